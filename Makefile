@@ -1,0 +1,52 @@
+# Everything sets itself up: a virtual environment in .venv, from the pins in constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+export HF_HUB_OFFLINE ?= 1
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo serve test test-all check bench protos format clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+setup: .venv/.installed  ## Make .venv and install everything
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; say make PYTHON=..."'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
+	$(BIN)/python -m deploy.demo
+
+serve: setup  ## Serve the embedded pair until interrupted
+	$(BIN)/outrider serve
+
+test: setup  ## Run the tests, but for those that take minutes
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup  ## Run all tests
+	$(BIN)/python -m pytest
+
+check: setup  ## Linters, types, layers, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m protos.generate --check
+
+bench: setup  ## Measure what a round costs beyond the models
+	$(BIN)/python -m bench overhead
+
+protos: setup  ## Generate the Python code of protos/ again
+	$(BIN)/python -m protos.generate
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
