@@ -1,0 +1,67 @@
+"""A growing token sequence that knows the hash of each of its prefixes.
+
+Both ends of a lease keep one: equal length and equal hash mean equal tokens, so that a message need only name its base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from core.records import Base
+
+_MODULUS = 2**61 - 1
+_MULTIPLIER = 0x1F3D5B79A2C4E681
+EMPTY_HASH = 0x0DDB1A5E5BAD5EED
+
+
+class TokenLog:
+    """Tokens with a polynomial hash (modulo the Mersenne prime 2^61 - 1) of every prefix.
+
+    Invariant: `len(hashes) == len(tokens) + 1`, and `hashes[n]` depends on the first n tokens alone.
+    """
+
+    __slots__ = ("_hashes", "_tokens")
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._tokens: list[int] = []
+        self._hashes: list[int] = [EMPTY_HASH]
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"TokenLog({len(self)} tokens, hash {self._hashes[-1]:#x})"
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._tokens.append(token)
+            self._hashes.append((self._hashes[-1] * _MULTIPLIER + token + 1) % _MODULUS)
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget everything after the first `num_tokens`."""
+        del self._tokens[num_tokens:]
+        del self._hashes[num_tokens + 1 :]
+
+    def base(self, num_tokens: int) -> Base:
+        """The first `num_tokens`, named by length and hash."""
+        return Base(num_tokens, self._hashes[num_tokens])
+
+    def holds(self, base: Base) -> bool:
+        """Whether this log begins with exactly the prefix that `base` names."""
+        return base.num_tokens <= len(self) and self._hashes[base.num_tokens] == base.prefix_hash
+
+    def since(self, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._tokens[num_tokens:])
+
+    def common_prefix_len(self, start: int, tokens: Sequence[int]) -> int:
+        """How many of `tokens` this log already has at positions `start` onwards."""
+        held = self._tokens[start : start + len(tokens)]
+        for index, (ours, theirs) in enumerate(zip(held, tokens, strict=False)):
+            if ours != theirs:
+                return index
+        return min(len(held), len(tokens))
