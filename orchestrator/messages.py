@@ -1,0 +1,146 @@
+"""What goes into a session (events) and what comes out of it (commands).
+
+A session does no I/O: `rounds` turns what happens into events, and carries the commands out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.errors import OutriderError
+from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlaced:
+    """A lease on a target engine was granted."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReplied:
+    """The target answered a VerifyRequest."""
+
+    reply: VerifyReply
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLost:
+    """The leased target engine is gone."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlaced:
+    """A lease on a draft engine was granted."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUnplaced:
+    """No draft granted a lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReplied:
+    """The draft answered a DraftRequest."""
+
+    reply: DraftReply
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLate:
+    """The draft has not answered this request in time."""
+
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLost:
+    """The leased draft engine is gone."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The stream is to end now: cancelled, past its deadline, or without a target. The error is for the client."""
+
+    error: OutriderError
+
+
+Event = (
+    TargetPlaced
+    | TargetReplied
+    | TargetLost
+    | DraftPlaced
+    | DraftUnplaced
+    | DraftReplied
+    | DraftLate
+    | DraftLost
+    | Abandoned
+)
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTarget:
+    """Take a lease on a target."""
+
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDraft:
+    """Take a lease on a draft."""
+
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Send to the leased target."""
+
+    request: VerifyRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Send to the leased draft; when `timeout_s` passes without an answer, say DraftLate."""
+
+    request: DraftRequest
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Give this piece to the client; the last one has a finish reason."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the stream with this error."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTarget:
+    """Give the target's lease back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseDraft:
+    """Give the draft's lease back."""
+
+
+Command = PlaceTarget | PlaceDraft | Verify | Draft | Emit | Fail | ReleaseTarget | ReleaseDraft

@@ -1,0 +1,230 @@
+"""Carries out what sessions decide: takes leases, gathers requests into calls, keeps time, hands pieces to clients.
+
+All of it is one asyncio loop and no locks: an event is handled, and its commands are begun, without a pause in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost
+from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
+from core.records import Chunk, DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from orchestrator import messages as m
+from orchestrator.gatherer import Gatherer
+from orchestrator.session import Session
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[Chunk | OutriderError], None]
+"""Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A session and what it holds of the outside world."""
+
+    session: Session
+    sink: Sink
+    target: Lease[TargetPort] | None = None
+    draft: Lease[DraftPort] | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    late: asyncio.Task[None] | None = None
+
+
+class Rounds:
+    """Runs the sessions of one orchestrator."""
+
+    def __init__(self, leases: Leases, clock: Clock) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._verifying: dict[str, Gatherer[VerifyRequest, VerifyReply]] = {}
+        self._drafting: dict[str, Gatherer[DraftRequest, DraftReply]] = {}
+        self._releasing: set[asyncio.Task[None]] = set()
+        self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
+            m.PlaceTarget: self._place_target,
+            m.PlaceDraft: self._place_draft,
+            m.Verify: self._verify,
+            m.Draft: self._draft,
+            m.Emit: self._emit,
+            m.Fail: self._fail,
+            m.ReleaseTarget: self._release_target,
+            m.ReleaseDraft: self._release_draft,
+        }
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._running)
+
+    def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:
+        """Run `session` until it ends by itself, fails, or is abandoned."""
+        running = self._running[session.id] = _Running(session, sink)
+        if deadline is not None:
+            self._spawn(running, self._end_at(session.id, deadline))
+        self._do(running, session.start())
+
+    def abandon(self, session_id: str, error: OutriderError) -> None:
+        """End a session now; `error` goes to its sink. Does nothing when it has ended already."""
+        self._handle(session_id, m.Abandoned(error))
+
+    async def drain(self) -> None:
+        """Wait until what ended sessions held has been given back."""
+        while self._releasing:
+            await asyncio.wait(self._releasing)
+
+    def _handle(self, session_id: str, event: m.Event) -> None:
+        """Let the session decide, and do what it says. A defect in one session ends that session, not its neighbours."""
+        if (running := self._running.get(session_id)) is None:
+            return
+        try:
+            self._do(running, running.session.handle(event))
+        except Exception:
+            logger.exception("%r failed on %r", running.session, event)
+            self._break_off(running)
+
+    def _break_off(self, running: _Running) -> None:
+        running.sink(OutriderError("an internal error ended this completion; it is in the orchestrator's log"))
+        self._release_target(running, m.ReleaseTarget())
+        self._release_draft(running, m.ReleaseDraft())
+        self._forget(running)
+
+    def _do(self, running: _Running, commands: list[m.Command]) -> None:
+        for command in commands:
+            self._carry_out[type(command)](running, command)
+        if running.session.is_closed:
+            self._forget(running)
+
+    def _forget(self, running: _Running) -> None:
+        self._running.pop(running.session.id, None)
+        for task in running.tasks:
+            task.cancel()
+
+    def _spawn(self, running: _Running, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the session."""
+        task = asyncio.ensure_future(work)
+        running.tasks.add(task)
+        task.add_done_callback(running.tasks.discard)
+        return task
+
+    # Places
+
+    def _place_target(self, running: _Running, command: m.PlaceTarget) -> None:
+        self._spawn(running, self._take_target(running, command.delay_s))
+
+    async def _take_target(self, running: _Running, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        try:
+            lease = await self._leases.take_target(running.session.id)
+        except (Unavailable, WorkerLost) as error:
+            self._handle(running.session.id, m.Abandoned(error))
+            return
+        running.target = lease
+        self._handle(running.session.id, m.TargetPlaced(lease.epoch))
+
+    def _place_draft(self, running: _Running, command: m.PlaceDraft) -> None:
+        self._spawn(running, self._take_draft(running, command.delay_s))
+
+    async def _take_draft(self, running: _Running, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        try:
+            lease = await self._leases.take_draft(running.session.id)
+        except (Unavailable, WorkerLost) as error:
+            logger.info("session %s goes on without a draft: %s", running.session.id, error)
+            self._handle(running.session.id, m.DraftUnplaced())
+            return
+        running.draft = lease
+        self._handle(running.session.id, m.DraftPlaced(lease.epoch))
+
+    def _release_target(self, running: _Running, _command: m.ReleaseTarget) -> None:
+        lease, running.target = running.target, None
+        self._give_back(running.session.id, lease)
+
+    def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
+        lease, running.draft = running.draft, None
+        self._give_back(running.session.id, lease)
+
+    def _give_back(self, session_id: str, lease: Lease[TargetPort] | Lease[DraftPort] | None) -> None:
+        """Tell the engine at once; the end of the lease would tell it too, but later.
+
+        The task belongs to nobody who could be cancelled: Ray cancels the calls that a cancelled coroutine makes.
+        """
+        if lease is None:
+            return
+        lease.release()
+        task = asyncio.ensure_future(self._free(lease.port, session_id))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    @staticmethod
+    async def _free(port: TargetPort | DraftPort, session_id: str) -> None:
+        try:
+            await port.release([session_id])
+        except WorkerLost:
+            logger.info("session %s: its engine is gone, and what it held there with it", session_id)
+
+    # Requests
+
+    def _verify(self, running: _Running, command: m.Verify) -> None:
+        assert running.target is not None, "a session verifies only while it holds a lease"
+        lease = running.target
+        gatherer = self._verifying.get(lease.engine_id)
+        if gatherer is None:
+            gatherer = self._verifying[lease.engine_id] = Gatherer(
+                lease.port.verify, partial(self._on_target_answer, lease.engine_id)
+            )
+        gatherer.put(command.request)
+
+    def _on_target_answer(self, engine_id: str, request: VerifyRequest, answer: VerifyReply | WorkerLost) -> None:
+        stamp = request.stamp
+        if isinstance(answer, WorkerLost):
+            self._verifying.pop(engine_id, None)
+            self._handle(stamp.session, m.TargetLost(stamp.epoch, str(answer)))
+        else:
+            self._handle(stamp.session, m.TargetReplied(answer))
+
+    def _draft(self, running: _Running, command: m.Draft) -> None:
+        assert running.draft is not None, "a session drafts only while it holds a lease"
+        lease = running.draft
+        gatherer = self._drafting.get(lease.engine_id)
+        if gatherer is None:
+            gatherer = self._drafting[lease.engine_id] = Gatherer(
+                lease.port.draft, partial(self._on_draft_answer, lease.engine_id)
+            )
+        gatherer.put(command.request)
+        running.late = self._spawn(running, self._say_late(command))
+
+    def _on_draft_answer(self, engine_id: str, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
+        stamp = request.stamp
+        if (running := self._running.get(stamp.session)) is not None and running.late is not None:
+            running.late.cancel()
+        if isinstance(answer, WorkerLost):
+            self._drafting.pop(engine_id, None)
+            self._handle(stamp.session, m.DraftLost(stamp.epoch))
+        else:
+            self._handle(stamp.session, m.DraftReplied(answer))
+
+    # Time
+
+    async def _say_late(self, command: m.Draft) -> None:
+        await self._clock.sleep(command.timeout_s)
+        self._handle(command.request.stamp.session, m.DraftLate(command.request.stamp))
+
+    async def _end_at(self, session_id: str, deadline: float) -> None:
+        await self._clock.sleep(deadline - self._clock.now())
+        self._handle(session_id, m.Abandoned(DeadlinePassed("the request's time ran out")))
+
+    # Clients
+
+    @staticmethod
+    def _emit(running: _Running, command: m.Emit) -> None:
+        running.sink(command.chunk)
+
+    @staticmethod
+    def _fail(running: _Running, command: m.Fail) -> None:
+        running.sink(command.error)

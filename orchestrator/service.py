@@ -1,0 +1,84 @@
+"""One request from admission to its last chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from core.config import ServiceConfig
+from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
+from core.ports import Clock, Leases
+from core.records import Chunk, GenerationRequest, ModelInfo
+from orchestrator.admission import Admission
+from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.rounds import Rounds
+from orchestrator.session import Pair, Session
+from orchestrator.text import Tokenizer
+
+
+class Service:
+    """Serves completions from one pair of models."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        target: ModelInfo,
+        draft: ModelInfo | None,
+        tokenizer: Tokenizer,
+        leases: Leases,
+        clock: Clock,
+    ) -> None:
+        self._pair = Pair(target, draft, config.speculation, config.limits)
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._admission = Admission(config.limits)
+        self._rounds = Rounds(leases, clock)
+        self._is_closing = False
+        self._num_started = 0
+
+    @property
+    def num_sessions(self) -> int:
+        return self._rounds.num_sessions
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """The pieces of one completion as they are committed; the last has a finish reason.
+
+        Closing the iterator, or cancelling the task that waits for it, frees what the completion holds on both engines.
+        Raises: OutriderError.
+        """
+        if self._is_closing:
+            raise Unavailable("this orchestrator is shutting down")
+        if request.deadline is not None and request.deadline <= self._clock.now():
+            raise DeadlinePassed("the request's time had run out when it arrived")
+        with self._admission:
+            pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
+            session = Session(request, self._pair, self._detokenizer(request), self._new_session_id(request))
+            self._rounds.start(session, pieces.put_nowait, request.deadline)
+            try:
+                async for chunk in _until_the_last(pieces):
+                    yield chunk
+            finally:
+                self._rounds.abandon(session.id, RequestCancelled("the client went away"))
+
+    async def close(self) -> None:
+        """Refuse what comes, and wait until everything that was held has been given back."""
+        self._is_closing = True
+        await self._rounds.drain()
+
+    def _detokenizer(self, request: GenerationRequest) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop)
+
+    def _new_session_id(self, request: GenerationRequest) -> str:
+        """A name that is unique here whatever ids clients choose."""
+        self._num_started += 1
+        return f"{request.request_id}#{self._num_started}"
+
+
+async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:
+    while True:
+        piece = await pieces.get()
+        if isinstance(piece, OutriderError):
+            raise piece
+        yield piece
+        if piece.finish_reason is not None:
+            return

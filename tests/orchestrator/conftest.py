@@ -1,0 +1,11 @@
+"""What the tests of the orchestrator share."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeTokenizer
+
+
+@pytest.fixture
+def tokenizer():
+    return FakeTokenizer()

@@ -1,0 +1,264 @@
+"""A session's output is the target's own, whatever the draft says and whatever is lost, late or repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes import EOS, FakeTokenizer, next_token, plain, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import FaultyWorld, World, unlimited
+
+from core.errors import RequestCancelled, ServiceError, Unavailable
+from core.records import EMPTY_BLOCK, Drafted, FinishReason, Missing, Refused, TokenTree, Verdict
+from orchestrator import messages as m
+
+
+def commands(world, kind):
+    return [command for command in world.sent if isinstance(command, kind)]
+
+
+@pytest.mark.parametrize("gamma", range(9))
+def test_output_is_plain_decoding_for_every_draft_length(tokenizer, gamma):
+    world = World(request(max_tokens=20), tokenizer, gamma=gamma).start().run()
+    assert world.tokens == plain((3, 1, 4), 20)
+    assert world.chunks[-1].finish_reason is FinishReason.LENGTH
+    assert (world.session.stats.num_accepted_tokens > 0) == (gamma > 0)
+
+
+def test_every_pass_of_the_target_gives_one_token_more_than_it_accepts(tokenizer):
+    world = World(request(max_tokens=20), tokenizer).start().run()
+    stats = world.chunks[-1].stats
+    assert stats.num_rounds + stats.num_accepted_tokens == 20
+    assert stats.num_rounds == len(commands(world, m.Verify))
+    assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
+    assert [guess for chunk in world.chunks for guess in chunk.is_guess].count(True) == stats.num_accepted_tokens
+
+
+def test_no_guess_is_asked_for_that_could_not_be_used(tokenizer):
+    world = World(request(max_tokens=6), tokenizer, gamma=8).start().run()
+    for command in commands(world, m.Draft):
+        assert command.request.num_committed + command.request.num_tokens < 3 + 6
+
+
+def test_a_draft_with_a_short_context_is_asked_only_while_it_has_room(tokenizer):
+    world = World(request(max_tokens=30), tokenizer)
+    world.session._pair = replace(world.session._pair, draft=replace(world.session._pair.draft, max_context_tokens=12))
+    world.start().run()
+    assert world.tokens == plain((3, 1, 4), 30)
+    assert max(c.request.num_committed + c.request.num_tokens for c in commands(world, m.Draft)) == 12
+
+
+def test_a_repeated_verdict_commits_nothing_twice(tokenizer):
+    world = World(request(max_tokens=10), tokenizer, with_draft=False).start()
+    world.deliver()
+    verdict = world.deliver()
+    before = list(world.tokens)
+    world.handle(verdict)
+    assert world.tokens == before
+    assert world.session.stats.num_stale_replies == 1
+    assert world.run().tokens == plain((3, 1, 4), 10)
+
+
+def test_a_verdict_of_a_lost_target_is_not_taken_for_its_successors(tokenizer):
+    world = World(request(max_tokens=10), tokenizer, with_draft=False).start()
+    world.deliver()
+    old = world.waiting.pop()()
+    world.handle(m.TargetLost(1, "killed"))
+    world.target.epoch = 2
+    world.target.forget("s")
+    world.handle(old)
+    assert world.tokens == []
+    assert world.run().tokens == plain((3, 1, 4), 10)
+
+
+def test_an_engine_that_has_forgotten_is_sent_the_whole_prefix_and_the_spec(tokenizer):
+    world = World(request(max_tokens=10), tokenizer, with_draft=False).start()
+    world.deliver()
+    world.deliver()
+    world.target.forget("s")
+    assert isinstance(world.deliver().reply, Missing)
+    again = commands(world, m.Verify)[-1].request
+    assert (again.base.num_tokens, len(again.suffix)) == (0, 4)
+    assert again.spec.prompt_len == 3
+    assert world.run().tokens == plain((3, 1, 4), 10)
+
+
+def test_an_engine_that_never_remembers_is_given_up(tokenizer):
+    world = World(request(), tokenizer, with_draft=False).start()
+    world.deliver()
+    for _ in range(4):
+        world.waiting.clear()
+        world.handle(m.TargetReplied(Missing(commands(world, m.Verify)[-1].request.stamp, 0)))
+    assert isinstance(world.sent[-1], m.PlaceTarget)
+    assert world.session.stats.num_target_failures == 1
+
+
+def test_a_late_draft_does_not_hold_up_the_round_and_is_asked_again_once_it_has_answered(tokenizer):
+    world = World(request(max_tokens=12), tokenizer, gamma=3).start()
+    while not (asked := [c for c in commands(world, m.Draft) if c.request.num_tokens]):
+        world.deliver()
+    late = world.waiting.pop()
+    world.handle(m.DraftLate(asked[0].request.stamp))
+    assert commands(world, m.Verify)[-1].request.block == EMPTY_BLOCK
+    world.deliver()
+    assert commands(world, m.Draft) == asked[:0] + commands(world, m.Draft)[:2], "a busy draft is not asked"
+    world.handle(late())
+    assert world.run().tokens == plain((3, 1, 4), 12)
+    assert len(commands(world, m.Draft)) > 2, "it has answered, so it is asked again"
+
+
+@pytest.mark.parametrize(
+    "block", [TokenTree.chain([50]), TokenTree.chain([-1]), TokenTree.chain([1] * 5), TokenTree((1, 2**40), (-1, -1))]
+)
+def test_a_corrupt_block_never_reaches_the_target(tokenizer, block):
+    world = World(request(max_tokens=12), tokenizer, gamma=4).start()
+    while not (asked := [c for c in commands(world, m.Draft) if c.request.num_tokens]):
+        world.deliver()
+    world.waiting.pop()
+    world.handle(m.DraftReplied(Drafted(asked[0].request.stamp, block, held=4)))
+    assert isinstance(world.sent[-1], m.Verify)
+    assert world.sent[-1].request.block == EMPTY_BLOCK
+    assert world.session.stats.num_draft_failures == 1
+    assert world.run().tokens == plain((3, 1, 4), 12)
+
+
+def verdict(world, **changes):
+    stamp = commands(world, m.Verify)[-1].request.stamp
+    return Verdict(**{"stamp": stamp, "path": (), "next_token": 5, "held": 3, **changes})
+
+
+@pytest.mark.parametrize("changes", [{"path": (0,)}, {"path": (-1,)}, {"next_token": 50}, {"next_token": -1}, {"held": 4}])
+def test_a_verdict_that_cannot_be_right_costs_the_target_its_lease_and_commits_nothing(tokenizer, changes):
+    world = World(request(), tokenizer, with_draft=False).start()
+    world.deliver()
+    world.waiting.clear()
+    world.handle(m.TargetReplied(verdict(world, **changes)))
+    assert world.tokens == []
+    assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.PlaceTarget]
+
+
+def test_a_lost_target_is_replaced_and_gets_prompt_and_committed_tokens(tokenizer):
+    world = World(request(max_tokens=12), tokenizer).start()
+    while len(world.tokens) < 5:
+        world.deliver()
+    world.target = type(world.target)(epoch=2)
+    world.waiting.clear()
+    world.handle(m.TargetLost(1, "killed"))
+    assert world.run().tokens == plain((3, 1, 4), 12)
+    assert world.chunks[-1].stats.num_target_failures == 1
+
+
+def test_a_target_that_is_lost_again_and_again_ends_the_stream_with_unavailable(tokenizer):
+    world = World(request(), tokenizer, with_draft=False).start()
+    for _ in range(10):
+        if world.is_over:
+            break
+        world.deliver()
+        world.waiting.clear()
+        world.handle(m.TargetLost(1, "killed"))
+    assert isinstance(world.error, Unavailable)
+    assert isinstance(world.sent[-1], m.ReleaseDraft)
+
+
+def test_a_lost_draft_is_leased_again_after_pauses_that_grow(tokenizer):
+    world = World(request(max_tokens=40), tokenizer).start()
+    pauses = []
+    for _ in range(3):
+        world.handle(m.DraftUnplaced())
+        pauses.append(commands(world, m.PlaceDraft)[-1].delay_s)
+    assert pauses == [1.0, 2.0, 4.0]
+
+
+def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does_not(tokenizer):
+    world = World(request(), tokenizer, gamma=2).start()
+    world.deliver()
+    world.deliver()
+    draft_stamp = commands(world, m.Draft)[-1].request.stamp
+    world.handle(m.DraftReplied(Refused(draft_stamp, "no room")))
+    assert world.error is None
+    world.handle(m.TargetReplied(Refused(commands(world, m.Verify)[-1].request.stamp, "no room")))
+    assert isinstance(world.error, ServiceError)
+    assert "no room" in str(world.error)
+
+
+def test_a_cancelled_session_releases_both_sides_and_says_nothing_more(tokenizer):
+    world = World(request(), tokenizer).start()
+    world.deliver()
+    world.deliver()
+    world.handle(m.Abandoned(RequestCancelled("gone")))
+    assert [type(command) for command in world.sent[-3:]] == [m.Fail, m.ReleaseTarget, m.ReleaseDraft]
+    num_sent = len(world.sent)
+    world.run()
+    assert len(world.sent) == num_sent
+
+
+def test_an_end_inside_an_accepted_block_cuts_it_there(tokenizer):
+    prompt, expected = (3, 1, 4), plain((3, 1, 4), 12)
+    stop_at = next(i for i in range(4, 12) if expected[i] not in expected[:i])
+    ending = replace(request(max_tokens=12), stop_token_ids=frozenset({expected[stop_at]}))
+    world = World(ending, tokenizer, gamma=8).start().run()
+    assert world.tokens == expected[: stop_at + 1]
+    assert world.chunks[-1].finish_reason is FinishReason.STOP
+    assert world.chunks[-1].matched_stop == expected[stop_at]
+    assert world.chunks[-1].usage.completion_tokens == stop_at + 1
+    assert world.text == tokenizer.decode(expected[:stop_at])
+    assert len(prompt) == world.chunks[-1].usage.prompt_tokens
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_a_stop_string_cuts_text_and_ids_together(tokenizer, include_stop):
+    expected = plain((3, 1, 4), 12)
+    text = tokenizer.decode(expected)
+    stop = text[6:8]
+    world = World(request(max_tokens=12, stop=(stop,), include_stop=include_stop), tokenizer, gamma=8).start().run()
+    end = text.index(stop)
+    assert world.text == text[: end + 2 * include_stop]
+    assert world.tokens == expected[: end + 2]
+    assert world.chunks[-1].matched_stop == stop
+
+
+@pytest.mark.parametrize("num_resumed", [1, 5, 11])
+def test_a_resumed_stream_continues_as_if_it_had_never_stopped(tokenizer, num_resumed):
+    expected = plain((3, 1, 4), 12)
+    world = World(request(max_tokens=12, resume_tokens=tuple(expected[:num_resumed])), tokenizer).start().run()
+    assert world.tokens == expected[num_resumed:]
+    assert world.text == tokenizer.decode(expected[num_resumed:])
+    assert world.chunks[-1].usage.completion_tokens == 12
+
+
+def test_an_output_that_is_complete_needs_no_model_to_be_resumed(tokenizer):
+    world = World(request(max_tokens=3, resume_tokens=(7, 8, 9)), tokenizer).start()
+    assert world.chunks[-1].finish_reason is FinishReason.LENGTH
+    assert world.tokens == []
+    assert not world.waiting
+
+
+def test_end_of_sequence_ends_the_stream_unless_it_is_to_be_ignored(tokenizer):
+    for ignore_eos in (False, True):
+        world = World(request(max_tokens=3, ignore_eos=ignore_eos), tokenizer, with_draft=False).start()
+        world.deliver()
+        world.waiting.clear()
+        world.handle(m.TargetReplied(verdict(world, next_token=EOS)))
+        assert world.is_over == (not ignore_eos)
+        assert world.text == ""
+
+
+@settings(max_examples=400, deadline=None)
+@given(seed=st.integers(0, 2**32), gamma=st.integers(0, 8), max_tokens=st.integers(1, 40))
+def test_no_order_of_faults_changes_a_token(seed, gamma, max_tokens):
+    """Late, lost, repeated, reordered, corrupt, restarted: the client sees plain decoding, once, and one end."""
+    prompt = (1 + seed % 40, 7)
+    world = FaultyWorld(
+        seed, request(prompt, max_tokens), FakeTokenizer(), gamma=gamma, limits=unlimited()
+    ).start().run()
+    assert world.error is None
+    assert world.tokens == plain(prompt, max_tokens)
+    assert [chunk.finish_reason is not None for chunk in world.chunks].count(True) == 1
+    assert world.num_target_leases == world.num_draft_leases == 0
+
+
+def test_the_fake_target_would_notice_a_lost_token():
+    """The check above can fail: drop one token of the prefix and the next is another."""
+    assert next_token([3, 1, 4, 1]) != next_token([3, 1, 4])

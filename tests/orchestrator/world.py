@@ -1,0 +1,158 @@
+"""A small world around one session: it carries commands out with fake engines, in whatever order it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from core.config import Limits, SpeculationConfig
+from core.errors import OutriderError
+from core.records import Chunk, Drafted, GenerationRequest, TokenTree
+from fakes import FakeDraftEngine, FakeTargetEngine, model_info
+from orchestrator import messages as m
+from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.session import Pair, Session
+
+
+class World:
+    """Holds what has been asked and not yet been answered; `deliver` answers one of it."""
+
+    def __init__(self, request: GenerationRequest, tokenizer, *, gamma=4, with_draft=True, limits=None) -> None:
+        pair = Pair(
+            model_info(),
+            model_info("draft") if with_draft else None,
+            SpeculationConfig(max_draft_tokens=gamma),
+            limits or Limits(),
+        )
+        detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
+        self.session = Session(request, pair, detokenizer, "s")
+        self.target = FakeTargetEngine(epoch=1)
+        self.draft = FakeDraftEngine(epoch=1)
+        self.waiting: list[Callable[[], m.Event]] = []
+        self.chunks: list[Chunk] = []
+        self.error: OutriderError | None = None
+        self.sent: list[m.Command] = []
+        self.num_target_leases = self.num_draft_leases = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    def start(self) -> World:
+        self.obey(self.session.start())
+        return self
+
+    def obey(self, commands: list[m.Command]) -> None:
+        for command in commands:
+            assert not self.is_over or isinstance(command, m.ReleaseTarget | m.ReleaseDraft), command
+            self.sent.append(command)
+            self._obey(command)
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or bool(self.chunks and self.chunks[-1].finish_reason)
+
+    def _obey(self, command: m.Command) -> None:
+        match command:
+            case m.PlaceTarget():
+                self.waiting.append(self._place_target)
+            case m.PlaceDraft():
+                self.waiting.append(self._place_draft)
+            case m.Verify(request):
+                self.waiting.append(lambda: m.TargetReplied(self.target.verify(request)))
+            case m.Draft(request):
+                self.waiting.append(lambda: m.DraftReplied(self.draft.draft(request)))
+            case m.Emit(chunk):
+                self.chunks.append(chunk)
+            case m.Fail(error):
+                self.error = error
+            case m.ReleaseTarget():
+                self.num_target_leases = 0
+            case m.ReleaseDraft():
+                self.num_draft_leases = 0
+
+    def _place_target(self) -> m.Event:
+        self.num_target_leases += 1
+        return m.TargetPlaced(self.target.epoch)
+
+    def _place_draft(self) -> m.Event:
+        self.num_draft_leases += 1
+        return m.DraftPlaced(self.draft.epoch)
+
+    def handle(self, event: m.Event) -> None:
+        self.obey(self.session.handle(event))
+
+    def deliver(self, index: int = 0) -> m.Event:
+        event = self.waiting.pop(index)()
+        self.handle(event)
+        return event
+
+    def run(self) -> World:
+        while self.waiting:
+            self.deliver()
+        return self
+
+
+class FaultyWorld(World):
+    """Answers in random order, and sometimes twice, late, never, corrupt, or from an engine that has just restarted."""
+
+    def __init__(self, seed: int, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.random = Random(seed)
+        self.echoes: list[m.Event] = []
+
+    def run(self) -> FaultyWorld:
+        num_faults = 0
+        while self.waiting and not self.is_over:
+            if num_faults < 40 and self.random.random() < 0.3:
+                num_faults += 1
+                self.random.choice(self.faults)(self)
+            else:
+                self.echoes.append(self.deliver(self.random.randrange(len(self.waiting))))
+        return self
+
+    def repeat(self) -> None:
+        if self.echoes:
+            self.handle(self.random.choice([e for e in self.echoes if "Placed" not in type(e).__name__] or [m.DraftLost(-1)]))
+
+    def be_late(self) -> None:
+        stamps = [command.request.stamp for command in self.sent if isinstance(command, m.Draft)]
+        if stamps:
+            self.handle(m.DraftLate(stamps[-1]))
+
+    def corrupt_the_draft(self) -> None:
+        asked = [command.request for command in self.sent if isinstance(command, m.Draft)]
+        if asked:
+            nonsense = self.random.choice([TokenTree.chain([10_000]), TokenTree.chain([5] * 60), TokenTree.chain([-1])])
+            self.handle(m.DraftReplied(Drafted(asked[-1].stamp, nonsense, held=10**6)))
+
+    def forget_kv(self) -> None:
+        self.random.choice([self.target, self.draft]).forget("s")
+
+    def kill_target(self) -> None:
+        if self.num_target_leases:
+            epoch, self.target = self.target.epoch, FakeTargetEngine(self.target.epoch + 1)
+            self._drop(m.Verify)
+            self.handle(m.TargetLost(epoch, "killed"))
+
+    def kill_draft(self) -> None:
+        if self.num_draft_leases:
+            epoch, self.draft = self.draft.epoch, FakeDraftEngine(self.draft.epoch + 1)
+            self._drop(m.Draft)
+            self.handle(m.DraftLost(epoch))
+
+    def _drop(self, kind: type[m.Verify] | type[m.Draft]) -> None:
+        """What was on its way to a dead engine is lost with it."""
+        name = {m.Verify: "TargetReplied", m.Draft: "DraftReplied"}[kind]
+        self.waiting = [answer for answer in self.waiting if name not in answer.__code__.co_names]
+
+    faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)
+
+
+def unlimited() -> Limits:
+    return replace(Limits(), max_target_retries=1000)
