@@ -1,0 +1,170 @@
+"""The whole system but Ray and gRPC, in one process: real engines on their threads, real sessions, leases handed out here.
+
+It is fast enough to try many combinations; what Ray and gRPC add is tested by test_served*.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.errors import Unavailable, WorkerLost
+from core.records import Chunk, GenerationRequest, Sampling
+from orchestrator.service import Service
+from orchestrator.text import Tokenizer
+from workers.draft import DraftEngine
+from workers.loop import EngineLoop
+from workers.target import TargetEngine
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+class LocalPort:
+    """Both ports of core.ports, straight to an engine's loop."""
+
+    def __init__(self, loop: EngineLoop[Any, Any]) -> None:
+        self._loop = loop
+        self.num_calls = 0
+
+    async def verify(self, batch: Sequence[Any]) -> Sequence[Any]:
+        self.num_calls += 1
+        return await self._loop.submit(batch)
+
+    draft = verify
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        await self._loop.release(sessions)
+
+
+@dataclass
+class LocalLease:
+    engine_id: str
+    epoch: int
+    port: LocalPort
+    open_leases: set[int]
+
+    def __post_init__(self) -> None:
+        self.open_leases.add(id(self))
+
+    def release(self) -> None:
+        self.open_leases.discard(id(self))
+
+
+class LocalLeases:
+    """Grants places on the one target and the one draft; `restart_target` replaces the target as a crash would."""
+
+    def __init__(self, target: TargetEngine, draft: DraftEngine | None) -> None:
+        self.open_leases: set[int] = set()
+        self.engines = {"target": target, "draft": draft}
+        self.loops = {name: self._started(engine) for name, engine in self.engines.items() if engine is not None}
+        self.ports = {name: LocalPort(loop) for name, loop in self.loops.items()}
+
+    @staticmethod
+    def _started(engine: Any) -> EngineLoop[Any, Any]:
+        loop = EngineLoop(engine)
+        loop.start()
+        return loop
+
+    async def take_target(self, session: str) -> LocalLease:
+        return self._lease("target")
+
+    async def take_draft(self, session: str) -> LocalLease:
+        if self.engines["draft"] is None:
+            raise Unavailable("there is no draft")
+        return self._lease("draft")
+
+    def _lease(self, name: str) -> LocalLease:
+        epoch = self.engines[name].epoch
+        return LocalLease(f"{name}-{epoch}", epoch, self.ports[name], self.open_leases)
+
+    async def replace_engine(self, name: str, engine: Any) -> None:
+        """Stop the engine in the middle of its work, and lease out another from now on."""
+        old, self.engines[name] = self.loops[name], engine
+        self.loops[name] = self._started(engine)
+        self.ports[name] = LocalPort(self.loops[name])
+        await old.close()
+
+    async def close(self) -> None:
+        for loop in self.loops.values():
+            await loop.close()
+
+
+class RealClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, duration_s: float) -> None:
+        await asyncio.sleep(max(0.0, duration_s))
+
+
+@dataclass
+class System:
+    """A running service, and what a test asks of it."""
+
+    service: Service
+    leases: LocalLeases
+    tokenizer: Tokenizer
+
+    async def complete(self, request: GenerationRequest) -> list[Chunk]:
+        return [chunk async for chunk in self.service.generate(request)]
+
+    async def tokens(self, request: GenerationRequest) -> list[int]:
+        return [token for chunk in await self.complete(request) for token in chunk.token_ids]
+
+    async def check_nothing_is_held(self) -> None:
+        """Raises: AssertionError unless every lease, session and KV block is free."""
+        await self.service.close()
+        assert self.service.num_sessions == 0
+        assert not self.leases.open_leases
+        for loop in self.leases.loops.values():
+            stats = await loop.ask(lambda engine: engine.stats())
+            await loop.ask(lambda engine: engine.check_integrity())
+            assert (stats.num_sessions, stats.num_jobs) == (0, 0)
+            assert stats.num_free_blocks == stats.num_blocks
+
+
+@asynccontextmanager
+async def system(
+    target: Path = DEMO / "target",
+    draft: Path | None = DEMO / "draft",
+    *,
+    gamma: int = 4,
+    limits: Limits | None = None,
+    **engine: Any,
+) -> AsyncIterator[System]:
+    """A service over the checkpoints; `engine` changes settings of both engines."""
+    torch.set_num_threads(1)
+    target_config = EngineConfig(str(target), **engine)
+    draft_config = replace(target_config, model=str(draft)) if draft else None
+    config = ServiceConfig(
+        WorkerConfig(target_config),
+        WorkerConfig(draft_config) if draft_config else None,
+        speculation=SpeculationConfig(max_draft_tokens=gamma, draft_timeout_s=30.0),
+        limits=limits or Limits(),
+    )
+    target_engine = TargetEngine.load(target_config, 1, lambda _: None)
+    draft_engine = DraftEngine.load(draft_config, 2, 64, lambda _: None) if draft_config else None
+    leases = LocalLeases(target_engine, draft_engine)
+    tokenizer = Tokenizer.from_directory(target)
+    draft_info = draft_engine.info if draft_engine else None
+    service = Service(config, target_engine.info, draft_info, tokenizer, leases, RealClock())
+    try:
+        yield System(service, leases, tokenizer)
+    finally:
+        await leases.close()
+
+
+def request(prompt: Sequence[int], max_tokens: int = 32, **changes: Any) -> GenerationRequest:
+    fields = {"request_id": "r", "sampling": Sampling(temperature=0.0), "ignore_eos": True, **changes}
+    return GenerationRequest(prompt=tuple(prompt), max_tokens=max_tokens, **fields)
+
+
+__all__ = ["DEMO", "System", "WorkerLost", "request", "system"]

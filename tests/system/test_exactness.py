@@ -1,0 +1,147 @@
+"""Drafting changes no token: against transformers, and against plain decoding, for every way of drafting and batching."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from local import DEMO, request, system
+from transformers import AutoModelForCausalLM
+
+from core.records import Sampling, Verification
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
+
+PROMPTS = [
+    "def parse_args(self, args):\n    ",
+    "class Path:\n    def __init__(self",
+    "import os\nimport sys\n\n",
+    "    for key, value in self.items():\n        if",
+    "# Copyright",
+    "async def main():\n    await",
+    'raise ValueError("',
+    "while True:\n    try:\n        line = self.readline()\n    except",
+]
+SAMPLINGS = [
+    Sampling(temperature=0.3, top_k=40, top_p=0.95, seed=11),
+    Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=2**64 - 1),
+    Sampling(temperature=1.2, top_k=100, top_p=0.8, seed=5),
+    Sampling(temperature=1.0, seed=3, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1),
+]
+
+
+def generate(path, prompt, num_tokens):
+    """What transformers says, greedily."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False)
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+async def test_greedy_output_is_that_of_transformers(gamma):
+    async with system(gamma=gamma) as served:
+        for text in PROMPTS[:4]:
+            prompt = served.tokenizer.encode(text)
+            assert await served.tokens(request(prompt, 48)) == generate(DEMO / "target", prompt, 48)
+        await served.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
+async def test_greedy_output_is_that_of_transformers_for_other_architectures(tmp_path, family):
+    """Guessed by a stranger, whose guesses are nearly all wrong, and by the target itself, whose are all right.
+
+    transformers may pick ids that no token has, so this target has none; the stranger has some, and never says them.
+    """
+    target = write(family, tmp_path / "target", seed=1, vocab_size=VOCAB_SIZE)
+    draft = write("llama", tmp_path / "draft", seed=2)
+    prompts = [[7, 11, 13], list(range(40)), [5] * 9]
+    expected = [generate(target, prompt, 64) for prompt in prompts]
+    for guesser in (draft, target):
+        async with system(target, guesser, gamma=5) as served:
+            jobs = [served.tokens(request(prompt, 64)) for prompt in prompts]
+            assert await asyncio.gather(*jobs) == expected
+            await served.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
+async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling):
+    """Plain and alone is the reference; then each draft length, alone and sixteen at once."""
+    async with system() as served:
+        prompts = [served.tokenizer.encode(text) for text in PROMPTS]
+        jobs = [
+            request(prompts[index % len(prompts)], 32, sampling=replace(sampling, seed=(sampling.seed + index) % 2**64))
+            for index in range(16)
+        ]
+        expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
+        assert len({tuple(tokens) for tokens in expected}) == 16, "different seeds give different outputs"
+        for gamma in range(1, 9):
+            drafted = [replace(job, max_draft_tokens=gamma) for job in jobs]
+            assert await served.tokens(drafted[gamma]) == expected[gamma]
+            assert await asyncio.gather(*map(served.tokens, drafted)) == expected
+        await served.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+async def test_rejection_and_block_are_repeatable_by_seed_and_greedy_like_the_rest(verification):
+    async with system() as served:
+        prompt = served.tokenizer.encode(PROMPTS[0])
+        greedy = request(prompt, 32, verification=verification)
+        assert await served.tokens(greedy) == await served.tokens(replace(greedy, max_draft_tokens=0))
+        sampled = replace(greedy, sampling=Sampling(temperature=1.0, seed=9))
+        assert await served.tokens(sampled) == await served.tokens(sampled)
+        chunks = await served.complete(sampled)
+        assert chunks[-1].stats.num_accepted_tokens > 0
+        await served.check_nothing_is_held()
+
+
+async def test_a_resumed_stream_gives_the_tokens_that_the_first_would_have_given():
+    async with system() as served:
+        job = request(served.tokenizer.encode(PROMPTS[1]), 32, sampling=SAMPLINGS[3])
+        expected = await served.tokens(job)
+        for num_received in (1, 13, 31):
+            resumed = replace(job, resume_tokens=tuple(expected[:num_received]))
+            assert await served.tokens(resumed) == expected[num_received:]
+
+
+async def test_preemption_changes_no_token():
+    """Room for two of eight sequences: the others' KV is dropped and computed again, over and over."""
+    async with system() as served:
+        jobs = [request(served.tokenizer.encode(text), 24, sampling=replace(SAMPLINGS[1], seed=n)) for n, text in enumerate(PROMPTS)]
+        expected = [await served.tokens(job) for job in jobs]
+    async with system(kv_cache_tokens=96) as served:
+        assert await asyncio.gather(*map(served.tokens, jobs)) == expected
+        stats = await served.leases.loops["target"].ask(lambda engine: engine.stats())
+        assert stats.num_preemptions > 0
+        await served.check_nothing_is_held()
+
+
+async def test_chunks_of_prefill_change_no_token():
+    async with system() as served:
+        prompt = served.tokenizer.encode("\n".join(PROMPTS) * 3)
+        expected = await served.tokens(request(prompt, 16))
+    async with system(max_step_tokens=48, prefill_chunk_tokens=17) as served:
+        companion = asyncio.ensure_future(served.tokens(request(prompt[:20], 40)))
+        assert await served.tokens(request(prompt, 16)) == expected
+        await companion
+        await served.check_nothing_is_held()
+
+
+async def test_reported_logprobs_are_those_of_the_raw_model():
+    async with system() as served:
+        prompt = served.tokenizer.encode(PROMPTS[0])
+        chunks = await served.complete(request(prompt, 12, sampling=SAMPLINGS[0], num_logprobs=3))
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        reported = [entry for chunk in chunks for entry in chunk.logprobs]
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    assert len(reported) == len(tokens) == 12
+    for row, token, entry in zip(expected, tokens, reported, strict=True):
+        assert entry.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert [token_id for token_id, _ in entry.top] == row.topk(3).indices.tolist()

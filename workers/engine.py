@@ -1,0 +1,267 @@
+"""What the target and the draft engine share: sessions, continuous batching, and room for KV.
+
+An engine is a plain synchronous object: `add` requests, `step` until there is no work, collect replies. It knows no
+event loop and no Ray (`workers.loop` gives it a thread), so tests drive it by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Generic, TypeVar
+
+import torch
+
+from core.config import EngineConfig
+from core.records import EMPTY_BLOCK, DraftReply, DraftRequest, Missing, Refused, TokenTree, VerifyReply, VerifyRequest
+from workers import scheduler
+from workers.kv_cache import OutOfBlocks
+from workers.runtime import ModelRuntime, StepRows
+from workers.scheduler import Share
+from workers.sequences import HeldSequence, SequenceStore
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", VerifyRequest, DraftRequest)
+Reply = TypeVar("Reply", VerifyReply, DraftReply)
+Answer = tuple[int, Reply | Missing | Refused]
+"""A request's ticket, and the reply to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The state of an engine, for health, metrics and tests."""
+
+    num_sessions: int
+    num_jobs: int
+    num_blocks: int
+    num_free_blocks: int
+    num_steps: int
+    num_rows: int
+    num_preemptions: int
+    step_time_s: float
+    """Time spent in steps, model and sampling together."""
+
+
+@dataclass(eq=False, slots=True)
+class Job(Generic[Request]):
+    """A request in progress."""
+
+    ticket: int
+    request: Request
+    held: HeldSequence
+    pending: list[int]
+    block: TokenTree = EMPTY_BLOCK
+    wants_logits: bool = True
+
+    @property
+    def num_block_rows(self) -> int:
+        return len(self.block)
+
+
+class Engine(ABC, Generic[Request, Reply]):
+    """Serves many sessions from one model.
+
+    Invariant: a session has at most one job; between steps its tokens and its KV agree (`check_integrity`).
+    """
+
+    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+        self.info = runtime.info
+        self.epoch = epoch
+        self._runtime = runtime
+        self._config = config
+        self._store = SequenceStore(runtime.cache)
+        self._jobs: list[Job[Request]] = []
+        self._answers: list[Answer[Reply]] = []
+        self._num_steps = 0
+        self._num_rows = 0
+        self._num_preemptions = 0
+        self._step_time_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs or self._answers)
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Run the model once at each size, so that no request pays for first use."""
+        progress("warming up")
+        self._runtime.warm_up()
+
+    def stats(self) -> EngineStats:
+        cache = self._runtime.cache
+        return EngineStats(
+            num_sessions=len(self._store),
+            num_jobs=len(self._jobs),
+            num_blocks=cache.num_blocks,
+            num_free_blocks=cache.num_free_blocks,
+            num_steps=self._num_steps,
+            num_rows=self._num_rows,
+            num_preemptions=self._num_preemptions,
+            step_time_s=self._step_time_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises: AssertionError unless every block is free or owned once, and tokens agree with KV."""
+        self._store.check_integrity()
+
+    # Requests
+
+    def add(self, ticket: int, request: Request) -> None:
+        """Take a request; its reply comes from a later `step`, under the same ticket."""
+        refusal = self._refusal_of(request)
+        if refusal is not None:
+            self._answers.append((ticket, refusal))
+            return
+        held = self._store.find(request.stamp.session)
+        if request.base.num_tokens == 0 and request.spec is not None:
+            held = self._store.open(request.stamp.session, request.spec)
+        elif held is None or not held.log.holds(request.base):
+            self._answers.append((ticket, Missing(request.stamp, self._usable_part(held, request))))
+            return
+        self._supersede(held)
+        held.last_round, held.last_used_s = request.stamp.round, monotonic()
+        pending = self._store.extend(held, request.base, request.suffix)
+        self._jobs.append(self._new_job(ticket, request, held, pending))
+
+    def _refusal_of(self, request: Request) -> Refused | None:
+        """Why this message must change nothing: it is stale, malformed, or can never fit."""
+        stamp = request.stamp
+        held = self._store.find(stamp.session)
+        if stamp.epoch != self.epoch:
+            return Refused(stamp, "the message is for another incarnation of this engine")
+        if self._store.was_released(stamp.session):
+            return Refused(stamp, "the session has ended")
+        if held is not None and stamp.round <= held.last_round:
+            return Refused(stamp, "the message was overtaken by a later one")
+        if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
+            return Refused(stamp, "the message lacks a suffix, or a first one its sampling parameters")
+        return self._refusal_of_size(request)
+
+    def _refusal_of_size(self, request: Request) -> Refused | None:
+        num_rows = request.num_committed + self._num_guesses(request)
+        if num_rows > self.info.max_context_tokens:
+            return Refused(request.stamp, f"{num_rows} tokens exceed the context of {self.info.max_context_tokens}")
+        if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
+            return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
+        return None
+
+    @staticmethod
+    def _usable_part(held: HeldSequence | None, request: Request) -> int:
+        """How much of what is held may still be right; a hash that differs says that nothing is known to be."""
+        is_behind = held is not None and len(held.log) < request.base.num_tokens
+        return len(held.log) if held is not None and is_behind else 0
+
+    def _supersede(self, held: HeldSequence) -> None:
+        """A later message of the same session replaces the one in progress."""
+        for job in [job for job in self._jobs if job.held is held]:
+            self._answer(job, Refused(job.request.stamp, "the message was overtaken by a later one"))
+
+    def _answer(self, job: Job[Request], reply: Reply | Missing | Refused) -> None:
+        self._jobs.remove(job)
+        self._answers.append((job.ticket, reply))
+
+    def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; a message that comes after its session's end stays without effect."""
+        for session in sessions:
+            if (held := self._store.find(session)) is not None:
+                self._supersede(held)
+            self._store.release(session)
+
+    def expire(self) -> list[str]:
+        """Free sessions that have said nothing for `session_timeout_s`, and name them."""
+        limit_s = monotonic() - self._config.session_timeout_s
+        busy = {job.held.session for job in self._jobs}
+        silent = [held.session for held in self._store if held.last_used_s < limit_s and held.session not in busy]
+        for session in silent:
+            self._store.drop(session)
+        return silent
+
+    # Steps
+
+    def step(self) -> list[Answer[Reply]]:
+        """One forward pass over what is ready; the replies that are complete after it."""
+        if self._jobs:
+            started_s = monotonic()
+            self._run(self._make_room(scheduler.plan(self._jobs, self._config)))
+            self._step_time_s += monotonic() - started_s
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _run(self, work: Sequence[tuple[Job[Request], Share]]) -> None:
+        if not work:
+            return
+        batch = [self._rows(job, share) for job, share in work]
+        logits = self._runtime.forward(batch)
+        self._num_steps += 1
+        self._num_rows += sum(rows.num_rows for rows in batch)
+        finished: list[Job[Request]] = []
+        for job, share in work:
+            job.held.log.extend(job.pending[: share.num_tokens])
+            if share.is_last:
+                finished.append(job)
+            else:
+                job.pending = job.pending[share.num_tokens :]
+        self._finish(finished, logits)
+
+    def _rows(self, job: Job[Request], share: Share) -> StepRows:
+        block = job.block if share.is_last else EMPTY_BLOCK
+        wants_logits = share.is_last and job.wants_logits
+        return StepRows(job.held.kv, job.pending[: share.num_tokens], block, wants_logits)
+
+    # Room
+
+    def _make_room(self, shares: Sequence[Share]) -> list[tuple[Job[Request], Share]]:
+        """The shares that have room for their KV, in order; whoever is preempted for them is answered Missing."""
+        work: list[tuple[Job[Request], Share]] = []
+        admitted: set[str] = set()
+        for job, share in [(self._jobs[share.index], share) for share in shares]:
+            admitted.add(job.held.session)
+            if job in self._jobs and self._reserve(job, share, admitted):
+                work.append((job, share))
+        return work
+
+    def _reserve(self, job: Job[Request], share: Share, admitted: set[str]) -> bool:
+        num_rows = job.held.kv.num_tokens + share.num_tokens + (len(job.block) if share.is_last else 0)
+        while True:
+            try:
+                self._runtime.cache.reserve(job.held.kv, num_rows)
+            except OutOfBlocks:
+                if not self._preempt(admitted):
+                    return False
+            else:
+                return True
+
+    def _preempt(self, protected: set[str]) -> bool:
+        """Drop the KV of the newest session outside `protected`, idle ones first; whether there was one.
+
+        Its tokens are lost here alone: the orchestrator is told Missing and sends them again.
+        """
+        waiting = {job.held.session: job for job in self._jobs}
+        candidates = [held.session for held in self._store if held.session not in protected and held.kv.num_tokens]
+        if not candidates:
+            return False
+        victim = max(candidates, key=lambda session: (session not in waiting, candidates.index(session)))
+        if victim in waiting:
+            job = waiting[victim]
+            self._answer(job, Missing(job.request.stamp, 0))
+        self._store.drop(victim)
+        self._num_preemptions += 1
+        logger.info("KV is full: session %s was preempted", victim)
+        return True
+
+    # What target and draft do differently
+
+    @staticmethod
+    @abstractmethod
+    def _num_guesses(request: Request) -> int:
+        """Rows beyond the committed tokens that this request will need at most."""
+
+    @abstractmethod
+    def _new_job(self, ticket: int, request: Request, held: HeldSequence, pending: list[int]) -> Job[Request]: ...
+
+    @abstractmethod
+    def _finish(self, jobs: Sequence[Job[Request]], logits: torch.Tensor) -> None:
+        """Use the logits of jobs whose pending tokens are all computed (rows in the order of `jobs`)."""

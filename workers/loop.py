@@ -1,0 +1,161 @@
+"""Gives an engine a thread of its own, and its callers an event loop that stays free.
+
+All of an engine runs on that one thread, so it needs no locks; orders reach it through a queue, and answers come back
+as futures of whatever event loop is waiting for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from core.errors import WorkerLost
+from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from workers.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", VerifyRequest, DraftRequest)
+Reply = TypeVar("Reply", VerifyReply, DraftReply)
+Result = TypeVar("Result")
+
+EXPIRY_PERIOD_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Call(Generic[Reply]):
+    """The replies to one batch, filled in as they are ready."""
+
+    future: Future[list[Reply]]
+    replies: list[Reply | None]
+    num_open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_open = len(self.replies)
+
+    def fill(self, index: int, reply: Reply) -> None:
+        self.replies[index] = reply
+        self.num_open -= 1
+        if self.num_open == 0 and self.future.set_running_or_notify_cancel():
+            self.future.set_result([reply for reply in self.replies if reply is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Something to do on the engine's thread, and whom to tell if it cannot be done any more."""
+
+    run: Callable[[], None]
+    future: Future[Any]
+
+
+class EngineLoop(Generic[Request, Reply]):
+    """Runs one engine until `close`. Any event loop, or several, may share it."""
+
+    def __init__(self, engine: Engine[Request, Reply]) -> None:
+        self._engine = engine
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._calls: dict[int, tuple[_Call[Reply], int]] = {}
+        self._num_requests = 0
+        self._door = threading.Lock()
+        self._end: WorkerLost | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def submit(self, batch: Sequence[Request]) -> list[Reply]:
+        """One reply for each request, in order, when the last of them is ready. Raises: WorkerLost."""
+        if not batch:
+            return []
+        future: Future[list[Reply]] = Future()
+        self._order(_Order(lambda: self._add(batch, future), future))
+        return await asyncio.wrap_future(future)
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold, before the next step. Raises: WorkerLost."""
+        await self.ask(lambda engine: engine.release(sessions))
+
+    async def ask(self, question: Callable[[Engine[Request, Reply]], Result]) -> Result:
+        """The answer of `question`, asked on the engine's thread between two steps. Raises: WorkerLost."""
+        future: Future[Result] = Future()
+        self._order(_Order(lambda: self._answer(question, future), future))
+        return await asyncio.wrap_future(future)
+
+    async def close(self) -> None:
+        """Let the step in progress end, then stop; whoever still waits is told WorkerLost."""
+        self._shut(WorkerLost("the engine was closed"))
+        self._orders.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _order(self, order: _Order) -> None:
+        with self._door:
+            if self._end is not None:
+                raise self._end
+            self._orders.put(order)
+
+    def _shut(self, end: WorkerLost) -> None:
+        """After this no order comes in, so that those in the queue are the last."""
+        with self._door:
+            self._end = self._end or end
+
+    # On the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._end is None:
+                self._take_orders()
+                if self._engine.has_work:
+                    self._step()
+        except Exception as failure:
+            logger.exception("the engine failed")
+            self._shut(WorkerLost(f"the engine failed: {failure}"))
+        self._turn_away_the_rest()
+
+    def _take_orders(self) -> None:
+        """Carry out what has been ordered; wait for it while there is nothing else to do."""
+        is_idle = not self._engine.has_work
+        try:
+            order = self._orders.get(block=is_idle, timeout=EXPIRY_PERIOD_S if is_idle else None)
+            while order is not None:
+                order.run()
+                order = self._orders.get_nowait()
+        except queue.Empty:
+            if is_idle:
+                self._engine.expire()
+
+    def _add(self, batch: Sequence[Request], future: Future[list[Reply]]) -> None:
+        call: _Call[Reply] = _Call(future, [None] * len(batch))
+        for index, request in enumerate(batch):
+            self._num_requests += 1
+            self._calls[self._num_requests] = (call, index)
+            self._engine.add(self._num_requests, request)
+
+    def _answer(self, question: Callable[[Engine[Request, Reply]], Result], future: Future[Result]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(question(self._engine))
+        except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
+            future.set_exception(error)
+
+    def _step(self) -> None:
+        for ticket, reply in self._engine.step():
+            call, index = self._calls.pop(ticket)
+            call.fill(index, reply)
+
+    def _turn_away_the_rest(self) -> None:
+        waiting: set[Future[Any]] = {call.future for call, _ in self._calls.values()}
+        while not self._orders.empty():
+            order = self._orders.get_nowait()
+            if order is not None:
+                waiting.add(order.future)
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._end)
+        self._calls.clear()

@@ -1,0 +1,75 @@
+"""Who is in the next step, and with how many rows.
+
+Decoding comes first and whole: its rows are few, and every one of them is a stream that waits. Prefill takes what is
+left of the step, in chunks while anything is decoding, so that a long prompt never stalls the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.config import EngineConfig
+
+DECODE_TOKENS = 32
+"""A job with no more tokens than this before its block counts as decoding."""
+
+
+class Job(Protocol):
+    """Work on one sequence."""
+
+    @property
+    def pending(self) -> Sequence[int]:
+        """Tokens still to be computed; never empty."""
+        ...
+
+    @property
+    def num_block_rows(self) -> int:
+        """Guesses that go with the last of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A job's part of one step: its next `num_tokens` tokens, and its block with the last of them."""
+
+    index: int
+    num_tokens: int
+    is_last: bool
+
+
+def plan(jobs: Sequence[Job], config: EngineConfig) -> list[Share]:
+    """Shares of the next step, decoding first, then by age. Never empty when there are jobs."""
+    decoding = [index for index, job in enumerate(jobs) if len(job.pending) <= DECODE_TOKENS]
+    prefilling = [index for index, job in enumerate(jobs) if len(job.pending) > DECODE_TOKENS]
+    shares, rows_left = _whole(decoding, jobs, config.max_step_tokens)
+    if shares:
+        rows_left = min(rows_left, config.prefill_chunk_tokens)
+    return shares + _chunks(prefilling, jobs, rows_left)
+
+
+def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> tuple[list[Share], int]:
+    shares: list[Share] = []
+    for index in indices:
+        job = jobs[index]
+        num_rows = len(job.pending) + job.num_block_rows
+        if num_rows > rows_left and shares:
+            break
+        shares.append(Share(index, len(job.pending), is_last=True))
+        rows_left -= num_rows
+    return shares, max(0, rows_left)
+
+
+def _chunks(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> list[Share]:
+    shares: list[Share] = []
+    for index in indices:
+        job = jobs[index]
+        if rows_left <= 0:
+            break
+        fits_whole = len(job.pending) + job.num_block_rows <= rows_left
+        # The block goes with the last token, so a chunk that cannot take both leaves at least one token for later.
+        num_tokens = len(job.pending) if fits_whole else min(rows_left, len(job.pending) - 1)
+        shares.append(Share(index, num_tokens, is_last=fits_whole))
+        rows_left -= num_tokens + (job.num_block_rows if fits_whole else 0)
+    return shares

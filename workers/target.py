@@ -1,0 +1,124 @@
+"""The target engine: extends prefixes and judges blocks. Its word is the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.acceptance import Outcome
+from core.config import EngineConfig
+from core.records import ROOT, Refused, SequenceSpec, TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
+from workers import sampling, verify, weights
+from workers.engine import Engine, Job
+from workers.runtime import ModelRuntime
+from workers.sampling import Row
+from workers.sequences import HeldSequence
+
+VerifyJob = Job[VerifyRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A job whose logits are there: its stretch of them, and what its rows draw."""
+
+    job: VerifyJob
+    start: int
+    rows: list[Row]
+
+    @property
+    def verification(self) -> Verification:
+        """Greedy decoding is the same under all three; coupled needs no q for it."""
+        spec = self.job.held.spec
+        return Verification.COUPLED if spec.sampling.is_greedy else spec.verification
+
+
+class TargetEngine(Engine[VerifyRequest, VerifyReply]):
+    """Verifies blocks of many sessions at once. Prefill is verifying an empty block after a long suffix."""
+
+    @classmethod
+    def load(cls, config: EngineConfig, epoch: int, progress: Callable[[str], None]) -> TargetEngine:
+        """Raises: StartupError."""
+        return cls(ModelRuntime(weights.load(config, progress), config), config, epoch)
+
+    @staticmethod
+    def _num_guesses(request: VerifyRequest) -> int:
+        return len(request.block)
+
+    def _new_job(self, ticket: int, request: VerifyRequest, held: HeldSequence, pending: list[int]) -> VerifyJob:
+        return Job(ticket, request, held, pending, request.block)
+
+    def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> None:
+        if not jobs:
+            return
+        judged = list(_stretches(jobs))
+        bad = sampling.bad_rows(logits).tolist()
+        for item in [item for item in judged if any(bad[item.start : item.start + len(item.rows)])]:
+            judged.remove(item)
+            self._roll_back(item.job, ())
+            self._answer(item.job, Refused(item.job.request.stamp, "the target model gave NaN for this sequence"))
+        for verification in Verification:
+            self._judge(verification, [item for item in judged if item.verification is verification], logits)
+
+    def _judge(self, verification: Verification, items: Sequence[_Judged], logits: Tensor) -> None:
+        if not items:
+            return
+        index = [item.start + row for item in items for row in range(len(item.rows))]
+        chosen = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
+        rows = [row for item in items for row in item.rows]
+        log_p = sampling.process(chosen, rows)
+        outcomes = verify.verify(verification, [item.job.block for item in items], log_p, rows)
+        for item, outcome in zip(items, outcomes, strict=True):
+            self._conclude(item, outcome, logits)
+
+    def _conclude(self, item: _Judged, outcome: Outcome, logits: Tensor) -> None:
+        path, next_token = outcome
+        job = item.job
+        self._roll_back(job, path)
+        logprobs = _logprobs(item, outcome, logits)
+        self._answer(job, Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs))
+
+    def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
+        """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""
+        held = job.held
+        self._runtime.cache.compact(held.kv, len(held.log), path)
+        held.log.extend(job.block.tokens[node] for node in path)
+
+
+def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
+    start = 0
+    for job in jobs:
+        yield _Judged(job, start, _rows(job))
+        start += 1 + len(job.block)
+
+
+def _rows(job: VerifyJob) -> list[Row]:
+    """What the root and each node draw, one position below themselves."""
+    spec, num_committed = job.held.spec, len(job.held.log)
+    paths = _paths(job) if spec.sampling.has_penalties else [()] * (1 + len(job.block))
+    depths = (0, *job.block.depths)
+    return [
+        Row(spec.sampling, num_committed + depth, path, spec.prompt_len)
+        for depth, path in zip(depths, paths, strict=True)
+    ]
+
+
+def _paths(job: VerifyJob) -> list[Sequence[int]]:
+    """All tokens before what the root and each node draw: penalties count them."""
+    paths: list[Sequence[int]] = [list(job.held.log.tokens)]
+    for token, parent in zip(job.block.tokens, job.block.parents, strict=True):
+        paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
+    return paths
+
+
+def _logprobs(item: _Judged, outcome: Outcome, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+    """Of each emitted token, from the row that drew it: the root's for the first, then each accepted node's."""
+    spec: SequenceSpec = item.job.held.spec
+    if spec.num_logprobs is None:
+        return ()
+    path, next_token = outcome
+    index = torch.tensor([item.start, *(item.start + 1 + node for node in path)], device=logits.device)
+    tokens = [*(item.job.block.tokens[node] for node in path), next_token]
+    return tuple(sampling.logprobs(logits[index], tokens, spec.num_logprobs))
