@@ -17,8 +17,8 @@ from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
 PREFILL_SUFFIX_TOKENS = 32
 """A suffix longer than this is prefill."""
 
-Request = TypeVar("Request", VerifyRequest, DraftRequest)
-Reply = TypeVar("Reply", VerifyReply, DraftReply)
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 class Gatherer(Generic[Request, Reply]):

@@ -79,7 +79,7 @@ class Rounds:
             await asyncio.wait(self._releasing)
 
     def _handle(self, session_id: str, event: m.Event) -> None:
-        """Let the session decide, and do what it says. A defect in one session ends that session, not its neighbours."""
+        """Let the session decide, and do what it says. A defect in one session ends that session alone."""
         if (running := self._running.get(session_id)) is None:
             return
         try:

@@ -101,7 +101,7 @@ DRAFT_TABLE: Mapping[Draft, Mapping[Trigger, Draft]] = {
     Draft.CLOSED: {},
 }
 
-S = TypeVar("S", Target, Draft)
+S = TypeVar("S", bound=StrEnum)
 
 
 class IllegalTransition(AssertionError):
@@ -142,7 +142,7 @@ def _diagram(title: str, table: Mapping[S, Mapping[Trigger, S]]) -> str:
     return "\n".join([*lines, f"    {_node(list(table)[-1])} --> [*]", "```"])
 
 
-def _node(state: Target | Draft) -> str:
+def _node(state: StrEnum) -> str:
     return state.value.replace(" ", "_")
 
 

@@ -25,8 +25,8 @@ from workers.sequences import HeldSequence, SequenceStore
 
 logger = logging.getLogger(__name__)
 
-Request = TypeVar("Request", VerifyRequest, DraftRequest)
-Reply = TypeVar("Reply", VerifyReply, DraftReply)
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Answer = tuple[int, Reply | Missing | Refused]
 """A request's ticket, and the reply to it."""
 
@@ -43,7 +43,9 @@ class EngineStats:
     num_rows: int
     num_preemptions: int
     step_time_s: float
-    """Time spent in steps, model and sampling together."""
+    """Time spent in steps: forward passes, sampling, verification and bookkeeping."""
+    forward_time_s: float
+    """The part of it that was spent in forward passes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +82,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._num_rows = 0
         self._num_preemptions = 0
         self._step_time_s = 0.0
+        self._forward_time_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +104,7 @@ class Engine(ABC, Generic[Request, Reply]):
             num_rows=self._num_rows,
             num_preemptions=self._num_preemptions,
             step_time_s=self._step_time_s,
+            forward_time_s=self._forward_time_s,
         )
 
     def check_integrity(self) -> None:
@@ -194,7 +198,9 @@ class Engine(ABC, Generic[Request, Reply]):
         if not work:
             return
         batch = [self._rows(job, share) for job, share in work]
+        started_s = monotonic()
         logits = self._runtime.forward(batch)
+        self._forward_time_s += monotonic() - started_s
         self._num_steps += 1
         self._num_rows += sum(rows.num_rows for rows in batch)
         finished: list[Job[Request]] = []

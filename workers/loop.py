@@ -21,8 +21,8 @@ from workers.engine import Engine
 
 logger = logging.getLogger(__name__)
 
-Request = TypeVar("Request", VerifyRequest, DraftRequest)
-Reply = TypeVar("Reply", VerifyReply, DraftReply)
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Result = TypeVar("Result")
 
 EXPIRY_PERIOD_S = 5.0

@@ -1,7 +1,7 @@
 """Fakes that can be worked out by hand.
 
-The fake target's next token is a small function of the whole prefix, so that any lost, repeated or reordered token changes everything
-after it. The fake draft knows that function and is wrong at every third position.
+The fake target's next token is a small function of the whole prefix, so that any lost, repeated or reordered token
+changes everything after it. The fake draft knows that function and is wrong at every third position.
 """
 
 from __future__ import annotations

@@ -129,7 +129,9 @@ def verdict(world, **changes):
     return Verdict(**{"stamp": stamp, "path": (), "next_token": 5, "held": 3, **changes})
 
 
-@pytest.mark.parametrize("changes", [{"path": (0,)}, {"path": (-1,)}, {"next_token": 50}, {"next_token": -1}, {"held": 4}])
+@pytest.mark.parametrize(
+    "changes", [{"path": (0,)}, {"path": (-1,)}, {"next_token": 50}, {"next_token": -1}, {"held": 4}]
+)
 def test_a_verdict_that_cannot_be_right_costs_the_target_its_lease_and_commits_nothing(tokenizer, changes):
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
@@ -250,9 +252,9 @@ def test_end_of_sequence_ends_the_stream_unless_it_is_to_be_ignored(tokenizer):
 def test_no_order_of_faults_changes_a_token(seed, gamma, max_tokens):
     """Late, lost, repeated, reordered, corrupt, restarted: the client sees plain decoding, once, and one end."""
     prompt = (1 + seed % 40, 7)
-    world = FaultyWorld(
-        seed, request(prompt, max_tokens), FakeTokenizer(), gamma=gamma, limits=unlimited()
-    ).start().run()
+    world = (
+        FaultyWorld(seed, request(prompt, max_tokens), FakeTokenizer(), gamma=gamma, limits=unlimited()).start().run()
+    )
     assert world.error is None
     assert world.tokens == plain(prompt, max_tokens)
     assert [chunk.finish_reason is not None for chunk in world.chunks].count(True) == 1

@@ -28,7 +28,7 @@ def test_every_state_can_be_reached(table, start):
 
 def test_a_machine_refuses_what_its_table_lacks_and_stays_where_it_is():
     machine = Machine(TARGET_TABLE, Target.UNPLACED)
-    with pytest.raises(IllegalTransition, match="unplaced.*verdict"):
+    with pytest.raises(IllegalTransition, match=r"unplaced.*verdict"):
         machine.fire(Trigger.VERDICT)
     assert machine.state is Target.UNPLACED
 

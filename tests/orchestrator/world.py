@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from fakes import FakeDraftEngine, FakeTargetEngine, model_info
+
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import Chunk, Drafted, GenerationRequest, TokenTree
-from fakes import FakeDraftEngine, FakeTargetEngine, model_info
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.session import Pair, Session
@@ -118,7 +119,9 @@ class FaultyWorld(World):
 
     def repeat(self) -> None:
         if self.echoes:
-            self.handle(self.random.choice([e for e in self.echoes if "Placed" not in type(e).__name__] or [m.DraftLost(-1)]))
+            self.handle(
+                self.random.choice([e for e in self.echoes if "Placed" not in type(e).__name__] or [m.DraftLost(-1)])
+            )
 
     def be_late(self) -> None:
         stamps = [command.request.stamp for command in self.sent if isinstance(command, m.Draft)]

@@ -1,4 +1,4 @@
-"""The whole system but Ray and gRPC, in one process: real engines on their threads, real sessions, leases handed out here.
+"""The whole system but Ray and gRPC, in one process: real engines on their threads, real sessions, leases from here.
 
 It is fast enough to try many combinations; what Ray and gRPC add is tested by test_served*.py.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
-from core.errors import Unavailable, WorkerLost
+from core.errors import Unavailable
 from core.records import Chunk, GenerationRequest, Sampling
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -165,6 +165,3 @@ async def system(
 def request(prompt: Sequence[int], max_tokens: int = 32, **changes: Any) -> GenerationRequest:
     fields = {"request_id": "r", "sampling": Sampling(temperature=0.0), "ignore_eos": True, **changes}
     return GenerationRequest(prompt=tuple(prompt), max_tokens=max_tokens, **fields)
-
-
-__all__ = ["DEMO", "System", "WorkerLost", "request", "system"]

@@ -1,4 +1,4 @@
-"""Drafting changes no token: against transformers, and against plain decoding, for every way of drafting and batching."""
+"""Drafting changes no token: against transformers, and against plain decoding, however it is drafted and batched."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling)
         ]
         expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
         assert len({tuple(tokens) for tokens in expected}) == 16, "different seeds give different outputs"
-        for gamma in range(1, 9):
+        for gamma in (1, 4, 8):
             drafted = [replace(job, max_draft_tokens=gamma) for job in jobs]
             assert await served.tokens(drafted[gamma]) == expected[gamma]
             assert await asyncio.gather(*map(served.tokens, drafted)) == expected
@@ -111,7 +111,10 @@ async def test_a_resumed_stream_gives_the_tokens_that_the_first_would_have_given
 async def test_preemption_changes_no_token():
     """Room for two of eight sequences: the others' KV is dropped and computed again, over and over."""
     async with system() as served:
-        jobs = [request(served.tokenizer.encode(text), 24, sampling=replace(SAMPLINGS[1], seed=n)) for n, text in enumerate(PROMPTS)]
+        jobs = [
+            request(served.tokenizer.encode(text), 24, sampling=replace(SAMPLINGS[1], seed=n))
+            for n, text in enumerate(PROMPTS)
+        ]
         expected = [await served.tokens(job) for job in jobs]
     async with system(kv_cache_tokens=96) as served:
         assert await asyncio.gather(*map(served.tokens, jobs)) == expected

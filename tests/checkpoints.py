@@ -1,0 +1,86 @@
+"""Tiny random checkpoints of many families, each with a tokenizer: `write("llama", path)`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from core.config import EngineConfig
+from workers.runtime import ModelRuntime
+from workers.weights import load
+
+VOCAB_SIZE = 300
+"""256 bytes, 43 merged pairs and <|end|>."""
+EOS = VOCAB_SIZE - 1
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE + 4,  # padding rows, as real checkpoints have them
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": EOS,
+    "eos_token_id": EOS,
+    "pad_token_id": EOS,
+    "tie_word_embeddings": False,  # tied random embeddings repeat the last token for ever
+    "initializer_range": 0.3,  # wide, so that attention matters and greedy choices are no near-ties
+}
+_GEMMA = {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": 24},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 5.0},
+    "gemma3_text": _GEMMA | {"layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_neox": {},
+    "phi3": {},
+    "gpt2": {},
+}
+"""What the family needs beyond SIZES; the sliding windows are shorter than the contexts of the tests."""
+
+
+@functools.cache
+def tokenizer_json() -> str:
+    """A byte-level tokenizer of VOCAB_SIZE ids."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = "etaoinshrdlcu"
+    pairs = [(a, b) for a in letters for b in letters if a != b][: EOS - len(alphabet)]
+    vocab = {token: token_id for token_id, token in enumerate([*alphabet, *(a + b for a, b in pairs)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    return tokenizer.to_str()
+
+
+def build(family: str, seed: int = 0, **overrides: Any) -> Any:
+    """A model with random weights, float32, eager attention: what the runtime is compared with."""
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES.get(family, {}), **overrides})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def write(family: str, path: Path, seed: int = 0, **overrides: Any) -> Path:
+    """The same model as a checkpoint at `path`: config, generation config, model.safetensors, tokenizer.json."""
+    model = build(family, seed, **overrides)
+    model.generation_config.eos_token_id = EOS
+    transformers_logging.disable_progress_bar()
+    model.save_pretrained(path)
+    (path / "tokenizer.json").write_text(tokenizer_json())
+    return path
+
+
+def runtime(path: Path, **settings: Any) -> ModelRuntime:
+    """The checkpoint at `path`, loaded; `settings` are those of EngineConfig."""
+    config = EngineConfig(**{"model": str(path), "kv_cache_tokens": 4096} | settings)
+    return ModelRuntime(load(config, lambda _: None), config)

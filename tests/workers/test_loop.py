@@ -1,0 +1,85 @@
+"""The loop: every caller is answered or told that the engine is lost; nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from core.errors import WorkerLost
+from workers.loop import EngineLoop
+
+
+class FakeEngine:
+    """Answers each request with its double, one a step; fails on 13."""
+
+    def __init__(self):
+        self.waiting = []
+        self.released = []
+
+    @property
+    def has_work(self):
+        return bool(self.waiting)
+
+    def add(self, ticket, request):
+        self.waiting.append((ticket, request))
+
+    def step(self):
+        ticket, request = self.waiting.pop(0)
+        if request == 13:
+            raise RuntimeError("thirteen")
+        return [(ticket, 2 * request)]
+
+    def release(self, sessions):
+        self.released += sessions
+
+    def expire(self):
+        return []
+
+
+@pytest.fixture
+async def loop():
+    loop = EngineLoop(FakeEngine())
+    loop.start()
+    yield loop
+    await loop.close()
+
+
+async def test_replies_come_in_the_order_of_the_batch(loop):
+    batches = [[1, 2, 3], [4], [], [5, 6]]
+    assert await asyncio.gather(*map(loop.submit, batches)) == [[2, 4, 6], [8], [], [10, 12]]
+
+
+async def test_orders_are_carried_out_between_steps(loop):
+    await loop.release(["a", "b"])
+    assert await loop.ask(lambda engine: list(engine.released)) == ["a", "b"]
+    with pytest.raises(ZeroDivisionError):
+        await loop.ask(lambda _: 1 // 0)
+    assert await loop.submit([1]) == [2], "a question that fails harms nobody else"
+
+
+async def test_a_caller_that_is_cancelled_does_not_disturb_the_others(loop):
+    cancelled = asyncio.ensure_future(loop.submit([1, 2]))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert await loop.submit([3]) == [6]
+
+
+async def test_an_engine_that_fails_is_lost_to_all_who_wait_and_to_all_who_come(loop):
+    waiting = [asyncio.ensure_future(loop.submit(batch)) for batch in ([13], [1, 13], [7])]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert any(isinstance(result, WorkerLost) for result in results)
+    for result in results:
+        assert isinstance(result, WorkerLost | list)
+    with pytest.raises(WorkerLost, match="thirteen"):
+        await loop.submit([1])
+
+
+async def test_a_closed_loop_turns_everybody_away():
+    loop = EngineLoop(FakeEngine())
+    loop.start()
+    await loop.close()
+    with pytest.raises(WorkerLost, match="closed"):
+        await loop.submit([1])
+    with pytest.raises(WorkerLost, match="closed"):
+        await loop.release(["a"])

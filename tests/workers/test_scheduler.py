@@ -1,0 +1,73 @@
+"""Decoding is whole and first, prefill fills the rest, and nobody starves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.config import EngineConfig
+from workers.scheduler import DECODE_TOKENS, plan
+
+
+@dataclass
+class FakeJob:
+    num_pending: int
+    num_block_rows: int = 0
+
+    @property
+    def pending(self) -> range:
+        return range(self.num_pending)
+
+
+CONFIG = EngineConfig("m", max_step_tokens=100, prefill_chunk_tokens=40)
+
+
+def shares(*jobs):
+    return [(share.index, share.num_tokens, share.is_last) for share in plan(jobs, CONFIG)]
+
+
+def test_a_lone_prompt_takes_the_whole_step():
+    assert shares(FakeJob(250)) == [(0, 100, False)]
+
+
+def test_a_prompt_beside_decoding_takes_a_chunk():
+    assert shares(FakeJob(250), FakeJob(1, 4), FakeJob(1)) == [(1, 1, True), (2, 1, True), (0, 40, False)]
+
+
+def test_the_last_chunk_takes_the_block_along():
+    assert shares(FakeJob(95, 5)) == [(0, 95, True)]
+    assert shares(FakeJob(95, 6)) == [(0, 94, False)], "one token is left for the block to follow"
+
+
+def test_decoding_beyond_the_step_waits_in_order():
+    jobs = [FakeJob(1, 39)] * 3
+    assert shares(*jobs) == [(0, 1, True), (1, 1, True)]
+
+
+def test_a_block_larger_than_a_step_is_still_served():
+    assert shares(FakeJob(1, 300)) == [(0, 1, True)]
+
+
+@given(st.lists(st.builds(FakeJob, st.integers(1, 400), st.integers(0, 64)), min_size=1, max_size=12))
+def test_every_job_is_done_in_the_end(jobs):
+    num_steps = 0
+    while jobs:
+        num_steps += 1
+        assert num_steps < 2000
+        chosen = plan(jobs, CONFIG)
+        assert chosen, "a step does something"
+        rows = sum(share.num_tokens + share.is_last * jobs[share.index].num_block_rows for share in chosen)
+        alone = jobs[chosen[0].index].num_pending + jobs[chosen[0].index].num_block_rows
+        assert rows <= max(CONFIG.max_step_tokens, alone)
+        for share in chosen:
+            job = jobs[share.index]
+            assert share.is_last == (share.num_tokens == job.num_pending)
+            assert 0 < share.num_tokens <= job.num_pending
+            job.num_pending -= share.num_tokens
+        jobs = [job for job in jobs if job.num_pending]
+
+
+def test_what_counts_as_decoding():
+    assert shares(FakeJob(DECODE_TOKENS), FakeJob(DECODE_TOKENS + 1))[0][0] == 0
