@@ -47,6 +47,8 @@ class EngineConfig:
     """Rows that prefill may take of a step in which others are decoding."""
     max_context_tokens: int | None = None
     """Lower than the model's own limit; None takes the model's."""
+    deterministic: bool = False
+    """Compute each row in tiles of one fixed shape, so that its bits do not depend on what shares its step; CPU only."""
     session_timeout_s: float = 600.0
     """A session that says nothing for this long is dropped and its KV freed."""
 
@@ -125,14 +127,17 @@ class Limits:
     max_target_retries: int = 4
     """Times one completion may lose its target before it fails."""
     lease_timeout_s: float = 30.0
+    """A session that no replica has taken by then fails."""
+    reply_timeout_s: float = 60.0
+    """An engine that has not answered a call by then counts as lost; longer than the longest prefill takes."""
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "default_max_tokens", "max_stop_chars", "max_message_bytes"):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_logprobs", "max_target_retries"):
             _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
-        _check(self.retry_after_s > 0, "retry_after_s", "positive", self.retry_after_s)
-        _check(self.lease_timeout_s > 0, "lease_timeout_s", "positive", self.lease_timeout_s)
+        for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):
+            _check(getattr(self, name) > 0, name, "positive", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class Lease(Protocol[Port_co]):
     """A session's place on one engine, from grant to release."""
 
     @property
+    def name(self) -> str:
+        """What the engine calls the session; another for each lease, so that the end of one cannot free the next."""
+        ...
+
+    @property
     def engine_id(self) -> str:
         """Names the engine's incarnation: equal ids mean that requests may share a call."""
         ...

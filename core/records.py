@@ -163,6 +163,7 @@ class Stamp:
     """Which message this is. A reply carries the stamp of its request; one that does not match is dropped."""
 
     session: str
+    """The name of the session's lease on that engine: one for each lease, so what is freed is never a later one's."""
     epoch: int
     """The incarnation of the engine that was leased; an engine refuses other epochs."""
     round: int
