@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from core.errors import WorkerLost
-from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Missing, Refused, VerifyReply, VerifyRequest
 from workers.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -33,17 +33,17 @@ class _Call(Generic[Reply]):
     """The replies to one batch, filled in as they are ready."""
 
     future: Future[list[Reply]]
-    replies: list[Reply | None]
+    replies: list[Any]
     num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_open = len(self.replies)
 
-    def fill(self, index: int, reply: Reply) -> None:
+    def fill(self, index: int, reply: Reply | Missing | Refused) -> None:
         self.replies[index] = reply
         self.num_open -= 1
         if self.num_open == 0 and self.future.set_running_or_notify_cancel():
-            self.future.set_result([reply for reply in self.replies if reply is not None])
+            self.future.set_result(self.replies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""For all tests: one thread, no network, and no Ray unless the test is marked `ray`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch, transformers or Ray are imported: each reads its settings once.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["RAY_AUTH_MODE"] = "disabled"
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `tests.checkpoints` and the like can be imported
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread() -> None:
+    """Tests share few cores with each other; torch is imported by those that need it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that is not marked `ray` may not start one."""
+    if request.node.get_closest_marker("ray") is not None:
+        yield
+        return
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        pytest.fail("this test starts Ray but is not marked `ray`")
+
+    was_imported = "ray" in sys.modules
+    if was_imported:
+        monkeypatch.setattr(sys.modules["ray"], "init", refuse)
+    yield
+    if not was_imported and "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        refuse()

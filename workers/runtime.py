@@ -1,0 +1,150 @@
+"""One forward pass for everything: prefill chunks, plain steps, chains and trees of guesses, of many sequences at once.
+
+Knows the model and its KV. Must not know sampling, sessions or which guesses are right: it answers logits, and the
+caller rolls back by `cache.truncate` or `cache.compact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError
+from core.records import EMPTY_BLOCK, TokenTree
+from workers.kv_cache import KVCache, SequenceKV
+from workers.step_plan import Span, Tiling, plan_step
+from workers.weights import LoadedModel
+
+CPU = Tiling(min_rows=4)
+"""With fewer rows, a row's matrix products depend on how many there are (docs/exactness.md)."""
+
+CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=8, kv_tokens=512)
+"""On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
+no multiple of the vector width in another way: with whole blocks and rows by the eight, a row's bits are its own."""
+
+ACCELERATOR = Tiling()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """What one sequence adds in a step: `tokens`, then the guesses of `block` below the last of them."""
+
+    kv: SequenceKV
+    tokens: Sequence[int]
+    block: TokenTree = EMPTY_BLOCK
+    wants_logits: bool = True
+    """False for all but the last chunk of a prefill."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) + len(self.block)
+
+    @property
+    def positions(self) -> list[int]:
+        """Where each row stands in its sequence; a guess stands at its depth below the last token."""
+        first = self.kv.num_tokens
+        root = first + len(self.tokens) - 1
+        return [*range(first, root + 1), *(root + depth for depth in self.block.depths)]
+
+
+def choose_tiling(config: EngineConfig) -> Tiling:
+    """Raises: ConfigError when deterministic steps are asked for where there are none."""
+    on_cpu = torch.device(config.device).type == "cpu"
+    if not config.deterministic:
+        return CPU if on_cpu else ACCELERATOR
+    if not on_cpu:
+        raise ConfigError(f"deterministic is available on cpu only, not on {config.device}")
+    if CPU_DETERMINISTIC.kv_tokens % config.block_tokens:
+        raise ConfigError(
+            f"deterministic needs block_tokens to divide {CPU_DETERMINISTIC.kv_tokens}, got {config.block_tokens}"
+        )
+    return CPU_DETERMINISTIC
+
+
+class ModelRuntime:
+    """A loaded model and the KV of the sequences that it serves."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self._model = loaded.model
+        self._device = torch.device(config.device)
+        self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
+        self._tiling = choose_tiling(config)
+        self._max_step_tokens = config.max_step_tokens
+        self.info = loaded.info
+        num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
+        self.cache = KVCache(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, self._device)
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Room for KV in whole blocks; the last block of a sequence may have more."""
+        return self.cache.num_free_blocks * self.cache.block_tokens
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:
+        """Append all rows to their sequences' KV; logits of each last token, then of its block.  # [rows, vocab]
+
+        Sequences that want no logits have no rows in the answer, which is float32 and in batch order.
+        Raises: OutOfBlocks, before anything is changed.
+        """
+        self._check(batch)
+        self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
+        logits = self._run(batch)
+        for item in batch:
+            self.cache.extend(item.kv, item.num_rows)
+        return logits
+
+    def warm_up(self) -> None:
+        """Run every size of step that is a power of two, so that no request pays for the first use of a kernel."""
+        num_rows, limit = 1, min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
+        while num_rows <= limit:
+            kv = self.cache.new_sequence()
+            self.forward([StepRows(kv, [0] * num_rows)])
+            self.cache.free(kv)
+            num_rows *= 2
+
+    def _check(self, batch: Sequence[StepRows]) -> None:
+        assert batch, "an empty step"
+        assert len({id(item.kv) for item in batch}) == len(batch), "a sequence may be in a step once"
+        for item in batch:
+            assert item.tokens, "a step of a sequence has a token at least: the root of its block"
+            ids = (*item.tokens, *item.block.tokens)
+            assert min(ids) >= 0, f"token id {min(ids)}"
+            assert max(ids) < self._num_embeddings, f"token id {max(ids)} of {self._num_embeddings}"
+            assert max(item.positions) < self.info.max_context_tokens, "a position beyond the model's context"
+
+    def _run(self, batch: Sequence[StepRows]) -> torch.Tensor:
+        num_rows = self._tiling.rows(sum(item.num_rows for item in batch))
+        spans, wanted = _lay_out(batch)
+        output = self._model(
+            input_ids=self._row_tensor(chain.from_iterable((*i.tokens, *i.block.tokens) for i in batch), num_rows)[
+                None
+            ],
+            position_ids=self._row_tensor(chain.from_iterable(i.positions for i in batch), num_rows)[None],
+            use_cache=False,
+            logits_to_keep=self._row_tensor(wanted, self._tiling.rows(len(wanted))),
+            plan=plan_step(self.cache, spans, num_rows, self._tiling),
+        )
+        logits: torch.Tensor = output.logits[0, : len(wanted), : self.info.vocab_size]
+        return logits.float()
+
+    def _row_tensor(self, values: Iterable[int], length: int) -> torch.Tensor:
+        """`values`, padded with zeros.  # [length]"""
+        known = list(values)
+        return torch.tensor(known + [0] * (length - len(known)), device=self._device)
+
+
+def _lay_out(batch: Sequence[StepRows]) -> tuple[list[Span], list[int]]:
+    """Each sequence's stretch of the flattened rows, and the rows whose logits are wanted."""
+    spans: list[Span] = []
+    wanted: list[int] = []
+    first = 0
+    for item in batch:
+        spans.append(Span(item.kv, first, len(item.tokens), item.block.parents))
+        if item.wants_logits:
+            wanted.extend(range(first + len(item.tokens) - 1, first + item.num_rows))
+        first += item.num_rows
+    return spans, wanted
