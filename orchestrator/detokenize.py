@@ -16,7 +16,7 @@ from orchestrator.text import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_BYTES = 4
-"""Of one character in UTF-8."""
+"""Of one character in UTF-8: so many bytes that do not make one are not the beginning of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,8 @@ class _WindowDecoder:
             return ""
         self._pending.append(token_id)
         text = self._pending_text()
-        if text.endswith(REPLACEMENT) and len(self._pending) < MAX_CHARACTER_BYTES:
-            return ""
-        return self._show(text)
+        num_incomplete = len(text) - len(text.rstrip(REPLACEMENT))
+        return "" if 0 < num_incomplete < MAX_CHARACTER_BYTES else self._show(text)
 
     def finish(self) -> str:
         return self._show(self._pending_text()) if self._pending else ""

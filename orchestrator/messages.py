@@ -17,6 +17,7 @@ from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, Ve
 class TargetPlaced:
     """A lease on a target engine was granted."""
 
+    name: str
     epoch: int
 
 
@@ -39,6 +40,7 @@ class TargetLost:
 class DraftPlaced:
     """A lease on a draft engine was granted."""
 
+    name: str
     epoch: int
 
 

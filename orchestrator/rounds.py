@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
@@ -21,6 +21,7 @@ from orchestrator.session import Session
 
 logger = logging.getLogger(__name__)
 
+AnyLease = TypeVar("AnyLease", bound=Lease[TargetPort] | Lease[DraftPort])
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
 
@@ -44,6 +45,7 @@ class Rounds:
         self._leases = leases
         self._clock = clock
         self._running: dict[str, _Running] = {}
+        self._leased: dict[str, _Running] = {}
         self._verifying: dict[str, Gatherer[VerifyRequest, VerifyReply]] = {}
         self._drafting: dict[str, Gatherer[DraftRequest, DraftReply]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
@@ -88,6 +90,11 @@ class Rounds:
             logger.exception("%r failed on %r", running.session, event)
             self._break_off(running)
 
+    def _handle_at(self, lease_name: str, event: m.Event) -> None:
+        """Handle what comes of a lease; nothing, once the lease has been given back."""
+        if (running := self._leased.get(lease_name)) is not None:
+            self._handle(running.session.id, event)
+
     def _break_off(self, running: _Running) -> None:
         running.sink(OutriderError("an internal error ended this completion; it is in the orchestrator's log"))
         self._release_target(running, m.ReleaseTarget())
@@ -124,8 +131,8 @@ class Rounds:
         except (Unavailable, WorkerLost) as error:
             self._handle(running.session.id, m.Abandoned(error))
             return
-        running.target = lease
-        self._handle(running.session.id, m.TargetPlaced(lease.epoch))
+        running.target = self._take(running, lease)
+        self._handle(running.session.id, m.TargetPlaced(lease.name, lease.epoch))
 
     def _place_draft(self, running: _Running, command: m.PlaceDraft) -> None:
         self._spawn(running, self._take_draft(running, command.delay_s))
@@ -138,35 +145,40 @@ class Rounds:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
             self._handle(running.session.id, m.DraftUnplaced())
             return
-        running.draft = lease
-        self._handle(running.session.id, m.DraftPlaced(lease.epoch))
+        running.draft = self._take(running, lease)
+        self._handle(running.session.id, m.DraftPlaced(lease.name, lease.epoch))
+
+    def _take(self, running: _Running, lease: AnyLease) -> AnyLease:
+        self._leased[lease.name] = running
+        return lease
 
     def _release_target(self, running: _Running, _command: m.ReleaseTarget) -> None:
         lease, running.target = running.target, None
-        self._give_back(running.session.id, lease)
+        self._give_back(lease)
 
     def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
         lease, running.draft = running.draft, None
-        self._give_back(running.session.id, lease)
+        self._give_back(lease)
 
-    def _give_back(self, session_id: str, lease: Lease[TargetPort] | Lease[DraftPort] | None) -> None:
+    def _give_back(self, lease: Lease[TargetPort] | Lease[DraftPort] | None) -> None:
         """Tell the engine at once; the end of the lease would tell it too, but later.
 
         The task belongs to nobody who could be cancelled: Ray cancels the calls that a cancelled coroutine makes.
         """
         if lease is None:
             return
+        del self._leased[lease.name]
         lease.release()
-        task = asyncio.ensure_future(self._free(lease.port, session_id))
+        task = asyncio.ensure_future(self._free(lease.port, lease.name))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
     @staticmethod
-    async def _free(port: TargetPort | DraftPort, session_id: str) -> None:
+    async def _free(port: TargetPort | DraftPort, name: str) -> None:
         try:
-            await port.release([session_id])
+            await port.release([name])
         except WorkerLost:
-            logger.info("session %s: its engine is gone, and what it held there with it", session_id)
+            logger.info("%s: the engine is gone, and what was held there with it", name)
 
     # Requests
 
@@ -184,9 +196,9 @@ class Rounds:
         stamp = request.stamp
         if isinstance(answer, WorkerLost):
             self._verifying.pop(engine_id, None)
-            self._handle(stamp.session, m.TargetLost(stamp.epoch, str(answer)))
+            self._handle_at(stamp.session, m.TargetLost(stamp.epoch, str(answer)))
         else:
-            self._handle(stamp.session, m.TargetReplied(answer))
+            self._handle_at(stamp.session, m.TargetReplied(answer))
 
     def _draft(self, running: _Running, command: m.Draft) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
@@ -201,19 +213,19 @@ class Rounds:
 
     def _on_draft_answer(self, engine_id: str, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp
-        if (running := self._running.get(stamp.session)) is not None and running.late is not None:
+        if (running := self._leased.get(stamp.session)) is not None and running.late is not None:
             running.late.cancel()
         if isinstance(answer, WorkerLost):
             self._drafting.pop(engine_id, None)
-            self._handle(stamp.session, m.DraftLost(stamp.epoch))
+            self._handle_at(stamp.session, m.DraftLost(stamp.epoch))
         else:
-            self._handle(stamp.session, m.DraftReplied(answer))
+            self._handle_at(stamp.session, m.DraftReplied(answer))
 
     # Time
 
     async def _say_late(self, command: m.Draft) -> None:
         await self._clock.sleep(command.timeout_s)
-        self._handle(command.request.stamp.session, m.DraftLate(command.request.stamp))
+        self._handle_at(command.request.stamp.session, m.DraftLate(command.request.stamp))
 
     async def _end_at(self, session_id: str, deadline: float) -> None:
         await self._clock.sleep(deadline - self._clock.now())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
@@ -40,7 +40,7 @@ class Service:
     def num_sessions(self) -> int:
         return self._rounds.num_sessions
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """The pieces of one completion as they are committed; the last has a finish reason.
 
         Closing the iterator, or cancelling the task that waits for it, frees what the completion holds on both engines.

@@ -53,13 +53,15 @@ class Pair:
 class _Side:
     """What one engine is believed to hold, and the message it has not answered yet."""
 
+    name: str = ""
     epoch: int = 0
     held: int = 0
     awaiting: Stamp | None = None
     num_resends: int = 0
 
-    def placed(self, epoch: int) -> None:
-        self.epoch, self.held, self.awaiting, self.num_resends = epoch, 0, None, 0
+    def placed(self, name: str, epoch: int) -> None:
+        self.name, self.epoch = name, epoch
+        self.held, self.awaiting, self.num_resends = 0, None, 0
 
     def answers(self, stamp: Stamp) -> bool:
         """Whether this is the reply that is waited for; any other is stale and must change nothing."""
@@ -129,7 +131,7 @@ class Session:
 
     def _on_target_placed(self, event: m.TargetPlaced) -> list[m.Command]:
         self._target_machine.fire(Trigger.PLACED)
-        self._target.placed(event.epoch)
+        self._target.placed(event.name, event.epoch)
         return [self._verify(EMPTY_BLOCK)]
 
     def _verify(self, block: TokenTree) -> m.Command:
@@ -208,7 +210,7 @@ class Session:
 
     def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
         self._draft_machine.fire(Trigger.PLACED)
-        self._draft.placed(event.epoch)
+        self._draft.placed(event.name, event.epoch)
         return [self._ask_draft(0)]
 
     def _on_draft_unplaced(self, _event: m.DraftUnplaced) -> list[m.Command]:
@@ -318,7 +320,7 @@ class Session:
 
     def _next_stamp(self, side: _Side) -> Stamp:
         self._num_messages += 1
-        return Stamp(self.id, side.epoch, self._num_messages)
+        return Stamp(side.name, side.epoch, self._num_messages)
 
     def _on_abandoned(self, event: m.Abandoned) -> list[m.Command]:
         return self._fail(event.error)

@@ -131,7 +131,7 @@ class Machine(Generic[S]):
 
 def diagram() -> str:
     """Both tables as Mermaid state diagrams."""
-    return "\n\n".join(_diagram(title, table) for title, table in (("Target", TARGET_TABLE), ("Draft", DRAFT_TABLE)))
+    return f"{_diagram('Target', TARGET_TABLE)}\n\n{_diagram('Draft', DRAFT_TABLE)}"
 
 
 def _diagram(title: str, table: Mapping[S, Mapping[Trigger, S]]) -> str:

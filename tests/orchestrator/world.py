@@ -79,11 +79,11 @@ class World:
 
     def _place_target(self) -> m.Event:
         self.num_target_leases += 1
-        return m.TargetPlaced(self.target.epoch)
+        return m.TargetPlaced("s", self.target.epoch)
 
     def _place_draft(self) -> m.Event:
         self.num_draft_leases += 1
-        return m.DraftPlaced(self.draft.epoch)
+        return m.DraftPlaced("s", self.draft.epoch)
 
     def handle(self, event: m.Event) -> None:
         self.obey(self.session.handle(event))
