@@ -1,0 +1,108 @@
+"""A Ray cluster with Serve on this machine, for as long as a block of code runs.
+
+Knows how Ray and Serve are started and stopped; knows nothing of what is deployed on them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+
+import ray
+from ray import serve
+
+SERVICERS = (
+    "deploy.proxy.add_generation_service",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+"""What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Ray's default is a third of the memory; requests and replies are far too small to need the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a local cluster listens."""
+
+    host: str
+    """Of HTTP; Serve's gRPC proxy listens on all interfaces."""
+    grpc_port: int
+    http_port: int
+
+
+@contextmanager
+def local_cluster(
+    num_cpus: float,
+    *,
+    resources: Mapping[str, float] | None = None,
+    host: str = "127.0.0.1",
+    grpc_port: int = 0,
+    http_port: int = 0,
+    request_timeout_s: float | None = None,
+) -> Iterator[Endpoints]:
+    """Run Ray and Serve, with `num_cpus` logical CPUs whatever the machine has; port 0 takes a free one.
+
+    On leaving, all of it is stopped at once, running streams included; other clusters of the machine are not touched.
+    Raises: RuntimeError when this process is connected to a cluster already.
+    """
+    endpoints = Endpoints(host, grpc_port or _free_port(host), http_port or _free_port(host))
+    if ray.is_initialized():
+        raise RuntimeError("this process is connected to a Ray cluster already")
+    _prepare_environment()
+    try:
+        _start_ray(num_cpus, resources or {})
+        _start_serve(endpoints, request_timeout_s)
+        yield endpoints
+    finally:
+        ray.shutdown()
+
+
+def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:
+    ray.init(
+        address="local",
+        num_cpus=ceil(num_cpus),  # a node has whole resources, though an actor may ask for a part of one
+        resources={name: ceil(amount) for name, amount in resources.items()},
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        namespace="outrider",
+    )
+
+
+def _start_serve(endpoints: Endpoints, request_timeout_s: float | None) -> None:
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": endpoints.host, "port": endpoints.http_port},
+        grpc_options={
+            "port": endpoints.grpc_port,
+            "grpc_servicer_functions": list(SERVICERS),
+            "enable_reflection": True,
+            "request_timeout_s": request_timeout_s,
+        },
+    )
+
+
+def _prepare_environment() -> None:
+    """Settle what Ray reads as it starts: no usage reports, and a token without which nobody runs code on the cluster.
+
+    Token authentication is Ray's default for such a cluster; left alone, it writes its token to the home directory.
+    Ray reads RAY_AUTH_MODE when it is imported, so that this function would be too late to set it.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that authentication is on
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

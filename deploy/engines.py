@@ -1,0 +1,150 @@
+"""The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
+
+Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
+process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import ray
+
+from core.config import EngineConfig
+from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, VerifyRequest
+
+if TYPE_CHECKING:
+    from workers.engine import Engine, EngineStats
+    from workers.loop import EngineLoop
+
+logger = logging.getLogger(__name__)
+
+MAX_DATA_CALLS = 1000
+"""Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
+MAX_CONTROL_CALLS = 64
+CONTROL = "control"
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _control(method: Method) -> Method:
+    """Run the method in the control group, whose event loop and thread are its own: it never waits for data calls."""
+    return cast(Method, ray.method(concurrency_group=CONTROL)(method))
+
+
+class EngineActor(ABC, Generic[Request, Reply]):
+    """One incarnation of an engine, from its creation to its death; it is never restarted in place."""
+
+    def __init__(self, config: EngineConfig, epoch: int) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._loop: EngineLoop[Request, Reply] | None = None
+
+    @abstractmethod
+    def _load_engine(self) -> Engine[Request, Reply]: ...
+
+    async def load(self) -> ModelInfo:
+        """What was loaded, once it is warm; to be called once, before anything else. Raises: StartupError."""
+        engine = await asyncio.to_thread(self._load_warm)
+        from workers.loop import EngineLoop
+
+        self._loop = EngineLoop(engine)
+        self._loop.start()
+        return engine.info
+
+    def _load_warm(self) -> Engine[Request, Reply]:
+        _use_threads(self._config.num_threads)
+        engine = self._load_engine()
+        engine.warm_up(self._report)
+        return engine
+
+    @_control
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; unknown ones are remembered as ended."""
+        await self._running.release(sessions)
+
+    @_control
+    async def ready(self) -> None:
+        """Returns when the engine's thread is between two steps. Raises: WorkerLost when it has failed."""
+        await self._running.ask(lambda _: None)
+
+    @_control
+    async def describe(self) -> ModelInfo:
+        return await self._running.ask(lambda engine: engine.info)
+
+    @_control
+    async def stats(self) -> EngineStats:
+        return await self._running.ask(lambda engine: engine.stats())
+
+    @_control
+    async def check_integrity(self) -> None:
+        """Raises: AssertionError when tokens and KV disagree."""
+        await self._running.ask(lambda engine: engine.check_integrity())
+
+    @_control
+    async def until_death(self) -> None:
+        """Never returns: the call fails when this process ends, which is how the owner learns of it at once."""
+        await asyncio.Event().wait()
+
+    @property
+    def _running(self) -> EngineLoop[Request, Reply]:
+        assert self._loop is not None, "an engine is called only after it has been loaded"
+        return self._loop
+
+    def _report(self, message: str) -> None:
+        logger.info("engine %016x: %s", self._epoch, message)
+
+
+class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
+    """The target model in a process of its own."""
+
+    def _load_engine(self) -> Engine[VerifyRequest, VerifyReply]:
+        from workers.target import TargetEngine
+
+        return TargetEngine.load(self._config, self._epoch, self._report)
+
+    async def verify(self, batch: Sequence[VerifyRequest]) -> Sequence[VerifyReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        return await self._running.submit(batch)
+
+
+class DraftActor(EngineActor[DraftRequest, DraftReply]):
+    """The draft model in a process of its own."""
+
+    def __init__(self, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
+        super().__init__(config, epoch)
+        self._q_top_tokens = q_top_tokens
+
+    def _load_engine(self) -> Engine[DraftRequest, DraftReply]:
+        from workers.draft import DraftEngine
+
+        return DraftEngine.load(self._config, self._epoch, self._q_top_tokens, self._report)
+
+    async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        return await self._running.submit(batch)
+
+
+def _use_threads(num_threads: int) -> None:
+    """Bound torch's own pool; OMP_NUM_THREADS, set from outside, has bounded the libraries below it."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+def start(actor: type[EngineActor[Any, Any]], config: EngineConfig, *arguments: Any, **options: Any) -> Any:
+    """The handle of a new actor, which has yet to `load`; `options` are Ray's, and say where it runs."""
+    threads = str(config.num_threads)
+    remote = ray.remote(
+        max_restarts=0,
+        max_concurrency=MAX_DATA_CALLS,
+        concurrency_groups={CONTROL: MAX_CONTROL_CALLS},
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+    )(actor)
+    return remote.options(**options).remote(config, *arguments)

@@ -1,0 +1,110 @@
+"""The whole service on this machine: a Ray cluster of its own, the application on it, up for a block of code.
+
+Knows how the parts are started, in which order, and what is said meanwhile; what they are is said in deploy.app.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from math import ceil
+from typing import Any
+
+from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.errors import ConfigError, StartupError
+from deploy import app
+from deploy.client import Client
+from deploy.cluster import Endpoints, local_cluster
+
+READY_TIMEOUT_S = 60.0
+"""From the models being loaded to the first answer through the proxy."""
+BUILT_IN_RESOURCES = ("CPU", "GPU")
+"""Ray's own; GPUs it counts by itself."""
+
+
+@contextmanager
+def served(
+    config: ServiceConfig, report: Callable[[str], None], *, grpc_port: int = 0, http_port: int = 0
+) -> Iterator[Endpoints]:
+    """Serve `config` until the block ends; port 0 takes a free one. `report` is told each stage in a line.
+
+    Raises: StartupError.
+    """
+    app.check_pair(config)
+    for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port)):
+        _check_free(setting, port)
+    needed = app.resources(config)
+    custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
+    report("starting Ray and Serve")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # `report` says what is happening
+    with (
+        local_cluster(ceil(needed["CPU"]), resources=custom, grpc_port=grpc_port, http_port=http_port) as endpoints,
+        _interrupted_by_sigterm(),
+    ):
+        report(f"loading and warming up {describe_models(config)}")
+        app.run(config)
+        _wait_until_serving(f"localhost:{endpoints.grpc_port}")
+        yield endpoints
+
+
+def describe_models(config: ServiceConfig) -> str:
+    """The models with their settings, in a few words."""
+    target = f"target {config.target.engine.model} ({config.target.engine.dtype})"
+    if config.draft is None:
+        return f"{target}, without a draft"
+    return f"{target} and draft {config.draft.engine.model} ({config.draft.engine.dtype})"
+
+
+def changed_settings(config: ServiceConfig) -> list[str]:
+    """NAME=VALUE for each setting that is not what it would be by itself."""
+    plain = ServiceConfig(_plain(config.target), _plain(config.draft) if config.draft else None)
+    defaults = dict(_flat(asdict(plain)))
+    return [f"{name}={value}" for name, value in _flat(asdict(config)) if defaults.get(name) != value]
+
+
+def _plain(worker: WorkerConfig) -> WorkerConfig:
+    return WorkerConfig(EngineConfig(worker.engine.model))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM as a KeyboardInterrupt, so that blocks are left; the handler that Ray has put in place dumps stacks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_free(setting: str, port: int) -> None:
+    """Serve would not say which port it failed on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"{setting} {port} cannot be used: {error}") from error
+
+
+def _wait_until_serving(address: str) -> None:
+    with Client(address) as client:
+        try:
+            client.wait_until_serving(READY_TIMEOUT_S)
+        except TimeoutError as error:
+            raise StartupError(str(error)) from error

@@ -1,0 +1,231 @@
+"""Leases and ports over Ray: where the orchestrator's requests leave for the engines.
+
+Knows Serve handles and engine actors; knows nothing of the states of sessions. All Ray calls of the orchestrator are
+made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from core.config import Limits
+from core.errors import Unavailable, WorkerLost
+from core.records import (
+    Drafted,
+    DraftReply,
+    DraftRequest,
+    Missing,
+    ModelInfo,
+    Refused,
+    Verdict,
+    VerifyReply,
+    VerifyRequest,
+)
+from deploy.workers import LeaseGrant
+
+logger = logging.getLogger(__name__)
+
+GRANT_RETRY_S = 0.2
+"""Pause before another replica is asked for a place."""
+
+Result = TypeVar("Result")
+
+
+def _in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
+    """Make a Ray call that belongs to no client's request.
+
+    Ray and Serve keep the request that is being served in context variables, and cancel with it every call made under
+    it: a batch that serves many sessions would die with one of them.
+    """
+    return contextvars.Context().run(call, *arguments)
+
+
+class EnginePort:
+    """One engine actor, shared by all leases on it."""
+
+    def __init__(self, grant: LeaseGrant, timeout_s: float) -> None:
+        self._engine_id = grant.engine_id
+        self._engine = grant.engine
+        self._timeout_s = timeout_s
+        self._is_lost = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._engine_id}{', lost' if self._is_lost else ''})"
+
+    def mark_lost(self) -> None:
+        self._is_lost = True
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
+        await self._call(self._engine.release, list(sessions))
+
+    async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
+        if self._is_lost:
+            raise WorkerLost(f"{self._engine_id} is gone")
+        try:
+            return await asyncio.wait_for(_in_no_request(method.remote, argument), self._timeout_s)
+        except TimeoutError as error:
+            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
+        except (RayError, WorkerLost) as error:
+            raise WorkerLost(f"{self._engine_id} failed: {_summary(error)}") from error
+
+    async def _exchange(self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...]) -> Any:
+        replies = await self._call(method, list(batch))
+        is_list = isinstance(replies, list) and len(replies) == len(batch)
+        if not is_list or not all(isinstance(reply, kinds) for reply in replies):
+            raise WorkerLost(f"{self._engine_id} did not answer {len(batch)} requests with as many replies")
+        return replies
+
+
+class TargetEnginePort(EnginePort):
+    """A target engine actor as the orchestrator sees it."""
+
+    async def verify(self, batch: Sequence[VerifyRequest]) -> Sequence[VerifyReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        replies: list[VerifyReply] = await self._exchange(self._engine.verify, batch, (Verdict, Missing, Refused))
+        return replies
+
+
+class DraftEnginePort(EnginePort):
+    """A draft engine actor as the orchestrator sees it."""
+
+    async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (Drafted, Missing, Refused))
+        return replies
+
+
+Port = TypeVar("Port", bound=EnginePort)
+
+
+class ServeLease(Generic[Port]):
+    """A streaming Serve call that has brought its grant and stays open; when it ends by itself, the engine is gone."""
+
+    def __init__(self, name: str, grant: LeaseGrant, port: Port, stream: Any) -> None:
+        self._name = name
+        self._grant = grant
+        self._port = port
+        self._stream = stream
+        self._watch = asyncio.create_task(self._watch_stream(), context=contextvars.Context())
+
+    def __repr__(self) -> str:
+        return f"ServeLease({self.engine_id}{', ended' if self._watch.done() else ''})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def engine_id(self) -> str:
+        return self._grant.engine_id
+
+    @property
+    def epoch(self) -> int:
+        return self._grant.epoch
+
+    @property
+    def port(self) -> Port:
+        return self._port
+
+    def release(self) -> None:
+        """Give the place back; returns at once, may be called twice, and survives the caller's cancellation."""
+        if not self._watch.done():
+            self._stream.cancel()
+
+    async def _watch_stream(self) -> None:
+        try:
+            async for _ in self._stream:
+                pass
+        except (RayError, RayServeException, WorkerLost, asyncio.CancelledError) as error:
+            if not self._stream.cancelled():
+                logger.info("%r was lost: %s", self, error)
+        if not self._stream.cancelled():
+            self._port.mark_lost()
+
+
+class _Deployment(Generic[Port]):
+    """One deployment of engines: gives leases on whichever replica Serve picks."""
+
+    def __init__(self, handle: DeploymentHandle, port: type[Port], limits: Limits) -> None:
+        self._name = handle.deployment_name
+        self._lease = handle.options(stream=True).lease
+        self._describe = handle.describe
+        self._new_port = port
+        self._limits = limits
+        self._ports: WeakValueDictionary[str, Port] = WeakValueDictionary()
+
+    async def take(self, session: str) -> ServeLease[Port]:
+        """A lease from the first replica that grants one. Raises: Unavailable."""
+        problem: Exception | None = None
+        try:
+            async with asyncio.timeout(self._limits.lease_timeout_s):
+                while True:
+                    try:
+                        return await self._ask(session)
+                    except (RayError, WorkerLost) as error:
+                        problem = error
+                        await asyncio.sleep(GRANT_RETRY_S)
+        except (TimeoutError, RayServeException) as error:
+            waited = f"no {self._name} granted a place within {self._limits.lease_timeout_s:g} s"
+            raise Unavailable(f"{waited}: {_summary(problem)}" if problem else waited) from error
+
+    async def describe(self) -> ModelInfo:
+        """Raises: Unavailable."""
+        try:
+            info: ModelInfo = await asyncio.wait_for(
+                _in_no_request(self._describe.remote), self._limits.lease_timeout_s
+            )
+        except (TimeoutError, RayError, RayServeException) as error:
+            raise Unavailable(f"no {self._name} answers: {_summary(error)}") from error
+        return info
+
+    async def _ask(self, session: str) -> ServeLease[Port]:
+        name = f"{session}@{secrets.token_hex(4)}"
+        stream = _in_no_request(self._lease.remote, name)
+        try:
+            grant: LeaseGrant = await anext(stream)
+        except BaseException:  # also when the caller is cancelled: a grant that is on its way must not stay
+            stream.cancel()
+            raise
+        port = self._ports.get(grant.engine_id)
+        if port is None:
+            port = self._ports[grant.engine_id] = self._new_port(grant, self._limits.reply_timeout_s)
+        return ServeLease(name, grant, port, stream)
+
+
+class ServeLeases:
+    """Takes leases through the handles of the two deployments; implements core.ports.Leases."""
+
+    def __init__(self, target: DeploymentHandle, draft: DeploymentHandle | None, limits: Limits) -> None:
+        self._target = _Deployment(target, TargetEnginePort, limits)
+        self._draft = _Deployment(draft, DraftEnginePort, limits) if draft is not None else None
+
+    async def take_target(self, session: str) -> ServeLease[TargetEnginePort]:
+        """Raises: Unavailable when no replica grants a place in time."""
+        return await self._target.take(session)
+
+    async def take_draft(self, session: str) -> ServeLease[DraftEnginePort]:
+        """Raises: Unavailable when there is no draft, or none grants a place in time."""
+        if self._draft is None:
+            raise Unavailable("this service has no draft")
+        return await self._draft.take(session)
+
+    async def describe(self) -> tuple[ModelInfo, ModelInfo | None]:
+        """The models of target and draft. Raises: Unavailable."""
+        return await self._target.describe(), await self._draft.describe() if self._draft else None
+
+
+def _summary(error: BaseException) -> str:
+    """The first line that says something, without the remote stack."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)

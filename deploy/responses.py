@@ -1,0 +1,122 @@
+"""From the core to the wire: chunks, completions and models become messages.
+
+Pure functions; `deploy.translate` goes the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.config import ServiceConfig
+from core.records import (
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Sampling,
+    SpeculationStats,
+    TokenLogprobs,
+    Usage,
+)
+from deploy.translate import MODEL_SAMPLING, VERIFICATIONS
+from protos.outrider.v1 import generation_pb2 as pb
+
+_VERIFICATION_NUMBERS = {verification: number for number, verification in VERIFICATIONS.items()}
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def to_chunk(chunk: Chunk, request: GenerationRequest) -> pb.GenerateChunk:
+    """One message of a stream."""
+    return pb.GenerateChunk(
+        request_id=request.request_id,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        guessed=chunk.is_guess,
+        logprobs=_logprobs(chunk),
+        usage=_usage(chunk.usage),
+        finish=_finish(chunk, request),
+    )
+
+
+def to_response(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.GenerateResponse:
+    """The whole of a stream in one message; the last chunk is the one that says how it ended."""
+    last = chunks[-1]
+    return pb.GenerateResponse(
+        request_id=request.request_id,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        logprobs=[logprob for chunk in chunks for logprob in _logprobs(chunk)],
+        usage=_usage(last.usage),
+        finish=_finish(last, request),
+    )
+
+
+def to_model_info(
+    config: ServiceConfig, target: ModelInfo, draft: ModelInfo | None, defaults: Sampling
+) -> pb.GetModelInfoResponse:
+    """The served pair, and what a request gets that leaves everything unset."""
+    return pb.GetModelInfoResponse(
+        model=config.model_name,
+        target=_model(target),
+        draft=_model(draft) if draft is not None else None,
+        max_draft_tokens=config.speculation.max_draft_tokens if draft is not None else 0,
+        verification=_VERIFICATION_NUMBERS[config.speculation.verification],
+        sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
+    )
+
+
+def _model(info: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        name=info.name,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        device=info.device,
+        num_parameters=info.num_parameters,
+        vocab_size=info.vocab_size,
+        max_context_tokens=info.max_context_tokens,
+        kv_cache_tokens=info.kv_cache_tokens,
+        eos_token_ids=info.eos_token_ids,
+    )
+
+
+def _usage(usage: Usage) -> pb.Usage:
+    return pb.Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+
+
+def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:
+    if not chunk.logprobs:
+        return []
+    return [_logprob(token, logprobs) for token, logprobs in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+
+
+def _logprob(token_id: int, logprobs: TokenLogprobs) -> pb.TokenLogprob:
+    top = [pb.AlternativeLogprob(token_id=other, logprob=logprob) for other, logprob in logprobs.top]
+    return pb.TokenLogprob(token_id=token_id, logprob=logprobs.logprob, top=top)
+
+
+def _finish(chunk: Chunk, request: GenerationRequest) -> pb.Finish | None:
+    if chunk.finish_reason is None:
+        return None
+    matched = chunk.matched_stop
+    return pb.Finish(
+        reason=_FINISH_REASONS[chunk.finish_reason],
+        stop=matched if isinstance(matched, str) else None,
+        stop_token_id=matched if isinstance(matched, int) else None,
+        seed=request.sampling.seed,
+        speculation=_speculation(chunk.stats) if chunk.stats is not None else None,
+    )
+
+
+def _speculation(stats: SpeculationStats) -> pb.SpeculationStats:
+    return pb.SpeculationStats(
+        target_passes=stats.num_rounds,
+        draft_passes=stats.num_draft_rounds,
+        drafted_tokens=stats.num_drafted_tokens,
+        accepted_tokens=stats.num_accepted_tokens,
+        accepted_per_position=stats.accepted_per_position,
+        draft_failures=stats.num_draft_failures,
+        target_failures=stats.num_target_failures,
+    )

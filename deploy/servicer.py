@@ -1,0 +1,196 @@
+"""The RPCs of GenerationService and Health: what a client says comes in, what it is told goes out.
+
+Knows the messages, the service and how Serve's proxy takes errors; must not know Ray actors or leases. Serve routes by
+the method's name and passes `grpc_context` by that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
+
+from core.config import ServiceConfig
+from core.errors import InvalidRequest
+from core.ports import Clock
+from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
+from deploy import responses, translate
+from deploy.status import DETAILS_KEY, Status, status_of
+from orchestrator.text import Tokenizer
+from protos.outrider.v1 import generation_pb2 as pb
+
+SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
+"""What Health is asked about; empty means the whole server."""
+THREAD_BYTES = 16_384
+"""A message longer than this is tokenized in a thread, so that the streams of others do not wait for it."""
+
+Reply = TypeVar("Reply", bound=Message)
+Result = TypeVar("Result")
+Params = ParamSpec("Params")
+
+
+class CallContext(Protocol):
+    """What Serve lets a method say about its call."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, bytes]]) -> None: ...
+
+
+class Completions(Protocol):
+    """What produces completions: orchestrator.service.Service, or a fake."""
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The pair behind the service, as requests are checked against it."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    tokenizer: Tokenizer
+    defaults: Sampling
+    config: ServiceConfig
+
+
+class Servicer:
+    """Answers every RPC of the application. It never shows a client a stack trace."""
+
+    def __init__(self, completions: Completions, served: Served, clock: Clock) -> None:
+        self._completions = completions
+        self._served = served
+        self._clock = clock
+
+    async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
+        """One completion, returned whole."""
+        return await _answer(self._generate(request), pb.GenerateResponse(), grpc_context)
+
+    async def GenerateStream(
+        self, request: pb.GenerateRequest, grpc_context: CallContext
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """One completion, each piece sent as soon as it is committed."""
+        try:
+            async with aclosing(self._stream(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            status = _tell(grpc_context, error)
+            # A stream that merely returns ends as OK; of what is raised here, Serve sends only the code and details.
+            raise RuntimeError(status.message) from None
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, grpc_context: CallContext) -> pb.GetModelInfoResponse:
+        """The models that are served, and what unset fields take."""
+        return await _answer(self._model_info(request), pb.GetModelInfoResponse(), grpc_context)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: CallContext) -> pb.TokenizeResponse:
+        """The ids of a text."""
+        return await _answer(self._tokenize(request), pb.TokenizeResponse(), grpc_context)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, grpc_context: CallContext) -> pb.DetokenizeResponse:
+        """The text of some ids."""
+        return await _answer(self._detokenize(request), pb.DetokenizeResponse(), grpc_context)
+
+    async def Check(self, request: HealthCheckRequest, grpc_context: CallContext) -> HealthCheckResponse:
+        """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
+        if request.service not in SERVICE_NAMES:
+            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
+            grpc_context.set_details("there is no such service here")
+            return HealthCheckResponse()
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING)
+
+    async def List(self, request: HealthListRequest) -> HealthListResponse:  # noqa: ARG002 - it has no fields
+        """The same for every service by name."""
+        serving = HealthCheckResponse(status=HealthCheckResponse.SERVING)
+        return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), serving))
+
+    async def Watch(self, request: HealthCheckRequest) -> AsyncIterator[HealthCheckResponse]:
+        """The same as a stream that stays open; it breaks when the replica goes away."""
+        is_known = request.service in SERVICE_NAMES
+        yield HealthCheckResponse(
+            status=HealthCheckResponse.SERVING if is_known else HealthCheckResponse.SERVICE_UNKNOWN
+        )
+        await asyncio.Event().wait()
+
+    async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
+        request = await self._check(message)
+        async with aclosing(self._completions.generate(request)) as chunks:
+            return responses.to_response([chunk async for chunk in chunks], request)
+
+    async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
+        request = await self._check(message)
+        async with aclosing(self._completions.generate(request)) as chunks:
+            async for chunk in chunks:
+                yield responses.to_chunk(chunk, request)
+
+    async def _check(self, message: pb.GenerateRequest) -> GenerationRequest:
+        self._check_size(message)
+        served = self._served
+        return await _in_thread_if_long(
+            message,
+            translate.to_generation_request,
+            message,
+            tokenizer=served.tokenizer,
+            info=served.target,
+            defaults=served.defaults,
+            config=served.config,
+            now=self._clock.now(),
+        )
+
+    async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
+        served = self._served
+        translate.check_model(message.model, served.config)
+        return responses.to_model_info(served.config, served.target, served.draft, served.defaults)
+
+    async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        self._check_size(message)
+        translate.check_model(message.model, self._served.config)
+        is_wrapped = message.add_special_tokens if message.HasField("add_special_tokens") else True
+        encode = self._served.tokenizer.encode
+        return pb.TokenizeResponse(token_ids=await _in_thread_if_long(message, encode, message.text, is_wrapped))
+
+    async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        self._check_size(message)
+        translate.check_model(message.model, self._served.config)
+        ids = translate.token_ids(message.token_ids, "token_ids", self._served.target)
+        decode = self._served.tokenizer.decode
+        return pb.DetokenizeResponse(text=await _in_thread_if_long(message, decode, ids, message.skip_special_tokens))
+
+    def _check_size(self, message: Message) -> None:
+        """Serve's own limit is 2 GB and cannot be set for one application."""
+        most, size = self._served.config.limits.max_message_bytes, message.ByteSize()
+        if size > most:
+            raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
+
+
+async def _answer(work: Awaitable[Reply], empty: Reply, context: CallContext) -> Reply:
+    """What `work` gives; or `empty`, with the error told to the caller: an error that is raised loses its trailers."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+        status = _tell(context, error)
+        context.set_trailing_metadata([(DETAILS_KEY, status.to_proto().SerializeToString())])
+        return empty
+
+
+def _tell(context: CallContext, error: Exception) -> Status:
+    status = status_of(error)
+    context.set_code(status.code)
+    context.set_details(status.message)
+    return status
+
+
+async def _in_thread_if_long(
+    message: Message, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
+) -> Result:
+    if message.ByteSize() <= THREAD_BYTES:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)

@@ -1,0 +1,68 @@
+"""Errors as a gRPC client sees them: a status code, one readable line, and details that programs can read.
+
+Knows the error tree and google.rpc; must not know which method failed. A stack trace never passes here: what was not
+raised on purpose is logged under an id, and the client is told the id.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from core.errors import InvalidRequest, OutriderError, Overloaded
+
+logger = logging.getLogger(__name__)
+
+DETAILS_KEY = "grpc-status-details-bin"
+"""Trailing metadata that carries a serialized google.rpc.Status."""
+MAX_DETAILS_CHARS = 500
+"""Trailers must fit in 8 KiB, where a character may take twelve bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call failed."""
+
+    code: grpc.StatusCode
+    message: str
+    details: tuple[Message, ...] = ()
+
+    def to_proto(self) -> status_pb2.Status:
+        """What the trailers carry."""
+        packed = []
+        for detail in self.details:
+            packed.append(any_pb2.Any())
+            packed[-1].Pack(detail)
+        return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
+
+
+def status_of(error: Exception) -> Status:
+    """The status of any error; one that is not an OutriderError is logged, and told by its id alone."""
+    if not isinstance(error, OutriderError):
+        error_id = secrets.token_hex(8)
+        logger.error("internal error %s", error_id, exc_info=error)
+        return Status(grpc.StatusCode.INTERNAL, f"an internal error happened; the server's log has it as {error_id}")
+    return Status(grpc.StatusCode[error.status], _shortened(str(error)), _details(error))
+
+
+def _details(error: OutriderError) -> tuple[Message, ...]:
+    if isinstance(error, InvalidRequest):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=_shortened(error.problem)
+        )
+        return (error_details_pb2.BadRequest(field_violations=[violation]),)
+    if isinstance(error, Overloaded):
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        return (error_details_pb2.RetryInfo(retry_delay=delay),)
+    return ()
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_DETAILS_CHARS else text[: MAX_DETAILS_CHARS - 3] + "..."

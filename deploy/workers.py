@@ -1,0 +1,163 @@
+"""The control plane: Serve deployments of target and draft, whose replicas own one engine each and grant leases on it.
+
+Knows the life cycle of Serve's replicas, and the engine actors; the requests of sessions never pass through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from core.config import WorkerConfig
+from core.errors import OutriderError, WorkerLost
+from core.records import ModelInfo
+from deploy import engines
+from deploy.engines import DraftActor, EngineActor, TargetActor
+
+logger = logging.getLogger(__name__)
+
+REPLICA_CPUS = 0.1
+"""Ray's logical CPUs for the replica itself, which does little but wait."""
+ENGINE_BUNDLE = 1
+HEALTH_TIMEOUT_S = 15.0
+"""Longer than any step of an engine; Serve replaces a replica whose engine has missed this three times."""
+FAREWELL_S = 0.3
+"""How long the open leases of a dying replica have to tell their holders."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """The first message of a lease: where the session's requests go."""
+
+    engine_id: str
+    epoch: int
+    engine: Any
+    """Handle of the engine actor."""
+
+
+def bundles(config: WorkerConfig) -> list[dict[str, float]]:
+    """What a replica reserves: first for itself, then for its engine."""
+    engine = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
+    return [{"CPU": REPLICA_CPUS}, {name: amount for name, amount in engine.items() if amount > 0}]
+
+
+class EngineWorker:
+    """A replica that owns one engine. When the engine dies the replica follows, and Serve starts another pair.
+
+    Invariant: whatever ends a lease, the engine is told to free its session.
+    """
+
+    role: ClassVar[str]
+
+    def __init__(self, config: WorkerConfig, actor: type[EngineActor[Any, Any]], *arguments: Any) -> None:
+        self._epoch = secrets.randbits(62)
+        self._engine_id = f"{self.role}-{self._epoch:016x}"
+        self._engine = engines.start(actor, config.engine, self._epoch, *arguments, **_placement(config))
+        self._info = _load(self._engine)
+        self._ended: asyncio.Queue[str] = asyncio.Queue()
+        self._dying = asyncio.Event()
+        # These live as long as the replica: Ray cancels what is called from a cancelled lease.
+        self._tasks = [asyncio.create_task(self._release_ended()), asyncio.create_task(self._die_with_engine())]
+
+    async def lease(self, session: str) -> AsyncIterator[LeaseGrant]:
+        """One grant, and then nothing until the holder lets go; `session` names this lease alone.
+
+        How many there are at once is Serve's to bound: who comes later waits in the router, not here.
+        Raises: WorkerLost when the engine dies.
+        """
+        try:
+            if not self._dying.is_set():
+                yield LeaseGrant(self._engine_id, self._epoch, self._engine)
+            await self._dying.wait()
+            raise WorkerLost(f"{self._engine_id} is gone")
+        finally:
+            self._ended.put_nowait(session)
+
+    async def describe(self) -> ModelInfo:
+        return self._info
+
+    async def check_health(self) -> None:
+        """Serve calls this. Raises: an error when the engine does not answer in time."""
+        try:
+            await asyncio.wait_for(self._engine.ready.remote(), HEALTH_TIMEOUT_S)
+        except WorkerLost:
+            self._dying.set()
+            raise
+
+    async def _release_ended(self) -> NoReturn:
+        while True:
+            sessions = [await self._ended.get()]
+            while not self._ended.empty():
+                sessions.append(self._ended.get_nowait())
+            try:
+                await self._engine.release.remote(sessions)
+            except (RayError, WorkerLost) as error:
+                logger.warning("%s did not free %d sessions: %s", self._engine_id, len(sessions), error)
+
+    async def _die_with_engine(self) -> None:
+        """End the leases, then this process, as soon as the engine has died or is known to have failed."""
+        watch = asyncio.create_task(_until_death(self._engine))
+        watch.add_done_callback(lambda _: self._dying.set())
+        await self._dying.wait()
+        logger.error("%s is gone; so is this replica", self._engine_id)
+        await asyncio.sleep(FAREWELL_S)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
+class TargetWorker(EngineWorker):
+    """A replica of the target."""
+
+    role = "target"
+
+    def __init__(self, config: WorkerConfig, actor: type[EngineActor[Any, Any]] = TargetActor) -> None:
+        super().__init__(config, actor)
+
+
+class DraftWorker(EngineWorker):
+    """A replica of the draft."""
+
+    role = "draft"
+
+    def __init__(
+        self, config: WorkerConfig, q_top_tokens: int, actor: type[EngineActor[Any, Any]] = DraftActor
+    ) -> None:
+        super().__init__(config, actor, q_top_tokens)
+
+
+def _placement(config: WorkerConfig) -> dict[str, Any]:
+    """Ray options that put the engine into its bundle of this replica's own placement group."""
+    return {
+        "num_cpus": config.num_cpus,
+        "num_gpus": config.num_gpus,
+        "resources": config.resources,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            get_current_placement_group(), placement_group_bundle_index=ENGINE_BUNDLE
+        ),
+    }
+
+
+def _load(engine: Any) -> ModelInfo:
+    """What the engine loaded. Raises: the engine's own error, without the trace of the way it came."""
+    try:
+        info: ModelInfo = ray.get(engine.load.remote())
+    except RayTaskError as error:
+        if isinstance(error.cause, OutriderError):
+            raise error.cause from None
+        raise
+    return info
+
+
+async def _until_death(engine: Any) -> None:
+    try:
+        await engine.until_death.remote()
+    except RayError as error:
+        logger.info("the engine has died: %s", error)

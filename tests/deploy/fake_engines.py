@@ -1,0 +1,151 @@
+"""Engines without a model, for tests of the plane around them: the target counts upwards, the draft guesses it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.serve.handle import DeploymentHandle
+
+from core.config import EngineConfig, Limits
+from core.errors import CheckpointError
+from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp, TokenTree, Verdict, VerifyRequest
+from deploy.engines import CONTROL, DraftActor, TargetActor
+from deploy.ports import ServeLeases
+
+if TYPE_CHECKING:
+    from workers.engine import EngineStats
+
+INFO = ModelInfo("counter", "Counter", "float32", "cpu", 0, 100, 1000, 16_000, (0,))
+FAIL = 99
+"""A suffix that ends in this token makes the engine fail."""
+SLOW = 98
+"""A suffix that ends in this token takes a second and a half."""
+
+
+class FakeEngine:
+    """Answers each request in the next step; a session is held from its first request to its release."""
+
+    info = INFO
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._held: set[str] = set()
+        self._waiting: list[tuple[int, Any]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, ticket: int, request: Any) -> None:
+        if request.suffix[-1] == FAIL:
+            raise RuntimeError("told to fail")
+        self._held.add(request.stamp.session)
+        self._waiting.append((ticket, request))
+
+    def step(self) -> list[tuple[int, Any]]:
+        if any(request.suffix[-1] == SLOW for _, request in self._waiting):
+            time.sleep(1.5)
+        answers = [(ticket, self._reply(request)) for ticket, request in self._waiting]
+        self._waiting.clear()
+        return answers
+
+    def release(self, sessions: Sequence[str]) -> None:
+        self._held.difference_update(sessions)
+
+    def expire(self) -> list[str]:
+        return []
+
+    def warm_up(self, progress: Any) -> None:
+        progress("nothing to warm")
+
+    def stats(self) -> EngineStats:
+        from workers.engine import EngineStats  # brings torch, which replicas of the fakes do without
+
+        nothing = dict.fromkeys((field.name for field in fields(EngineStats)), 0)
+        return EngineStats(**{**nothing, "num_sessions": len(self._held)})
+
+    def check_integrity(self) -> None:
+        assert not self._waiting
+
+    def _reply(self, request: Any) -> Any:
+        raise NotImplementedError
+
+
+class FakeTargetEngine(FakeEngine):
+    def _reply(self, request: Any) -> Verdict:
+        accepted, last = [], request.suffix[-1]
+        while (node := request.block.child(accepted[-1] if accepted else -1, last + 1)) is not None:
+            accepted.append(node)
+            last += 1
+        return Verdict(request.stamp, tuple(accepted), last + 1, request.num_committed + len(accepted))
+
+
+class FakeDraftEngine(FakeEngine):
+    def _reply(self, request: Any) -> Drafted:
+        last = request.suffix[-1]
+        guesses = range(last + 1, last + 1 + request.num_tokens)
+        return Drafted(request.stamp, TokenTree.chain(list(guesses)), request.num_committed)
+
+
+class FakeTargetActor(TargetActor):
+    def __init__(self, config: EngineConfig, epoch: int) -> None:
+        super().__init__(config, epoch)
+        self._door = threading.Event()
+
+    def _load_engine(self) -> Any:
+        if self._config.model == "broken":
+            raise CheckpointError("broken has no config.json")
+        return FakeTargetEngine(self._epoch)
+
+    async def block_data_calls(self) -> None:
+        """Hold the event loop of the data calls, as nothing should."""
+        self._door.wait()
+
+    @ray.method(concurrency_group=CONTROL)
+    async def unblock(self) -> None:
+        self._door.set()
+
+    @ray.method(concurrency_group=CONTROL)
+    async def num_threads(self) -> tuple[int, str]:
+        """Torch's threads, and what the libraries below it were told."""
+        import torch
+
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+class FakeDraftActor(DraftActor):
+    def _load_engine(self) -> Any:
+        return FakeDraftEngine(self._epoch)
+
+
+class Front:
+    """Stands where the orchestrator would, for what must be tried inside a replica."""
+
+    def __init__(self, target: DeploymentHandle, draft: DeploymentHandle) -> None:
+        self._leases = ServeLeases(target, draft, Limits())
+        self._call: asyncio.Task[Any] | None = None
+
+    async def send_slow_batch(self) -> None:
+        """Begin a call that serves others, too, and stay in this request until it is cancelled."""
+        lease = await self._leases.take_target("front")
+        request = VerifyRequest(
+            Stamp(lease.name, lease.epoch, 1), Base(0, 0), (SLOW,), spec=SequenceSpec(1, Sampling(temperature=0))
+        )
+        self._call = asyncio.create_task(lease.port.verify([request]))
+        await asyncio.Event().wait()
+
+    async def has_sent(self) -> bool:
+        return self._call is not None
+
+    async def outcome(self) -> str:
+        """The kind of the reply, or of the error."""
+        assert self._call is not None
+        (outcome,) = await asyncio.gather(self._call, return_exceptions=True)
+        return type(outcome[0] if isinstance(outcome, list) else outcome).__name__

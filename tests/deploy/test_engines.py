@@ -1,0 +1,82 @@
+"""The engine actors, in this process and in their own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from core.config import EngineConfig
+from core.errors import CheckpointError, WorkerLost
+from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
+from deploy import engines
+from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor
+
+EPOCH = 5
+SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
+
+
+def verify_request(session: str = "a", last: int = 2) -> VerifyRequest:
+    return VerifyRequest(Stamp(session, EPOCH, 1), Base(0, 0), (1, last), spec=SPEC)
+
+
+@pytest.fixture
+async def target():
+    actor = FakeTargetActor(EngineConfig("fake"), EPOCH)
+    assert await actor.load() == INFO
+    yield actor
+    await actor._running.close()
+
+
+async def test_replies_come_in_the_order_of_the_requests(target):
+    replies = await target.verify([verify_request("a", 7), verify_request("b", 3)])
+    assert [(reply.stamp.session, reply.next_token) for reply in replies] == [("a", 8), ("b", 4)]
+
+
+async def test_released_sessions_are_gone_from_the_statistics(target):
+    await target.verify([verify_request("a"), verify_request("b")])
+    assert (await target.stats()).num_sessions == 2
+    await target.release(["a", "unknown"])
+    assert (await target.stats()).num_sessions == 1
+    await target.check_integrity()
+
+
+async def test_an_engine_that_failed_is_never_ready_again(target):
+    with pytest.raises(WorkerLost, match="told to fail"):
+        await target.verify([verify_request(last=FAIL)])
+    with pytest.raises(WorkerLost, match="told to fail"):
+        await target.ready()
+
+
+async def test_a_draft_actor_drafts():
+    actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
+    await actor.load()
+    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), 2, SPEC)])
+    assert drafted.block.tokens == (3, 4)
+    await actor._running.close()
+
+
+@pytest.mark.ray
+async def test_a_broken_checkpoint_reaches_the_caller_by_name(cluster):
+    actor = engines.start(FakeTargetActor, EngineConfig("broken"), EPOCH, num_cpus=1)
+    with pytest.raises(CheckpointError, match=r"broken has no config\.json"):
+        await actor.load.remote()
+    ray.kill(actor)
+
+
+@pytest.mark.ray
+async def test_control_calls_do_not_wait_for_data_calls(cluster):
+    actor = engines.start(FakeTargetActor, EngineConfig("fake", num_threads=3), EPOCH, num_cpus=1)
+    await actor.load.remote()
+    blocked = actor.block_data_calls.remote()
+    await actor.ready.remote()
+    assert (await actor.stats.remote()).num_sessions == 0
+    assert await actor.num_threads.remote() == (3, "3")
+    await actor.unblock.remote()
+    await blocked
+    death = actor.until_death.remote()
+    ray.kill(actor)
+    with pytest.raises(RayActorError):
+        await asyncio.wait_for(death, 30)

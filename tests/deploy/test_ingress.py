@@ -1,0 +1,186 @@
+"""What clients meet, through Serve's own proxy, with a pair of tiny random models."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from core.config import EngineConfig, Limits, ServiceConfig, WorkerConfig
+from deploy import cli
+from deploy.client import CallFailed, Client
+from deploy.local import served
+from protos.outrider.v1 import generation_pb2 as pb
+from protos.outrider.v1 import generation_pb2_grpc
+from tests import checkpoints
+
+pytestmark = pytest.mark.ray
+MAX_SESSIONS = 2
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pair")
+    target, draft = (checkpoints.write("llama", directory / name, seed) for name, seed in (("target", 0), ("draft", 1)))
+    config = ServiceConfig(
+        WorkerConfig(EngineConfig(str(target))),
+        WorkerConfig(EngineConfig(str(draft))),
+        model_name="tiny",
+        limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5),
+    )
+    with served(config, lambda _: None) as endpoints:
+        yield f"localhost:{endpoints.grpc_port}"
+
+
+@pytest.fixture
+def client(address):
+    with Client(address) as client:
+        yield client
+
+
+@pytest.fixture
+def stub(address):
+    with grpc.insecure_channel(address) as channel:
+        yield generation_pb2_grpc.GenerationServiceStub(channel)
+
+
+def request(max_tokens: int = 24, **fields: object) -> pb.GenerateRequest:
+    stopping = pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True)
+    return pb.GenerateRequest(text="the rain in spain", stopping=stopping, **fields)
+
+
+def sampled(seed: int = 7) -> pb.SamplingParams:
+    return pb.SamplingParams(temperature=1.0, seed=seed)
+
+
+def test_the_stream_the_whole_and_plain_decoding_are_the_same_tokens(client):
+    whole = client.generate(request(sampling=sampled()))
+    stream = client.complete(request(sampling=sampled()))
+    plain = client.complete(request(sampling=sampled(), speculation=pb.SpeculationParams(max_draft_tokens=0)))
+    assert tuple(whole.token_ids) == stream.token_ids == plain.token_ids
+    assert stream.finish.speculation.drafted_tokens > 0
+    assert plain.finish.speculation.drafted_tokens == 0
+
+
+def test_a_stream_is_resumed_where_it_broke_off(client):
+    chunks = list(client.stream(request(sampling=sampled())))
+    received = [token for chunk in chunks[:2] for token in chunk.token_ids]
+    rest = list(client.stream(request(sampling=sampled(), resume_token_ids=received)))
+    assert "".join(chunk.text for chunk in chunks[2:]) == "".join(chunk.text for chunk in rest)
+    assert chunks[-1].usage == rest[-1].usage
+
+
+def test_any_output_can_be_repeated_by_the_seed_that_was_drawn_for_it(client):
+    first = client.complete(request())
+    assert client.complete(request(sampling=pb.SamplingParams(seed=first.finish.seed))).token_ids == first.token_ids
+
+
+def test_a_unary_refusal_names_the_field_in_its_trailers(stub):
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Generate(request(sampling=pb.SamplingParams(top_p=2.0)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    status = rpc_status.from_call(caught.value)
+    bad_request = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(bad_request)
+    assert bad_request.field_violations[0].field == "sampling.top_p"
+
+
+def test_a_refused_stream_says_the_field_and_nothing_else(client):
+    with pytest.raises(CallFailed) as caught:
+        client.complete(request(sampling=pb.SamplingParams(top_p=2.0)))
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.message == "sampling.top_p: must be in (0, 1], got 2.0"
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(CallFailed, match=r"NOT_FOUND.*'tiny'"):
+        client.generate(request(model="gpt"))
+
+
+def test_what_is_one_too_many_is_refused_and_there_is_room_again_when_a_stream_is_dropped(client):
+    streams = [client.stream(request(400)) for _ in range(MAX_SESSIONS)]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED"):
+        client.complete(request())
+    streams[0].close()
+    assert until_accepted(client, request()).usage.completion_tokens == 24
+    streams[1].close()
+
+
+def until_accepted(client: Client, message: pb.GenerateRequest, timeout_s: float = 20.0):
+    """A cancellation takes a moment to arrive."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            return client.complete(message)
+        except CallFailed as error:
+            if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def test_a_deadline_ends_the_stream_and_frees_its_place(client):
+    for _ in range(MAX_SESSIONS + 1):
+        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
+            until_accepted(client, request(400, timeout_s=0.05))
+    assert until_accepted(client, request()).usage.completion_tokens == 24
+
+
+def test_the_other_methods_answer(client, stub):
+    info = client.model_info()
+    assert (info.model, info.target.architecture, info.max_draft_tokens) == ("tiny", "LlamaForCausalLM", 4)
+    ids = stub.Tokenize(pb.TokenizeRequest(text="안녕")).token_ids
+    assert stub.Detokenize(pb.DetokenizeRequest(token_ids=ids)).text == "안녕"
+
+
+def test_health_is_checked_watched_and_listed(address):
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert stub.Check(health_pb2.HealthCheckRequest()).status == serving
+        assert stub.List(health_pb2.HealthListRequest()).statuses["outrider.v1.GenerationService"].status == serving
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == serving
+        watch.cancel()
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(health_pb2.HealthCheckRequest(service="x"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services(address):
+    with grpc.insecure_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        names = {
+            service.name for service in next(stub.ServerReflectionInfo(iter([question]))).list_services_response.service
+        }
+    assert {"outrider.v1.GenerationService", "grpc.health.v1.Health"} <= names
+
+
+def test_the_command_line_streams_from_it(address, capsys):
+    arguments = ("generate", "the rain", "--address", address, "--max-tokens", "8", "--temperature", "0")
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert len(out) > 1
+    assert "target passes" in err
+
+
+def test_streams_run_side_by_side(client):
+    results: dict[int, tuple[int, ...]] = {}
+
+    def run(seed: int) -> None:
+        results[seed] = until_accepted(client, request(sampling=sampled(seed))).token_ids
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {seed: client.complete(request(sampling=sampled(seed))).token_ids for seed in (1, 2)} == results

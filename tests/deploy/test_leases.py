@@ -1,0 +1,187 @@
+"""Leases and ports on a real cluster, with fake engines: what is taken is given back, and what dies is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+
+from core.config import EngineConfig, Limits, WorkerConfig
+from core.errors import Unavailable, WorkerLost
+from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, TokenTree, VerifyRequest
+from deploy.app import worker
+from deploy.ports import ServeLease, ServeLeases
+from deploy.workers import DraftWorker, TargetWorker
+from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor, Front
+
+pytestmark = pytest.mark.ray
+
+APPLICATION = "leases"
+TARGET = WorkerConfig(EngineConfig("fake"), max_sessions=60)
+DRAFT = WorkerConfig(EngineConfig("fake"), max_sessions=2)
+SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def application(cluster):
+    target = worker(TargetWorker, TARGET).bind(TARGET, FakeTargetActor)
+    draft = worker(DraftWorker, DRAFT).bind(DRAFT, 64, FakeDraftActor)
+    serve.run(serve.deployment(Front).bind(target, draft), name=APPLICATION)
+
+
+@pytest.fixture
+def leases():
+    return new_leases()
+
+
+def new_leases(**limits: Any) -> ServeLeases:
+    target, draft = (serve.get_deployment_handle(name, APPLICATION) for name in ("target", "draft"))
+    return ServeLeases(target, draft, Limits(**limits))
+
+
+def verify_request(lease: ServeLease[Any], last: int = 2, block: TokenTree | None = None) -> VerifyRequest:
+    return VerifyRequest(Stamp(lease.name, lease.epoch, 1), Base(0, 0), (1, last), block or TokenTree(), SPEC)
+
+
+async def engine_of(leases: ServeLeases) -> Any:
+    """The engine actor behind the leases; nothing but a test looks at it."""
+    lease = await leases.take_target("to look")
+    lease.release()
+    return lease.port._engine
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that other processes do; the test's own timeout ends a wait in vain."""
+    while not await condition():  # noqa: ASYNC110  the event happens in another process
+        await asyncio.sleep(0.02)
+
+
+async def test_a_leased_target_verifies_and_is_free_after_release(leases):
+    lease = await leases.take_target("a")
+    (verdict,) = await lease.port.verify([verify_request(lease, block=TokenTree.chain([3, 4, 9]))])
+    assert (verdict.path, verdict.next_token) == ((0, 1), 5)
+    engine = await engine_of(leases)
+    assert (await engine.stats.remote()).num_sessions == 1
+    lease.release()
+    lease.release()
+    await until(lambda: has_no_sessions(engine))
+
+
+async def has_no_sessions(engine: Any) -> bool:
+    return (await engine.stats.remote()).num_sessions == 0
+
+
+async def test_a_leased_draft_guesses(leases):
+    lease = await leases.take_draft("a")
+    request = DraftRequest(Stamp(lease.name, lease.epoch, 1), Base(0, 0), (1, 2), 3, SPEC)
+    (drafted,) = await lease.port.draft([request])
+    assert drafted.block == TokenTree.chain([3, 4, 5])
+    lease.release()
+
+
+async def test_leases_of_one_engine_share_its_port(leases):
+    first, second = await asyncio.gather(leases.take_target("a"), leases.take_target("b"))
+    assert first.engine_id == second.engine_id
+    assert first.port is second.port
+    replies = await first.port.verify([verify_request(first, 5), verify_request(second, 7)])
+    assert [(reply.stamp.session, reply.next_token) for reply in replies] == [(first.name, 6), (second.name, 8)]
+    first.release()
+    second.release()
+
+
+async def test_each_lease_of_a_session_has_a_name_of_its_own(leases):
+    first = await leases.take_target("a")
+    second = await leases.take_target("a")
+    assert first.name != second.name
+    first.release()
+    second.release()
+
+
+async def test_both_models_are_described(leases):
+    assert await leases.describe() == (INFO, INFO)
+
+
+async def test_without_a_draft_there_is_none_to_take():
+    leases = ServeLeases(serve.get_deployment_handle("target", APPLICATION), None, Limits())
+    with pytest.raises(Unavailable, match="no draft"):
+        await leases.take_draft("a")
+    assert await leases.describe() == (INFO, None)
+
+
+async def test_who_finds_no_place_waits_for_one_and_no_longer_than_allowed(leases):
+    held = [await leases.take_draft(name) for name in ("a", "b")]
+    with pytest.raises(Unavailable, match=r"no draft granted a place within 0\.2 s"):
+        await new_leases(lease_timeout_s=0.2).take_draft("c")
+    gone, waiting = (asyncio.create_task(leases.take_draft(name)) for name in ("d", "e"))
+    await asyncio.sleep(0.2)
+    gone.cancel()
+    assert not waiting.done()
+    held[0].release()
+    held[0] = await waiting
+    for lease in held:
+        lease.release()
+    for lease in [await leases.take_draft(name) for name in ("f", "g")]:
+        lease.release()
+
+
+async def test_fifty_leases_that_end_in_any_order_leave_nothing(leases):
+    engine, rng = await engine_of(leases), random.Random(0)
+
+    async def live(session: str) -> None:
+        lease = await leases.take_target(session)
+        try:
+            await lease.port.verify([verify_request(lease)])
+            await asyncio.sleep(rng.random() / 4)
+        finally:
+            lease.release()
+
+    tasks = [asyncio.create_task(live(f"s{number}")) for number in range(50)]
+    await asyncio.sleep(0.1)
+    for task in rng.sample(tasks, 20):
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+    await until(lambda: has_no_sessions(engine))
+    places = await asyncio.gather(*(leases.take_target(f"t{number}") for number in range(TARGET.max_sessions)))
+    for place in places:
+        place.release()
+
+
+async def test_a_batch_outlives_the_request_that_sent_it():
+    front = serve.get_app_handle(APPLICATION)
+    request = front.send_slow_batch.remote()
+    await until(lambda: front.has_sent.remote())
+    request.cancel()
+    assert await front.outcome.remote() == "Verdict"
+
+
+async def test_a_killed_engine_is_lost_at_once_and_replaced(leases):
+    lease = await leases.take_target("a")
+    ray.kill(lease.port._engine)
+    with pytest.raises(WorkerLost, match=lease.engine_id):
+        await until(lambda: lease.port.verify([]))  # what was on its way may still be answered
+    successor = await leases.take_target("a")
+    assert successor.epoch != lease.epoch
+    assert await successor.port.verify([verify_request(successor)])
+    with pytest.raises(WorkerLost):
+        await lease.port.verify([verify_request(lease)])
+    lease.release()
+    successor.release()
+
+
+async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
+    lease = await leases.take_target("a")
+    with pytest.raises(WorkerLost, match="told to fail"):
+        await lease.port.verify([verify_request(lease, FAIL)])
+    await until(lambda: has_another_epoch(leases, lease.epoch))
+
+
+async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:
+    lease = await leases.take_target("another")
+    lease.release()
+    return lease.epoch != epoch

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
+
+from core.errors import OutriderError, Overloaded, Unavailable
+from core.records import Chunk, FinishReason, TokenLogprobs, Usage
+from deploy.ingress import MonotonicClock
+from deploy.servicer import THREAD_BYTES, Servicer
+from deploy.status import DETAILS_KEY, MAX_DETAILS_CHARS
+from protos.outrider.v1 import generation_pb2 as pb
+from tests.deploy.rpc import TOKENIZER, Script, greeting, ids_of, served
+
+REQUEST = pb.GenerateRequest(text="say", request_id="mine", sampling=pb.SamplingParams(seed=42))
+
+
+class Context:
+    """What Serve keeps of a call."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self.trailers: dict[str, bytes] = {}
+
+    def set_code(self, code):
+        self.code = code
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata):
+        self.trailers = dict(trailing_metadata)
+
+    def detail(self, kind):
+        """The one google.rpc detail of the trailers."""
+        status = status_pb2.Status.FromString(self.trailers[DETAILS_KEY])
+        assert (status.code, status.message) == (self.code.value[0], self.details)
+        detail = kind()
+        assert status.details[0].Unpack(detail)
+        return detail
+
+
+def servicer(*steps, **script) -> Servicer:
+    return Servicer(Script(*steps, **script), served(), MonotonicClock())
+
+
+async def test_a_stream_sends_each_chunk_and_ends_with_how_it_finished():
+    chunks = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
+    assert [(chunk.text, chunk.HasField("finish")) for chunk in chunks] == [("hello", False), (" word", True)]
+    assert [list(chunk.guessed) for chunk in chunks][1][-1] is False
+    assert {chunk.request_id for chunk in chunks} == {"mine"}
+    finish = chunks[-1].finish
+    assert (finish.reason, finish.stop, finish.seed) == (pb.FINISH_REASON_STOP, "!", 42)
+    assert (finish.speculation.target_passes, finish.speculation.draft_passes) == (2, 1)
+
+
+async def test_a_unary_answer_is_the_whole_stream():
+    response = await servicer(*greeting()).Generate(REQUEST, Context())
+    assert response.text == "hello word"
+    assert tuple(response.token_ids) == ids_of("hello") + ids_of(" wor") + ids_of("d")
+    assert response.usage.completion_tokens == len(response.token_ids)
+    assert response.finish.stop == "!"
+
+
+async def test_logprobs_stay_with_their_tokens():
+    logprobs = (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(-2.0))
+    chunk = Chunk("ab", (7, 9), (True, False), Usage(1, 2), logprobs, FinishReason.LENGTH, 9)
+    response = await servicer(chunk).Generate(REQUEST, Context())
+    assert [(entry.token_id, entry.logprob) for entry in response.logprobs] == [(7, -0.5), (9, -2.0)]
+    assert [(top.token_id, top.logprob) for top in response.logprobs[0].top] == [(7, -0.5), (8, -1.5)]
+    assert (response.finish.reason, response.finish.stop_token_id) == (pb.FINISH_REASON_LENGTH, 9)
+
+
+# Errors
+
+
+async def test_a_unary_error_is_returned_with_the_field_in_its_trailers():
+    context = Context()
+    wrong = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(top_p=2.0))
+    assert await servicer().Generate(wrong, context) == pb.GenerateResponse()
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "sampling.top_p" in context.details
+    assert context.detail(error_details_pb2.BadRequest).field_violations[0].field == "sampling.top_p"
+
+
+async def test_an_overloaded_service_says_when_to_come_again():
+    context = Context()
+    await servicer(Overloaded("full", 1.5)).Generate(REQUEST, context)
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    delay = context.detail(error_details_pb2.RetryInfo).retry_delay
+    assert (delay.seconds, delay.nanos) == (1, 500_000_000)
+
+
+async def test_a_stream_that_fails_raises_after_saying_why():
+    context = Context()
+    stream = servicer(greeting()[0], Unavailable("gone")).GenerateStream(REQUEST, context)
+    assert (await anext(stream)).text == "hello"
+    with pytest.raises(RuntimeError, match="gone"):
+        await anext(stream)
+    assert (context.code, context.details) == (grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_defect_is_told_by_an_id_that_the_log_has_and_by_nothing_else(method, caplog):
+    context = Context()
+    call = getattr(servicer(ZeroDivisionError("secret path")), method)(REQUEST, context)
+    if method == "Generate":
+        await call
+    else:
+        with pytest.raises(RuntimeError) as caught:
+            await anext(call)
+        assert "secret" not in str(caught.value)
+    assert context.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in context.details
+    assert context.details.split()[-1] in caplog.text
+    assert "ZeroDivisionError: secret path" in caplog.text
+
+
+async def test_details_fit_in_the_trailers_however_long_the_error_is():
+    context = Context()
+    await servicer(OutriderError("안" * 10_000)).Generate(REQUEST, context)
+    assert len(context.details) == MAX_DETAILS_CHARS
+
+
+async def test_a_message_over_the_limit_is_refused():
+    context = Context()
+    await servicer().Generate(pb.GenerateRequest(text="x" * 100_001), context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "100000 bytes" in context.details
+
+
+async def test_a_long_prompt_is_translated_all_the_same():
+    context = Context()
+    await servicer().Generate(pb.GenerateRequest(text="x " * THREAD_BYTES), context)
+    assert "text: must be at most" in context.details
+
+
+# Cancellation
+
+
+async def test_cancelling_a_call_closes_its_completion():
+    script = Script(greeting()[0], is_endless=True)
+    call = asyncio.create_task(Servicer(script, served(), MonotonicClock()).Generate(REQUEST, Context()))
+    await script.is_waiting.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert script.num_closed == 1
+
+
+async def test_cancelling_a_stream_closes_its_completion():
+    script = Script(greeting()[0], is_endless=True)
+    stream = Servicer(script, served(), MonotonicClock()).GenerateStream(REQUEST, Context())
+    assert (await anext(stream)).text == "hello"
+    waiting = asyncio.create_task(anext(stream))
+    await script.is_waiting.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert script.num_closed == 1
+
+
+async def test_a_stream_that_is_not_read_to_its_end_closes_its_completion():
+    script = Script(*greeting())
+    async with aclosing(Servicer(script, served(), MonotonicClock()).GenerateStream(REQUEST, Context())) as stream:
+        await anext(stream)
+    assert script.num_closed == 1
+
+
+# The other methods
+
+
+async def test_model_info_says_what_is_served_and_what_unset_fields_take():
+    info = await servicer().GetModelInfo(pb.GetModelInfoRequest(), Context())
+    assert (info.model, info.target.vocab_size, info.HasField("draft")) == ("pair", TOKENIZER.vocab_size, False)
+    assert info.max_draft_tokens == 0
+    assert info.verification == pb.VERIFICATION_COUPLED
+    assert info.sampling_defaults.temperature == 0.7
+    assert not info.sampling_defaults.HasField("seed")
+
+
+async def test_tokenize_and_detokenize_are_inverse():
+    tokens = await servicer().Tokenize(pb.TokenizeRequest(text="안녕"), Context())
+    assert tuple(tokens.token_ids) == TOKENIZER.encode("안녕")
+    bare = await servicer().Tokenize(pb.TokenizeRequest(text="안녕", add_special_tokens=False), Context())
+    assert tuple(bare.token_ids) == ids_of("안녕")
+    request = pb.DetokenizeRequest(token_ids=tokens.token_ids, skip_special_tokens=True)
+    assert (await servicer().Detokenize(request, Context())).text == "안녕"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "named"),
+    [
+        ("GetModelInfo", pb.GetModelInfoRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("Tokenize", pb.TokenizeRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("Detokenize", pb.DetokenizeRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[9_999]), grpc.StatusCode.INVALID_ARGUMENT, "token_ids[0]"),
+        ("Check", HealthCheckRequest(service="x"), grpc.StatusCode.NOT_FOUND, "no such service"),
+    ],
+)
+async def test_a_wrong_call_is_refused(method, request_, code, named):
+    context = Context()
+    await getattr(servicer(), method)(request_, context)
+    assert context.code is code
+    assert named in context.details
+
+
+async def test_health_knows_the_services_and_watch_stays_open():
+    listed = await servicer().List(HealthListRequest())
+    assert {status.status for status in listed.statuses.values()} == {HealthCheckResponse.SERVING}
+    for name in ("", *listed.statuses):
+        reply = await servicer().Check(HealthCheckRequest(service=name), Context())
+        assert reply.status == HealthCheckResponse.SERVING
+    async with aclosing(servicer().Watch(HealthCheckRequest())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVING
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(watch), 0.01)
+    async with aclosing(servicer().Watch(HealthCheckRequest(service="x"))) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVICE_UNKNOWN

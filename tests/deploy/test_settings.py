@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.errors import ConfigError
+from core.records import Verification
+from deploy.settings import DEMO_DIRECTORY, demo_config, override, parse_config, read_config
+
+MINIMAL = {"target": {"engine": {"model": "/models/target"}}}
+
+
+def test_what_is_not_set_has_the_defaults_of_core():
+    assert parse_config(MINIMAL) == ServiceConfig(WorkerConfig(EngineConfig("/models/target")))
+
+
+def test_every_level_can_be_set():
+    config = parse_config(
+        {
+            "model_name": "pair",
+            "target": {"engine": {"model": "/t", "dtype": "bfloat16"}, "num_gpus": 1, "resources": {"large_gpu": 1}},
+            "draft": {"engine": {"model": "/d", "num_threads": 2}, "num_replicas": 3},
+            "speculation": {"verification": "block", "max_draft_tokens": 7},
+            "limits": {"max_sessions": 5},
+        }
+    )
+    assert config.target.engine.dtype == "bfloat16"
+    assert config.target.resources == {"large_gpu": 1.0}
+    assert config.draft is not None
+    assert (config.draft.engine.num_threads, config.draft.num_replicas) == (2, 3)
+    assert config.speculation.verification is Verification.BLOCK
+    assert config.limits.max_sessions == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**MINIMAL, "modle_name": "x"}, "modle_name: there is no such setting"),
+        ({"target": {"engine": {"model": "/t", "dtyp": "float32"}}}, "target.engine.dtyp: there is no such setting"),
+        ({**MINIMAL, "limits": {"max_session": 1}}, "limits.max_session: there is no such setting"),
+        ({}, "target: must be set"),
+        ({"target": {"engine": {}}}, "target.engine.model: must be set"),
+        ({"target": {"engine": {"model": "/t", "dtype": "int3"}}}, "target.engine.dtype: "),
+        ({**MINIMAL, "num_orchestrators": "two"}, "num_orchestrators: "),
+        ({**MINIMAL, "draft": [1]}, "draft: "),
+        ({"target": {"engine": {"model": "/t"}, "num_replicas": 0}}, "num_replicas must be at least 1, got 0"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(ConfigError, match=r"colour: there is no such setting.*|target: must be set.*") as caught:
+        parse_config({"colour": "red"})
+    assert "target: must be set" in str(caught.value)
+
+
+def write(path: Path, settings: object) -> Path:
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_relative_models_start_at_the_file(tmp_path):
+    settings = {"target": {"engine": {"model": "big"}}, "draft": {"engine": {"model": "../small"}}}
+    config = read_config(write(tmp_path / "pair.yaml", settings))
+    assert config.target.engine.model == str(tmp_path / "big")
+    assert config.draft is not None
+    assert Path(config.draft.engine.model).resolve() == tmp_path.parent / "small"
+
+
+def test_absolute_models_stay(tmp_path):
+    assert read_config(write(tmp_path / "pair.yaml", MINIMAL)).target.engine.model == "/models/target"
+
+
+@pytest.mark.parametrize("text", ["- a list", "target: [", "", "\udcff"])
+def test_a_file_that_holds_no_settings_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "pair.yaml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=r"pair\.yaml"):
+        read_config(path)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    path = write(tmp_path / "pair.yaml", {**MINIMAL, "draft": {"engine": {"model": "/d"}}})
+    config = read_config(path, ["target.num_replicas=2", "target.engine.num_threads=4", "draft=null"])
+    assert (config.target.num_replicas, config.target.engine.num_threads) == (2, 4)
+    assert config.draft is None
+
+
+def test_an_override_may_open_a_group_that_the_file_leaves_out():
+    assert override({}, ["limits.max_sessions=3"]) == {"limits": {"max_sessions": 3}}
+
+
+def test_overrides_leave_their_base_alone():
+    base = {"limits": {"max_sessions": 1}}
+    override(base, ["limits.max_sessions=3"])
+    assert base == {"limits": {"max_sessions": 1}}
+
+
+@pytest.mark.parametrize("item", ["target", "=1", "target..x=1", "model_name.x=1", "limits=[", "target.engine.x.y=1"])
+def test_a_malformed_override_is_refused(item):
+    with pytest.raises(ConfigError):
+        parse_config(override({**MINIMAL, "model_name": "pair"}, [item]))
+
+
+def test_the_demo_is_the_pair_in_the_repository():
+    config = demo_config(["num_orchestrators=2"])
+    assert config.draft is not None
+    assert Path(config.target.engine.model) == DEMO_DIRECTORY / "target"
+    assert Path(config.draft.engine.model) == DEMO_DIRECTORY / "draft"
+    assert config.num_orchestrators == 2
