@@ -46,6 +46,7 @@ class LocalPort:
 
 @dataclass
 class LocalLease:
+    name: str
     engine_id: str
     epoch: int
     port: LocalPort
@@ -63,6 +64,7 @@ class LocalLeases:
 
     def __init__(self, target: TargetEngine, draft: DraftEngine | None) -> None:
         self.open_leases: set[int] = set()
+        self.num_leases = 0
         self.engines = {"target": target, "draft": draft}
         self.loops = {name: self._started(engine) for name, engine in self.engines.items() if engine is not None}
         self.ports = {name: LocalPort(loop) for name, loop in self.loops.items()}
@@ -83,7 +85,8 @@ class LocalLeases:
 
     def _lease(self, name: str) -> LocalLease:
         epoch = self.engines[name].epoch
-        return LocalLease(f"{name}-{epoch}", epoch, self.ports[name], self.open_leases)
+        self.num_leases += 1
+        return LocalLease(f"{self.num_leases}", f"{name}-{epoch}", epoch, self.ports[name], self.open_leases)
 
     async def replace_engine(self, name: str, engine: Any) -> None:
         """Stop the engine in the middle of its work, and lease out another from now on."""

@@ -1,0 +1,65 @@
+"""The real system: Ray, Serve, three deployments, gRPC on a real socket; one for all tests of a module."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from ray import serve
+
+from core.config import ServiceConfig
+from deploy.app import APPLICATION
+from deploy.local import served
+from protos.outrider.v1 import generation_pb2 as pb
+from protos.outrider.v1 import generation_pb2_grpc
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it listens, and a view of its engines for what clients cannot see."""
+
+    address: str
+
+    def channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address, [("grpc.max_receive_message_length", -1)])
+
+    def stub(self, channel: grpc.aio.Channel) -> generation_pb2_grpc.GenerationServiceStub:
+        return generation_pb2_grpc.GenerationServiceStub(channel)
+
+    async def engine(self, role: str) -> Any:
+        """The engine actor of one replica, by way of a lease that is given back at once."""
+        handle = serve.get_deployment_handle(role, APPLICATION)
+        stream = handle.options(stream=True).lease.remote("a test")
+        grant = await anext(stream)
+        stream.cancel()
+        return grant.engine
+
+    async def stats(self, role: str) -> Any:
+        return await (await self.engine(role)).stats.remote()
+
+
+@contextmanager
+def server(config: ServiceConfig) -> Iterator[Server]:
+    with served(config, lambda _: None) as endpoints:
+        yield Server(f"localhost:{endpoints.grpc_port}")
+
+
+async def tokens(stub: Any, request: pb.GenerateRequest) -> list[int]:
+    """All of a stream's token ids."""
+    return [token async for chunk in stub.GenerateStream(request) for token in chunk.token_ids]
+
+
+async def each(limit: int, jobs: Any) -> AsyncIterator[Any]:
+    """Results of coroutine functions in order, at most `limit` at once."""
+    gate = asyncio.Semaphore(limit)
+
+    async def run(job: Any) -> Any:
+        async with gate:
+            return await job()
+
+    for result in await asyncio.gather(*map(run, jobs)):
+        yield result

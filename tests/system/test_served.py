@@ -1,0 +1,298 @@
+"""The whole of it over real sockets: exactness, company, bad input, cancellation, deadlines, dead engines."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from local import DEMO
+from served import each, server, tokens
+from test_exactness import PROMPTS
+from transformers import AutoModelForCausalLM
+
+from deploy.settings import demo_config
+from protos.outrider.v1 import generation_pb2 as pb
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+SAMPLINGS = [
+    pb.SamplingParams(temperature=0.4, top_k=40, top_p=0.95, seed=1),
+    pb.SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=2),
+    pb.SamplingParams(temperature=1.2, top_k=100, top_p=0.8, seed=3),
+]
+
+
+@pytest.fixture(scope="module")
+def running():
+    with server(demo_config()) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(running):
+    async with running.channel() as channel:
+        yield running.stub(channel)
+
+
+def request(text, max_tokens=32, gamma=None, **fields):
+    return pb.GenerateRequest(
+        text=text,
+        sampling=fields.pop("sampling", pb.SamplingParams(temperature=0.0)),
+        stopping=fields.pop("stopping", pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True)),
+        speculation=fields.pop("speculation", pb.SpeculationParams(max_draft_tokens=gamma)),
+        **fields,
+    )
+
+
+async def assert_nothing_is_held(running):
+    """Both engines are empty again, within a round or so of the last stream's end."""
+    for role in ("target", "draft"):
+        for _ in range(100):
+            stats = await running.stats(role)
+            if stats.num_sessions == 0:
+                break
+            await asyncio.sleep(0.05)
+        assert (stats.num_sessions, stats.num_jobs) == (0, 0)
+        assert stats.num_free_blocks == stats.num_blocks
+
+
+def prompts_of(num_prompts):
+    """Different beginnings of code: lines of this project's own, cut at random places."""
+    lines = [line for line in (DEMO.parents[1] / "core" / "records.py").read_text().splitlines() if len(line) > 20]
+    chooser = random.Random(0)
+    return [chooser.choice(lines)[: chooser.randrange(8, 60)] for _ in range(num_prompts)]
+
+
+async def check_greedy_equality(stub, num_prompts, num_tokens=64):
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    prompts = prompts_of(num_prompts)
+    ids = [list((await stub.Tokenize(pb.TokenizeRequest(text=text))).token_ids) for text in prompts]
+    served = each(16, [lambda t=text: tokens(stub, request(t, num_tokens)) for text in prompts])
+    num_compared = 0
+    async for output in served:
+        prompt = torch.tensor([ids[num_compared]])
+        with torch.inference_mode():
+            expected = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=num_tokens, do_sample=False
+            )
+        assert output == expected[0, prompt.shape[1] :].tolist(), prompts[num_compared]
+        num_compared += 1
+    assert num_compared == num_prompts
+
+
+async def check_seeded_equality(stub, samplings, gammas, num_tokens):
+    """Plain and alone is the reference; with drafting, alone and sixteen at once, nothing may differ."""
+    for sampling in samplings:
+        jobs = []
+        for index in range(16):
+            seeded = pb.SamplingParams()
+            seeded.CopyFrom(sampling)
+            seeded.seed = sampling.seed * 1000 + index
+            jobs.append((PROMPTS[index % len(PROMPTS)], seeded))
+        plain = [await tokens(stub, request(text, num_tokens, 0, sampling=seeded)) for text, seeded in jobs]
+        assert len({tuple(output) for output in plain}) == 16
+        for gamma in gammas:
+            drafted = [request(text, num_tokens, gamma, sampling=seeded) for text, seeded in jobs]
+            together = [output async for output in each(16, [lambda r=r: tokens(stub, r) for r in drafted])]
+            assert together == plain, gamma
+            alone = await tokens(stub, drafted[gamma])
+            assert alone == plain[gamma], gamma
+
+
+async def test_greedy_output_is_that_of_transformers(running, stub):
+    await check_greedy_equality(stub, 24)
+    await assert_nothing_is_held(running)
+
+
+@pytest.mark.slow
+async def test_greedy_output_is_that_of_transformers_for_200_prompts(stub):
+    await check_greedy_equality(stub, 200)
+
+
+async def test_seeded_output_does_not_depend_on_drafting_or_company(stub):
+    await check_seeded_equality(stub, SAMPLINGS[1:2], (1, 4, 8), 24)
+
+
+@pytest.mark.slow
+async def test_seeded_output_does_not_depend_on_drafting_or_company_in_full(stub):
+    await check_seeded_equality(stub, SAMPLINGS, range(1, 9), 64)
+
+
+async def test_the_last_chunk_says_how_it_went(stub):
+    chunks = [chunk async for chunk in stub.GenerateStream(request(PROMPTS[0], 24, logprobs=2))]
+    assert [chunk.HasField("finish") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    last = chunks[-1]
+    assert last.finish.reason == pb.FINISH_REASON_LENGTH
+    assert last.usage.completion_tokens == 24 == sum(len(chunk.token_ids) for chunk in chunks)
+    stats = last.finish.speculation
+    assert stats.target_passes + stats.accepted_tokens == 24
+    assert stats.accepted_tokens == sum(sum(chunk.guessed) for chunk in chunks) == sum(stats.accepted_per_position)
+    assert 0 < stats.accepted_tokens <= stats.drafted_tokens
+    assert sum(len(chunk.logprobs) for chunk in chunks) == 24
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    assert (
+        "".join(chunk.text for chunk in chunks)
+        == (await stub.Detokenize(pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=True))).text
+    )
+
+
+async def test_a_seed_that_the_server_drew_repeats_the_output(stub):
+    first = await stub.Generate(request(PROMPTS[1], sampling=pb.SamplingParams(temperature=1.0)))
+    other = await stub.Generate(request(PROMPTS[1], sampling=pb.SamplingParams(temperature=1.0)))
+    again = await stub.Generate(
+        request(PROMPTS[1], sampling=pb.SamplingParams(temperature=1.0, seed=first.finish.seed))
+    )
+    assert again.token_ids == first.token_ids != other.token_ids
+
+
+async def test_a_stream_resumes_where_it_broke_off(stub):
+    job = request(PROMPTS[2], 24, sampling=SAMPLINGS[0])
+    whole = await tokens(stub, job)
+    job.resume_token_ids.extend(whole[:9])
+    assert await tokens(stub, job) == whole[9:]
+
+
+BAD = {
+    "prompt": {"text": ""},
+    "text": {"text": "a" * 200_000},
+    "sampling.temperature": {"sampling": pb.SamplingParams(temperature=-1)},
+    "sampling.top_p": {"sampling": pb.SamplingParams(top_p=float("nan"))},
+    "sampling.frequency_penalty": {"sampling": pb.SamplingParams(frequency_penalty=float("inf"))},
+    "sampling.logit_bias": {"sampling": pb.SamplingParams(logit_bias={999_999: 1.0})},
+    "stopping.max_tokens": {"stopping": pb.StoppingParams(max_tokens=0)},
+    "stopping.stop": {"stopping": pb.StoppingParams(stop=["x"] * 1000)},
+    "stopping.stop_token_ids": {"stopping": pb.StoppingParams(stop_token_ids=[2**31])},
+    "speculation.verification": {"speculation": pb.SpeculationParams(verification=99)},
+    "resume_token_ids": {"resume_token_ids": [2**30]},
+    "timeout_s": {"timeout_s": -1.0},
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+async def test_bad_input_names_the_field_in_both_rpcs_and_shows_no_trace(running, stub, field):
+    bad = request(BAD[field].get("text", "x = 1"), **{k: v for k, v in BAD[field].items() if k != "text"})
+    for call in (stub.Generate(bad), stub.GenerateStream(bad).read()):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert field.split(".")[-1] in caught.value.details() or field == "prompt"
+        assert "Traceback" not in caught.value.details()
+        assert len(caught.value.details()) < 500
+    assert len(await tokens(stub, request("x = 1", 4))) == 4
+
+
+async def test_an_oversize_message_is_refused_and_harms_nobody(running):
+    async with grpc.aio.insecure_channel(running.address, [("grpc.max_send_message_length", -1)]) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub(channel).Generate(request("a" * (8 * 1024 * 1024)))
+        assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert "Traceback" not in caught.value.details()
+
+
+async def test_an_expired_call_frees_its_kv(running, stub):
+    job = request(PROMPTS[3], 1500)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Generate(job, timeout=0.3)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    job.timeout_s = 0.3
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await tokens(stub, job)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await assert_nothing_is_held(running)
+
+
+async def check_cancellations(running, stub, num_streams, at_once):
+    """Cancelled before the first chunk, between chunks, at the end: nothing stays, and the others get their tokens."""
+    chooser = random.Random(1)
+    expected = await tokens(stub, request(PROMPTS[0], 32))
+
+    async def cancelled():
+        call = stub.GenerateStream(request(chooser.choice(PROMPTS), 256))
+        if chooser.random() < 0.5:
+            await asyncio.sleep(chooser.random() * 0.3)
+        else:
+            for _ in range(chooser.randrange(6)):
+                await call.read()
+        call.cancel()
+
+    jobs = [
+        cancelled if index % 10 else (lambda: tokens(stub, request(PROMPTS[0], 32))) for index in range(num_streams)
+    ]
+    results = [result async for result in each(at_once, jobs)]
+    assert all(result == expected for result in results if result is not None)
+    assert len([result for result in results if result is not None]) == -(-num_streams // 10)
+    await assert_nothing_is_held(running)
+
+
+async def test_cancelled_streams_leave_nothing_behind(running, stub):
+    await check_cancellations(running, stub, 60, at_once=12)
+
+
+@pytest.mark.slow
+async def test_five_hundred_cancelled_streams_leave_nothing_behind(running, stub):
+    await check_cancellations(running, stub, 500, at_once=24)
+
+
+async def test_model_info_health_and_reflection(running, stub):
+    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.target.architecture, info.draft.vocab_size) == ("LlamaForCausalLM", info.target.vocab_size)
+    assert info.verification == pb.VERIFICATION_COUPLED
+    async with running.channel() as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        reply = await health.Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+    with grpc.insecure_channel(running.address) as channel:
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert "outrider.v1.GenerationService" in services
+
+
+async def test_streams_survive_the_death_of_the_draft_and_of_the_target(running, stub):
+    """Last, for it takes engines away: same tokens, no error, and both are replaced."""
+    import ray
+
+    jobs = [request(text, 160) for text in PROMPTS[:4]]
+    expected = [await tokens(stub, job) for job in jobs]
+    for role in ("draft", "target"):
+        streams = [asyncio.ensure_future(tokens(stub, job)) for job in jobs]
+        await asyncio.sleep(0.4)
+        ray.kill(await running.engine(role))
+        assert await asyncio.gather(*streams) == expected, role
+    stats = (await stub.Generate(jobs[0])).finish.speculation
+    assert stats.target_passes > 0
+
+
+async def test_a_full_service_refuses_at_once_and_says_when_to_come_back():
+    config = demo_config()
+    config = replace(config, draft=None, limits=replace(config.limits, max_sessions=2))
+    with server(config) as running:
+        async with running.channel() as channel:
+            stub = running.stub(channel)
+            streams = [stub.GenerateStream(request(PROMPTS[0], 1000)) for _ in range(2)]
+            for stream in streams:
+                await stream.read()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(request(PROMPTS[0], 4))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "try again in 1 s" in caught.value.details()
+            for stream in streams:
+                stream.cancel()
+            await assert_nothing_is_held_by_target(running)
+            assert len(await tokens(stub, request(PROMPTS[0], 4))) == 4
+
+
+async def assert_nothing_is_held_by_target(running):
+    for _ in range(100):
+        if (await running.stats("target")).num_sessions == 0:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("the target still holds a session")
