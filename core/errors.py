@@ -106,8 +106,11 @@ class StartupError(OutriderError):
     status = "FAILED_PRECONDITION"
 
 
-class ConfigError(StartupError):
-    """A setting is unknown, of the wrong type, or out of range."""
+class ConfigError(StartupError, ValueError):
+    """A setting is unknown, of the wrong type, or out of range.
+
+    A ValueError too, so that whoever reads settings from a file can say where in the file it was.
+    """
 
 
 class CheckpointError(StartupError):

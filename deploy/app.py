@@ -84,11 +84,15 @@ def resources(config: ServiceConfig) -> dict[str, float]:
 
 def check_pair(config: ServiceConfig) -> None:
     """Find the common mistakes before anything is started. Raises: StartupError."""
+    from workers import weights  # imports torch, which replicas of this module's deployments do without
+
     target = _directory("target", config.target)
     if config.draft is None:
         read_vocabulary(target)
     else:
         check_same_vocabulary(target, _directory("draft", config.draft))
+    for worker_config in filter(None, (config.target, config.draft)):
+        weights.check(worker_config.engine)
 
 
 def _directory(name: str, config: WorkerConfig) -> Path:

@@ -164,6 +164,8 @@ def _flag_overrides(args: argparse.Namespace) -> Iterator[str]:
         target = Path(args.target).resolve()
         yield f"target.engine.model={json.dumps(str(target))}"
         yield f"model_name={json.dumps(target.name)}"
+        if args.config is None:  # what the demo pair settles for itself is not meant for another target
+            yield "target.engine.deterministic=false"
     if args.draft == "none":
         yield "draft=null"
     elif args.draft is not None:

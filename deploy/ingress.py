@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from ray.serve.handle import DeploymentHandle
 
@@ -23,6 +24,8 @@ from orchestrator.text import Tokenizer
 logger = logging.getLogger(__name__)
 
 DESCRIBE_RETRY_S = 0.5
+DRAFT_GRACE_S = 60.0
+"""How long requests wait for a draft that is still loading; after that they are served without, until it is there."""
 
 
 class MonotonicClock:
@@ -37,7 +40,7 @@ class MonotonicClock:
 
 
 class Ingress(Servicer):
-    """One orchestrator. It takes requests once both models are loaded: until then Serve sends it none.
+    """One orchestrator. It takes requests once the target is loaded: until then Serve sends it none.
 
     Raises: CheckpointError when the target's directory has no usable tokenizer or generation_config.
     """
@@ -50,17 +53,26 @@ class Ingress(Servicer):
         tokenizer = Tokenizer.from_directory(model_dir)
         defaults = sampling_defaults(model_dir)
         leases = ServeLeases(target, draft, config.limits)
-        target_info, draft_info = await _describe(leases)
+        target_info = await _described(leases.describe_target)
         clock = MonotonicClock()
-        service = Service(config, target_info, draft_info, tokenizer, leases, clock)
-        super().__init__(service, Served(target_info, draft_info, tokenizer, defaults, config), clock)
+        self._service = Service(config, target_info, None, tokenizer, leases, clock)
+        super().__init__(self._service, Served(target_info, None, tokenizer, defaults, config), clock)
+        if draft is not None:
+            self._introduction = asyncio.create_task(self._introduce_draft(leases))
+            await asyncio.wait([self._introduction], timeout=DRAFT_GRACE_S)
+
+    async def _introduce_draft(self, leases: ServeLeases) -> None:
+        """The draft is optional at every moment, the first included."""
+        info = await _described(leases.describe_draft)
+        self._service.use_draft(info)
+        self.show_draft(info)
 
 
-async def _describe(leases: ServeLeases) -> tuple[ModelInfo, ModelInfo | None]:
-    """The models, however long they take to load."""
+async def _described(describe: Callable[[], Awaitable[ModelInfo]]) -> ModelInfo:
+    """The model, however long it takes to load."""
     while True:
         try:
-            return await leases.describe()
+            return await describe()
         except Unavailable as error:
-            logger.info("waiting for the models: %s", error)
+            logger.info("waiting for a model: %s", error)
             await asyncio.sleep(DESCRIBE_RETRY_S)

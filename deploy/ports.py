@@ -220,9 +220,15 @@ class ServeLeases:
             raise Unavailable("this service has no draft")
         return await self._draft.take(session)
 
-    async def describe(self) -> tuple[ModelInfo, ModelInfo | None]:
-        """The models of target and draft. Raises: Unavailable."""
-        return await self._target.describe(), await self._draft.describe() if self._draft else None
+    async def describe_target(self) -> ModelInfo:
+        """Raises: Unavailable."""
+        return await self._target.describe()
+
+    async def describe_draft(self) -> ModelInfo:
+        """Raises: Unavailable."""
+        if self._draft is None:
+            raise Unavailable("this service has no draft")
+        return await self._draft.describe()
 
 
 def _summary(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
 import grpc
@@ -69,6 +69,10 @@ class Servicer:
         self._completions = completions
         self._served = served
         self._clock = clock
+
+    def show_draft(self, draft: ModelInfo) -> None:
+        """Name the draft in GetModelInfo from now on."""
+        self._served = replace(self._served, draft=draft)
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """One completion, returned whole."""

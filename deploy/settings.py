@@ -20,7 +20,7 @@ from core.errors import ConfigError
 DEMO_DIRECTORY = Path(__file__).resolve().parents[1] / "models" / "demo"
 DEMO_SETTINGS: Mapping[str, Any] = {
     "model_name": "outrider-demo",
-    "target": {"engine": {"model": str(DEMO_DIRECTORY / "target")}},
+    "target": {"engine": {"model": str(DEMO_DIRECTORY / "target"), "deterministic": True}},
     "draft": {"engine": {"model": str(DEMO_DIRECTORY / "draft")}},
 }
 _SERVICE_CONFIG = TypeAdapter(ServiceConfig)
@@ -96,14 +96,16 @@ def _value(item: str, text: str) -> object:
 
 def _explain(problem: Mapping[str, Any]) -> str:
     """One problem that pydantic found, with the path of the setting."""
-    path = ".".join(str(part) for part in problem["loc"]) or "the configuration"
+    path = ".".join(str(part) for part in problem["loc"])
     match problem["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
             return f"{path}: there is no such setting"
         case "missing":
             return f"{path}: must be set"
+        case "value_error":  # raised by core.config, which names the setting but not the way to it
+            return f"{path}{'.' if path else ''}{problem['ctx']['error']}"
         case _:
-            return f"{path}: {problem['msg']}, got {problem['input']!r}"
+            return f"{path or 'the configuration'}: {problem['msg']}, got {problem['input']!r}"
 
 
 def _resolve(worker: WorkerConfig, directory: Path) -> WorkerConfig:

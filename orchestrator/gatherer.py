@@ -51,10 +51,9 @@ class Gatherer(Generic[Request, Reply]):
             self._decoding = asyncio.ensure_future(self._send_gathered())
 
     async def _send_gathered(self) -> None:
-        # One turn of the loop lets all sessions that became ready by the same reply join this call.
-        await asyncio.sleep(0)
         try:
             while self._waiting:
+                await asyncio.sleep(0)  # one turn of the loop, so that all that is ready by now joins this call
                 batch, self._waiting = self._waiting, []
                 await self._send(batch)
         finally:

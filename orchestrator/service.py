@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
@@ -35,6 +36,10 @@ class Service:
         self._rounds = Rounds(leases, clock)
         self._is_closing = False
         self._num_started = 0
+
+    def use_draft(self, draft: ModelInfo) -> None:
+        """Let completions that start from now on be drafted for."""
+        self._pair = replace(self._pair, draft=draft)
 
     @property
     def num_sessions(self) -> int:

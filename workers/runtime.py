@@ -19,14 +19,14 @@ from workers.kv_cache import KVCache, SequenceKV
 from workers.step_plan import Span, Tiling, plan_step
 from workers.weights import LoadedModel
 
-CPU = Tiling(min_rows=4)
-"""With fewer rows, a row's matrix products depend on how many there are (docs/exactness.md)."""
+NO_TILING = Tiling()
+CPU_BFLOAT16 = Tiling(min_rows=4)
+"""With fewer rows, a row's matrix products depend on how many there are, and four rows cost what one does. In float32
+four cost half as much again, for differences in the last bits alone: who must not have those asks for deterministic."""
 
 CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=8, kv_tokens=512)
 """On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
 no multiple of the vector width in another way: with whole blocks and rows by the eight, a row's bits are its own."""
-
-ACCELERATOR = Tiling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def choose_tiling(config: EngineConfig) -> Tiling:
     """Raises: ConfigError when deterministic steps are asked for where there are none."""
     on_cpu = torch.device(config.device).type == "cpu"
     if not config.deterministic:
-        return CPU if on_cpu else ACCELERATOR
+        return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" else NO_TILING
     if not on_cpu:
         raise ConfigError(f"deterministic is available on cpu only, not on {config.device}")
     if CPU_DETERMINISTIC.kv_tokens % config.block_tokens:

@@ -50,18 +50,30 @@ def load(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
     the seam does not carry.
     """
     path = Path(config.model)
-    _check_files(path)
+    progress(f"reading {path / 'config.json'}")
+    model_config, max_context = _check(config)
     with _quiet_transformers():
-        progress(f"reading {path / 'config.json'}")
-        model_config = _read_config(path)
-        _check_architecture(model_config)
-        max_context = _context_limit(model_config, config)
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
         model = _read_weights(path, config, model_config)
     layers = _probe_layers(model, model_config)
     info = _describe(model, model_config, config, max_context)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers)
+
+
+def check(config: EngineConfig) -> None:
+    """Find what can be found without reading the weights. Raises: as `load` does."""
+    _check(config)
+
+
+def _check(config: EngineConfig) -> tuple[Any, int]:
+    """The model's own configuration, and how many positions of it may be used."""
+    path = Path(config.model)
+    _check_files(path)
+    with _quiet_transformers():
+        model_config = _read_config(path)
+        _check_architecture(model_config)
+        return model_config, _context_limit(model_config, config)
 
 
 def _check_files(path: Path) -> None:

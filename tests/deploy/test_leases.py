@@ -103,14 +103,16 @@ async def test_each_lease_of_a_session_has_a_name_of_its_own(leases):
 
 
 async def test_both_models_are_described(leases):
-    assert await leases.describe() == (INFO, INFO)
+    assert await leases.describe_target() == await leases.describe_draft() == INFO
 
 
 async def test_without_a_draft_there_is_none_to_take():
     leases = ServeLeases(serve.get_deployment_handle("target", APPLICATION), None, Limits())
     with pytest.raises(Unavailable, match="no draft"):
         await leases.take_draft("a")
-    assert await leases.describe() == (INFO, None)
+    with pytest.raises(Unavailable, match="no draft"):
+        await leases.describe_draft()
+    assert await leases.describe_target() == INFO
 
 
 async def test_who_finds_no_place_waits_for_one_and_no_longer_than_allowed(leases):

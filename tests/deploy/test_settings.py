@@ -46,7 +46,12 @@ def test_every_level_can_be_set():
         ({"target": {"engine": {"model": "/t", "dtype": "int3"}}}, "target.engine.dtype: "),
         ({**MINIMAL, "num_orchestrators": "two"}, "num_orchestrators: "),
         ({**MINIMAL, "draft": [1]}, "draft: "),
-        ({"target": {"engine": {"model": "/t"}, "num_replicas": 0}}, "num_replicas must be at least 1, got 0"),
+        ({"target": {"engine": {"model": "/t"}, "num_replicas": 0}}, "target.num_replicas must be at least 1, got 0"),
+        (
+            {"target": {"engine": {"model": "/t", "num_threads": 0}}},
+            "target.engine.num_threads must be at least 1, got 0",
+        ),
+        ({**MINIMAL, "model_name": ""}, "model_name must be not empty"),
     ],
 )
 def test_a_mistake_is_named_by_its_path(settings, message):

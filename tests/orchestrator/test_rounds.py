@@ -1,0 +1,275 @@
+"""Rounds over ports: batches follow the load, time is kept, and whatever ends a session gives everything back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fakes import FakeDraftEngine, FakeTargetEngine, FakeTokenizer, model_info, plain, request
+
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
+from core.records import Refused
+from orchestrator.service import Service
+
+ENGINE = WorkerConfig(EngineConfig("m"))
+
+
+class FakePort:
+    """Answers by a fake engine, after it has been let through `gate`."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.batches = []
+        self.failure = None
+        self.ended = set()
+
+    async def _answer(self, batch, answer):
+        self.batches.append([item.stamp.session for item in batch])
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return [Refused(item.stamp, "over") if item.stamp.session in self.ended else answer(item) for item in batch]
+
+    async def verify(self, batch):
+        return await self._answer(batch, self.engine.verify)
+
+    async def draft(self, batch):
+        return await self._answer(batch, self.engine.draft)
+
+    async def release(self, sessions):
+        for session in sessions:
+            self.ended.add(session)
+            self.engine.forget(session)
+
+
+class FakeLease:
+    def __init__(self, name, port, held):
+        self.name, self.port, self._held = name, port, held
+        self.engine_id, self.epoch = f"engine {id(port)}", port.engine.epoch
+        held.add(name)
+
+    def release(self):
+        self._held.discard(self.name)
+
+
+class FakeLeases:
+    def __init__(self):
+        self.target, self.draft = FakePort(FakeTargetEngine()), FakePort(FakeDraftEngine())
+        self.held = set()
+        self.num_taken = 0
+        self.refusal = None
+
+    async def take_target(self, session):
+        await asyncio.sleep(0)
+        return self._take(self.target)
+
+    async def take_draft(self, session):
+        await asyncio.sleep(0)
+        return self._take(self.draft)
+
+    def _take(self, port):
+        if self.refusal is not None:
+            raise self.refusal
+        self.num_taken += 1
+        return FakeLease(f"lease {self.num_taken}", port, self.held)
+
+
+class FakeClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self):
+        self._now = 100.0
+        self._sleepers = []
+
+    def now(self):
+        return self._now
+
+    async def sleep(self, duration_s):
+        if duration_s <= 0:
+            return
+        waker = asyncio.Event()
+        self._sleepers.append((self._now + duration_s, waker))
+        await waker.wait()
+
+    async def advance(self, duration_s):
+        self._now += duration_s
+        for due, waker in self._sleepers:
+            if due <= self._now:
+                waker.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+
+class World:
+    def __init__(self, **limits):
+        self.leases, self.clock = FakeLeases(), FakeClock()
+        config = ServiceConfig(ENGINE, ENGINE, speculation=SpeculationConfig(), limits=Limits(**limits))
+        self.service = Service(config, model_info(), model_info("draft"), FakeTokenizer(), self.leases, self.clock)
+
+    async def tokens(self, job):
+        return [token async for chunk in self.service.generate(job) for token in chunk.token_ids]
+
+    async def check_nothing_is_held(self):
+        await self.service.close()
+        assert self.service.num_sessions == 0
+        assert self.leases.held == set()
+        assert self.leases.target.engine.logs == self.leases.draft.engine.logs == {}
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@pytest.fixture
+async def world():
+    return World()
+
+
+async def settle():
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_many_streams_share_calls_and_each_gets_its_own_tokens(world):
+    jobs = [request((n, 3), 20) for n in range(1, 17)]
+    assert await asyncio.gather(*map(world.tokens, jobs)) == [plain((n, 3), 20) for n in range(1, 17)]
+    sizes = [len(batch) for batch in world.leases.target.batches]
+    assert max(sizes) == 16
+    assert sum(sizes) / len(sizes) > 4
+    await world.check_nothing_is_held()
+
+
+async def test_what_becomes_ready_while_a_call_is_in_flight_goes_with_the_next(world):
+    world.leases.target.gate.clear()
+    jobs = [asyncio.ensure_future(world.tokens(request((n,), 3))) for n in (1, 2, 3)]
+    await settle()
+    assert [len(batch) for batch in world.leases.target.batches] == [3]
+    jobs += [asyncio.ensure_future(world.tokens(request((n,), 3))) for n in (4, 5)]
+    await settle()
+    assert len(world.leases.target.batches) == 1
+    world.leases.target.gate.set()
+    await asyncio.gather(*jobs)
+    assert len(world.leases.target.batches[1]) == 2
+    await world.check_nothing_is_held()
+
+
+async def test_a_long_prompt_goes_by_itself_and_holds_nobody_up(world):
+    first = asyncio.ensure_future(world.tokens(request((1,), 200)))
+    await settle()
+    assert await world.tokens(request(tuple(range(1, 41)), 2)) == plain(range(1, 41), 2)
+    prefill = next(batch for batch in world.leases.target.batches if len(batch) == 1 and batch[0] != "lease 1")
+    assert len(prefill) == 1
+    assert await first == plain((1,), 200)
+
+
+async def test_a_draft_that_is_still_prefilling_is_not_waited_for(world):
+    world.leases.draft.gate.clear()
+    assert await world.tokens(request((1,), 10)) == plain((1,), 10)
+
+
+async def test_a_late_block_is_waited_for_until_its_time_is_up(world):
+    chunks = world.service.generate(request((1,), 60))
+    await anext(chunks)
+    world.leases.draft.gate.clear()
+    rest = asyncio.ensure_future(_rest(chunks))
+    await settle()
+    num_passes = len(world.leases.target.batches)
+    await settle()
+    assert len(world.leases.target.batches) == num_passes, "it waits for the block"
+    await world.clock.advance(2.5)
+    assert len(world.leases.target.batches) > num_passes, "and then no longer"
+    world.leases.draft.gate.set()
+    assert (await rest)[-1].stats.num_draft_failures == 1
+
+
+async def _rest(chunks):
+    return [chunk async for chunk in chunks]
+
+
+@pytest.mark.parametrize("when", ["leasing", "prefilling", "streaming"])
+async def test_a_client_that_goes_away_leaves_nothing_behind(world, when):
+    if when == "prefilling":
+        world.leases.target.gate.clear()
+    stream = asyncio.ensure_future(world.tokens(request((1,), 1000)))
+    if when != "leasing":
+        await settle()
+    else:
+        await asyncio.sleep(0)
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
+    world.leases.target.gate.set()
+    await settle()
+    await world.check_nothing_is_held()
+
+
+async def test_a_deadline_ends_the_stream_and_frees_everything(world):
+    world.leases.target.gate.clear()
+    stream = asyncio.ensure_future(world.tokens(request((1,), 10, deadline=105.0)))
+    await settle()
+    await world.clock.advance(5.0)
+    with pytest.raises(DeadlinePassed):
+        await stream
+    world.leases.target.gate.set()
+    await settle()
+    await world.check_nothing_is_held()
+    with pytest.raises(DeadlinePassed):
+        await World().tokens(request((1,), 10, deadline=99.0))
+
+
+async def test_the_next_session_is_refused_at_once_when_all_places_are_taken():
+    world = World(max_sessions=2)
+    world.leases.target.gate.clear()
+    streams = [asyncio.ensure_future(world.tokens(request((n,), 5))) for n in (1, 2)]
+    await settle()
+    with pytest.raises(Overloaded, match="2 places") as caught:
+        await world.tokens(request((3,), 5))
+    assert caught.value.retry_after_s == 1.0
+    world.leases.target.gate.set()
+    await asyncio.gather(*streams)
+    assert await world.tokens(request((3,), 5)) == plain((3,), 5)
+
+
+async def test_an_engine_that_is_lost_takes_its_batch_along_to_the_next(world):
+    streams = [asyncio.ensure_future(world.tokens(request((n,), 40))) for n in (1, 2, 3)]
+    await settle()
+    dead, world.leases.target = world.leases.target, FakePort(FakeTargetEngine(epoch=2))
+    dead.failure = WorkerLost("it died")
+    await settle()
+    for _ in range(6):
+        await world.clock.advance(1.0)
+    assert await asyncio.gather(*streams) == [plain((n,), 40) for n in (1, 2, 3)]
+    await world.check_nothing_is_held()
+
+
+async def test_without_a_target_the_client_is_told_so(world):
+    world.leases.refusal = Unavailable("no target granted a place")
+    with pytest.raises(Unavailable, match="no target"):
+        await world.tokens(request((1,), 5))
+    await world.check_nothing_is_held()
+
+
+async def test_a_defect_in_one_session_ends_that_session_alone(world, caplog):
+    neighbour = asyncio.ensure_future(world.tokens(request((1,), 40)))
+    broken = world.service.generate(request((2,), 40))
+    await anext(broken)
+    running = next(r for r in world.service._rounds._running.values() if r.session.id.endswith("#1"))
+    running.session.handle = lambda event: 1 // 0
+    with pytest.raises(OutriderError, match="internal error"):
+        await _rest(broken)
+    assert "ZeroDivisionError" in caplog.text
+    assert await neighbour == plain((1,), 40)
+    await world.check_nothing_is_held()
+
+
+async def test_a_service_that_closes_takes_no_more(world):
+    await world.service.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await world.tokens(request((1,), 5))
+
+
+async def test_a_draft_that_comes_later_is_used_from_then_on(world):
+    config = ServiceConfig(ENGINE, ENGINE)
+    service = Service(config, model_info(), None, FakeTokenizer(), world.leases, world.clock)
+    assert (await _rest(service.generate(request((1,), 9))))[-1].stats.num_drafted_tokens == 0
+    service.use_draft(model_info("draft"))
+    assert (await _rest(service.generate(request((1,), 9))))[-1].stats.num_drafted_tokens > 0
