@@ -48,7 +48,7 @@ class EngineConfig:
     max_context_tokens: int | None = None
     """Lower than the model's own limit; None takes the model's."""
     deterministic: bool = False
-    """Compute each row in tiles of one fixed shape, so that its bits do not depend on what shares its step; CPU only."""
+    """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
     session_timeout_s: float = 600.0
     """A session that says nothing for this long is dropped and its KV freed."""
 

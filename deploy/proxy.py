@@ -2,7 +2,7 @@
 
 The proxy (Ray 2.60) passes a cancellation on only if it comes while the proxy waits for the replica's next message. If
 it comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
-decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and is cancelled there.
+decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
 
 Runs in the proxy's process, which imports it by the name in `deploy.cluster.SERVICERS`.
 """

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from ray import serve
 
 from core.config import ServiceConfig
-from deploy.app import APPLICATION
 from deploy.local import served
+from deploy.probe import engine_of
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 
@@ -30,16 +29,8 @@ class Server:
     def stub(self, channel: grpc.aio.Channel) -> generation_pb2_grpc.GenerationServiceStub:
         return generation_pb2_grpc.GenerationServiceStub(channel)
 
-    async def engine(self, role: str) -> Any:
-        """The engine actor of one replica, by way of a lease that is given back at once."""
-        handle = serve.get_deployment_handle(role, APPLICATION)
-        stream = handle.options(stream=True).lease.remote("a test")
-        grant = await anext(stream)
-        stream.cancel()
-        return grant.engine
-
     async def stats(self, role: str) -> Any:
-        return await (await self.engine(role)).stats.remote()
+        return await (await engine_of(role)).stats.remote()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from served import each, server, tokens
 from test_exactness import PROMPTS
 from transformers import AutoModelForCausalLM
 
+from deploy.probe import engine_of
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -265,7 +266,7 @@ async def test_streams_survive_the_death_of_the_draft_and_of_the_target(running,
     for role in ("draft", "target"):
         streams = [asyncio.ensure_future(tokens(stub, job)) for job in jobs]
         await asyncio.sleep(0.4)
-        ray.kill(await running.engine(role))
+        ray.kill(await engine_of(role))
         assert await asyncio.gather(*streams) == expected, role
     stats = (await stub.Generate(jobs[0])).finish.speculation
     assert stats.target_passes > 0

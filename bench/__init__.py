@@ -1,0 +1,1 @@
+"""What is measured, and how: programs that print ratios with their settings and write them as JSON."""
