@@ -141,11 +141,12 @@ async def system(
     *,
     gamma: int = 4,
     limits: Limits | None = None,
+    deterministic: bool = True,
     **engine: Any,
 ) -> AsyncIterator[System]:
     """A service over the checkpoints; `engine` changes settings of both engines."""
     torch.set_num_threads(1)
-    target_config = EngineConfig(str(target), **engine)
+    target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
     draft_config = replace(target_config, model=str(draft)) if draft else None
     config = ServiceConfig(
         WorkerConfig(target_config),

@@ -1,0 +1,43 @@
+"""A service that is full says so at once, over the wire, and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import pytest
+from served import server, tokens
+from test_exactness import PROMPTS
+from test_served import request
+
+from deploy.settings import demo_config
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+async def test_a_full_service_refuses_at_once_and_says_when_to_come_back():
+    config = demo_config()
+    config = replace(config, draft=None, limits=replace(config.limits, max_sessions=2))
+    with server(config) as running:
+        async with running.channel() as channel:
+            stub = running.stub(channel)
+            streams = [stub.GenerateStream(request(PROMPTS[0], 1000)) for _ in range(2)]
+            for stream in streams:
+                await stream.read()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(request(PROMPTS[0], 4))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "try again in 1 s" in caught.value.details()
+            for stream in streams:
+                stream.cancel()
+            await assert_nothing_is_held_by_target(running)
+            assert len(await tokens(stub, request(PROMPTS[0], 4))) == 4
+
+
+async def assert_nothing_is_held_by_target(running):
+    for _ in range(100):
+        if (await running.stats("target")).num_sessions == 0:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("the target still holds a session")
