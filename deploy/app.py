@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from ray import serve
@@ -21,6 +23,7 @@ from deploy.workers import HEALTH_TIMEOUT_S, REPLICA_CPUS, DraftWorker, EngineWo
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 APPLICATION = "outrider"
+STATUS_PERIOD_S = 0.3
 ORCHESTRATOR_CPUS = 1.0
 """Ray's logical CPUs for an orchestrator: one busy event loop."""
 HEALTH_PERIOD_S = 1.0
@@ -65,12 +68,39 @@ def worker(kind: type[EngineWorker], config: WorkerConfig) -> Any:
     )
 
 
-def run(config: ServiceConfig) -> None:
-    """Deploy on the cluster that this process is connected to, and return when it serves. Raises: StartupError."""
+def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None) -> None:
+    """Deploy on the cluster that this process is connected to, and return when it serves.
+
+    `report` is told of each deployment that is ready. Raises: StartupError.
+    """
     try:
-        serve.run(build(config), name=APPLICATION, route_prefix="/")
+        with _reporting(report):
+            serve.run(build(config), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise StartupError(_reason(error)) from error
+
+
+@contextmanager
+def _reporting(report: Callable[[str], None]) -> Iterator[None]:
+    """Tell `report`, meanwhile, which deployments have become healthy; `serve.run` itself is silent until the end."""
+    is_over = Event()
+    watch = Thread(target=_report_health, args=(report, is_over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _report_health(report: Callable[[str], None], is_over: Event) -> None:
+    told: set[str] = set()
+    while not is_over.wait(STATUS_PERIOD_S):
+        application = serve.status().applications.get(APPLICATION)
+        for name, deployment in application.deployments.items() if application else ():
+            if deployment.status == "HEALTHY" and name not in told:
+                told.add(name)
+                report(f"{name} is loaded and warm" if name in ("target", "draft") else f"{name} is ready")
 
 
 def resources(config: ServiceConfig) -> dict[str, float]:

@@ -47,7 +47,7 @@ def served(
         _interrupted_by_sigterm(),
     ):
         report(f"loading and warming up {describe_models(config)}")
-        app.run(config)
+        app.run(config, report)
         _wait_until_serving(f"localhost:{endpoints.grpc_port}")
         yield endpoints
 
