@@ -1,0 +1,74 @@
+"""How often a draft's token would stand, on contexts the target itself wrote.
+
+greedy     argmax p == argmax q
+rejection  sum over tokens of min(p, q): the chance that rejection sampling accepts (arXiv:2211.17192)
+coupled    argmax(log p + G) == argmax(log q + G) with the same Gumbel noise G for both
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from models.train.objectives import logits_of
+from models.train.sampling import continue_prompts
+
+NOISE_DRAWS: Final = 4
+ROWS_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Mean acceptance of the draft's next token at one temperature, with its standard error over prompts."""
+
+    temperature: float
+    rule: str
+    alpha: float
+    standard_error: float
+
+
+def measure_acceptance(
+    target: Any, draft: Any, prompts: Tensor, num_tokens: int, temperature: float, seed: int
+) -> list[Acceptance]:
+    """Acceptance over `num_tokens` positions after each prompt, for each rule that the temperature allows."""
+    generator = torch.Generator(prompts.device).manual_seed(seed)
+    texts = continue_prompts(target, prompts, num_tokens, temperature, generator)
+    by_rule: dict[str, list[Tensor]] = {}
+    for log_p, log_q in distributions(target, draft, texts, num_tokens, temperature or 1.0):
+        for rule, accepted in accepted_by_rule(log_p, log_q, temperature, generator).items():
+            by_rule.setdefault(rule, []).append(accepted.mean(dim=1))
+    return [summary(temperature, rule, torch.cat(per_prompt)) for rule, per_prompt in by_rule.items()]
+
+
+def distributions(
+    target: Any, draft: Any, texts: Tensor, num_tokens: int, temperature: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(log p, log q) at the continuation's positions, a few prompts at a time; each [rows, num_tokens, V]."""
+    for rows in torch.split(texts, ROWS_AT_ONCE):
+        with torch.no_grad():
+            both = [logits_of(model, rows)[:, -num_tokens - 1 : -1].float() for model in (target, draft)]
+        log_p, log_q = ((logits / temperature).log_softmax(-1) for logits in both)
+        yield log_p, log_q
+
+
+def accepted_by_rule(log_p: Tensor, log_q: Tensor, temperature: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Chance of acceptance at each position, [rows, positions], by rule."""
+    if temperature == 0:
+        return {"greedy": (log_p.argmax(-1) == log_q.argmax(-1)).float()}
+    overlap = torch.minimum(log_p, log_q).exp().sum(-1)
+    agreed = torch.stack([agree(log_p, log_q, generator) for _ in range(NOISE_DRAWS)])
+    return {"rejection": overlap, "coupled": agreed.mean(dim=0)}
+
+
+def agree(log_p: Tensor, log_q: Tensor, generator: torch.Generator) -> Tensor:
+    """Whether one draw of shared Gumbel noise leads both models to the same token."""
+    noise = -torch.empty_like(log_p).exponential_(generator=generator).log()
+    return ((log_p + noise).argmax(-1) == (log_q + noise).argmax(-1)).float()
+
+
+def summary(temperature: float, rule: str, per_prompt: Tensor) -> Acceptance:
+    """Mean and standard error; prompts are the independent units, positions of one text are not."""
+    error = per_prompt.std() / len(per_prompt) ** 0.5
+    return Acceptance(temperature, rule, round(float(per_prompt.mean()), 4), round(float(error), 4))

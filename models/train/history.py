@@ -1,0 +1,24 @@
+"""The commands that were run in a work folder, so that the card can name them exactly."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+
+def record(work: Path, arguments: list[str], seconds: float) -> None:
+    """Add one command, the work folder under a name of its own."""
+    shown = ["work" if Path(argument) == work else argument for argument in arguments]
+    line = {"command": "python -m models.train " + shlex.join(shown), "seconds": round(seconds, 1)}
+    with history_path(work).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_history(work: Path) -> list[dict[str, Any]]:
+    """All commands so far, oldest first."""
+    return [json.loads(line) for line in history_path(work).read_text(encoding="utf-8").splitlines()]
+
+
+def history_path(work: Path) -> Path:
+    """Where a work folder's commands are kept."""
+    return work / "history.jsonl"

@@ -1,0 +1,171 @@
+"""The steps of making the pair, one function for each; each reads and writes the work folder alone."""
+
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from models.train.architecture import build_model, parameter_count
+from models.train.card import write_card
+from models.train.checkpoints import Progress, checkpoint_path, load_progress, load_trained
+from models.train.corpus import load_split
+from models.train.evaluation import evaluate
+from models.train.export import DEMO_FOLDER, as_exported, export_model
+from models.train.history import read_history
+from models.train.loop import Run, train
+from models.train.objectives import Objective, distillation_from, next_token_loss
+from models.train.sampling import continue_prompts
+from models.train.schedule import Schedule
+from models.train.stream import token_stream, training_windows
+from models.train.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+
+logger = logging.getLogger(__name__)
+
+SAMPLED_ROWS: Final = 64
+SAMPLED_PROMPT_TOKENS: Final = 32
+SAMPLED_TOKENS: Final = 224
+SAMPLED_TEMPERATURES: Final = (1.0, 0.7, 0.0)
+"""In turn, batch by batch: service meets them all."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every step shares."""
+
+    work: Path
+    seed: int
+    device: torch.device
+    is_bf16: bool
+
+
+def make_tokenizer(setting: Setting) -> None:
+    """Train the tokenizer and encode the training files once."""
+    split = load_split()
+    tokenizer = train_tokenizer(document.text for document in split.training)
+    save_tokenizer(tokenizer, setting.work / "tokenizer")
+    stream = token_stream(tokenizer, (document.text for document in split.training))
+    torch.save(stream, setting.work / "training_stream.pt")
+    logger.info(
+        "%d training files, %d held out; %d training tokens",
+        len(split.training),
+        len(split.held_out),
+        len(stream),
+    )
+
+
+def make_target(setting: Setting, name: str, schedule: Schedule) -> None:
+    """Train the target on the training files."""
+    run_training(setting, name, "target", next_token_loss, training_stream(setting), schedule)
+
+
+def make_draft(setting: Setting, name: str, schedule: Schedule, target: str, sampled: str, start: str) -> None:
+    """Distil the draft from the target run `target`, on the training files and on what was sampled from the target."""
+    teacher = load_trained(checkpoint_path(setting.work, target), "target").to(setting.device)
+    model = trained(setting, start, "draft").requires_grad_(True) if start else None
+    stream = distillation_stream(setting, sampled)
+    run_training(setting, name, "draft", distillation_from(teacher), stream, schedule, model)
+
+
+def distillation_stream(setting: Setting, sampled: str) -> Tensor:
+    """The training files, and as many tokens of sampled text if there is any: less of it, read more often."""
+    files = training_stream(setting)
+    if not sampled:
+        return files
+    texts: Tensor = torch.load(setting.work / f"{sampled}.pt", weights_only=True)
+    return torch.cat([files, texts.repeat(max(1, len(files) // len(texts)))])
+
+
+def run_training(
+    setting: Setting, name: str, role: str, objective: Objective, stream: Tensor, schedule: Schedule, model: Any = None
+) -> None:
+    """Train a model of `role`, a fresh one unless given, and keep it under `name`."""
+    torch.manual_seed(setting.seed)
+    model = model or build_model(role)
+    path = checkpoint_path(setting.work, name)
+    run = Run(model, objective, stream, schedule, path, setting.seed, setting.device, setting.is_bf16)
+    logger.info("%s: %d parameters, %d tokens, %.1f min", name, parameter_count(model), len(stream), schedule.minutes)
+    progress: Progress = train(run)
+    logger.info("%s: done, %d steps, %d tokens, loss %.3f", name, progress.step, progress.tokens, progress.loss)
+
+
+def make_samples(setting: Setting, name: str, target: str, minutes: float) -> None:
+    """Text the target writes when it goes on from places in the training files, for the draft to be distilled on.
+
+    Contexts of this kind are what the draft meets in service: the target's own words, its mistakes included.
+    """
+    model = load_trained(checkpoint_path(setting.work, target), "target").to(setting.device)
+    generator = torch.Generator(setting.device).manual_seed(setting.seed)
+    stream = training_stream(setting)
+    batches: list[Tensor] = []
+    end_s = time.monotonic() + 60 * minutes
+    while time.monotonic() < end_s:
+        temperature = SAMPLED_TEMPERATURES[len(batches) % len(SAMPLED_TEMPERATURES)]
+        prompts = training_windows(stream, SAMPLED_PROMPT_TOKENS, SAMPLED_ROWS, len(batches), setting.seed)
+        texts = continue_prompts(model, prompts.to(setting.device), SAMPLED_TOKENS, temperature, generator)
+        batches.append(texts.flatten().to("cpu", torch.int32))
+        logger.info("%d batches, %.1f min to go", len(batches), (end_s - time.monotonic()) / 60)
+    torch.save(torch.cat(batches), setting.work / f"{name}.pt")
+    logger.info("%s: %d tokens", name, sum(len(batch) for batch in batches))
+
+
+def training_stream(setting: Setting) -> Tensor:
+    """The training files as tokens, as `make_tokenizer` left them."""
+    stream: Tensor = torch.load(setting.work / "training_stream.pt", weights_only=True)
+    return stream
+
+
+def trained_tokenizer(setting: Setting) -> Any:
+    """The tokenizer that `make_tokenizer` left."""
+    return load_tokenizer(setting.work / "tokenizer")
+
+
+def measure(setting: Setting, name: str, target: str, draft: str) -> None:
+    """Measure two runs' models on the held-out files, as they would be exported."""
+    split = load_split()
+    tokenizer = trained_tokenizer(setting)
+    pair = {role: as_exported(trained(setting, run, role)) for role, run in (("target", target), ("draft", draft))}
+    held_out = token_stream(tokenizer, (document.text for document in split.held_out))
+    figures = {
+        "seed": setting.seed,
+        "files": {"training": len(split.training), "held_out": len(split.held_out)},
+        "training_tokens": len(training_stream(setting)),
+        "parameters": {role: parameter_count(model) for role, model in pair.items()},
+        "runs": {run: asdict(load_progress(checkpoint_path(setting.work, run))) for run in (target, draft)},
+        **evaluate(pair, tokenizer, held_out, setting.seed),
+    }
+    write_json(setting.work / f"{name}.json", figures)
+    logger.info("%s: %s", name, json.dumps([figures["losses"], figures["acceptance"]], indent=1))
+
+
+def export(setting: Setting, target: str, draft: str, evaluation: str, compare: list[str]) -> None:
+    """Write the model folders and, where an evaluation is named, its figures and the card."""
+    tokenizer = trained_tokenizer(setting)
+    DEMO_FOLDER.mkdir(parents=True, exist_ok=True)
+    for role, run in (("target", target), ("draft", draft)):
+        export_model(trained(setting, run, role), tokenizer, DEMO_FOLDER / role)
+    if evaluation:
+        compared = {name: read_json(setting.work / f"{name}.json") for name in compare}
+        figures = read_json(setting.work / f"{evaluation}.json") | {"history": read_history(setting.work)}
+        write_json(DEMO_FOLDER / "evaluation.json", figures)
+        write_card(figures, compared)
+
+
+def trained(setting: Setting, run: str, role: str) -> Any:
+    """The model of `role` that `run` trained."""
+    return load_trained(checkpoint_path(setting.work, run), role)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Indented, so that a change of figures shows line by line."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote."""
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
