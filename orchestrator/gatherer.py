@@ -8,14 +8,17 @@ decoding must not wait for somebody's prompt.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
 
+logger = logging.getLogger(__name__)
+
 PREFILL_SUFFIX_TOKENS = 32
-"""A suffix longer than this is prefill."""
+"""A suffix longer than this is prefill; the engines' scheduler draws the line at the same length."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -34,10 +37,6 @@ class Gatherer(Generic[Request, Reply]):
         self._waiting: list[Request] = []
         self._decoding: asyncio.Task[None] | None = None
         self._prefilling: set[asyncio.Task[None]] = set()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._waiting and self._decoding is None and not self._prefilling
 
     def put(self, request: Request) -> None:
         """Send with the next call."""
@@ -60,11 +59,18 @@ class Gatherer(Generic[Request, Reply]):
             self._decoding = None
 
     async def _send(self, batch: Sequence[Request]) -> None:
+        for request, answer in zip(batch, await self._answers(batch), strict=True):
+            self._deliver(request, answer)
+
+    async def _answers(self, batch: Sequence[Request]) -> Sequence[Reply | WorkerLost]:
+        """One answer for each request, whatever becomes of the call: sessions wait for it."""
         try:
             replies = await self._call(batch)
         except WorkerLost as lost:
-            for request in batch:
-                self._deliver(request, lost)
-            return
-        for request, reply in zip(batch, replies, strict=True):
-            self._deliver(request, reply)
+            return [lost] * len(batch)
+        except (Exception, asyncio.CancelledError) as error:  # nobody cancels these tasks: it comes from the call
+            logger.exception("a call with %d requests failed", len(batch))
+            return [WorkerLost(f"the call failed: {error!r}")] * len(batch)
+        if [reply.stamp for reply in replies] != [request.stamp for request in batch]:
+            return [WorkerLost("the engine's replies do not belong to the requests")] * len(batch)
+        return replies

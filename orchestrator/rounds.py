@@ -1,4 +1,4 @@
-"""Carries out what sessions decide: takes leases, gathers requests into calls, keeps time, hands pieces to clients.
+"""Carries out what sessions decide: takes leases, sends requests, keeps time, hands pieces to clients.
 
 All of it is one asyncio loop and no locks: an event is handled, and its commands are begun, without a pause in between.
 """
@@ -9,19 +9,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
 from core.records import Chunk, DraftReply, DraftRequest, VerifyReply, VerifyRequest
 from orchestrator import messages as m
-from orchestrator.gatherer import Gatherer
 from orchestrator.session import Session
+from orchestrator.side import Side
 
 logger = logging.getLogger(__name__)
 
-AnyLease = TypeVar("AnyLease", bound=Lease[TargetPort] | Lease[DraftPort])
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
 
@@ -42,13 +40,15 @@ class Rounds:
     """Runs the sessions of one orchestrator."""
 
     def __init__(self, leases: Leases, clock: Clock) -> None:
-        self._leases = leases
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
-        self._verifying: dict[str, Gatherer[VerifyRequest, VerifyReply]] = {}
-        self._drafting: dict[str, Gatherer[DraftRequest, DraftReply]] = {}
-        self._releasing: set[asyncio.Task[None]] = set()
+        self._targets: Side[TargetPort, VerifyRequest, VerifyReply] = Side(
+            leases.take_target, lambda port: port.verify, self._on_target_answer
+        )
+        self._drafts: Side[DraftPort, DraftRequest, DraftReply] = Side(
+            leases.take_draft, lambda port: port.draft, self._on_draft_answer
+        )
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
             m.PlaceTarget: self._place_target,
             m.PlaceDraft: self._place_draft,
@@ -64,48 +64,54 @@ class Rounds:
     def num_sessions(self) -> int:
         return len(self._running)
 
+    @property
+    def num_engines(self) -> int:
+        """Engines that sessions hold leases on."""
+        return self._targets.num_engines + self._drafts.num_engines
+
     def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:
         """Run `session` until it ends by itself, fails, or is abandoned."""
         running = self._running[session.id] = _Running(session, sink)
         if deadline is not None:
             self._spawn(running, self._end_at(session.id, deadline))
-        self._do(running, session.start())
+        self._do(running, session.start)
 
     def abandon(self, session_id: str, error: OutriderError) -> None:
         """End a session now; `error` goes to its sink. Does nothing when it has ended already."""
         self._handle(session_id, m.Abandoned(error))
 
-    async def drain(self) -> None:
-        """Wait until what ended sessions held has been given back."""
-        while self._releasing:
-            await asyncio.wait(self._releasing)
+    async def close(self, error: OutriderError) -> None:
+        """Abandon every session, and wait until all that was held has been given back."""
+        for session_id in list(self._running):
+            self.abandon(session_id, error)
+        await self._targets.drain()
+        await self._drafts.drain()
 
     def _handle(self, session_id: str, event: m.Event) -> None:
-        """Let the session decide, and do what it says. A defect in one session ends that session alone."""
-        if (running := self._running.get(session_id)) is None:
-            return
-        try:
-            self._do(running, running.session.handle(event))
-        except Exception:
-            logger.exception("%r failed on %r", running.session, event)
-            self._break_off(running)
+        if (running := self._running.get(session_id)) is not None:
+            self._do(running, lambda: running.session.handle(event))
 
     def _handle_at(self, lease_name: str, event: m.Event) -> None:
         """Handle what comes of a lease; nothing, once the lease has been given back."""
         if (running := self._leased.get(lease_name)) is not None:
             self._handle(running.session.id, event)
 
+    def _do(self, running: _Running, decide: Callable[[], list[m.Command]]) -> None:
+        """Let the session decide, and do what it says. A defect in one session ends that session alone."""
+        try:
+            for command in decide():
+                self._carry_out[type(command)](running, command)
+        except Exception:
+            logger.exception("%r failed", running.session)
+            self._break_off(running)
+        if running.session.is_closed:
+            self._forget(running)
+
     def _break_off(self, running: _Running) -> None:
         running.sink(OutriderError("an internal error ended this completion; it is in the orchestrator's log"))
         self._release_target(running, m.ReleaseTarget())
         self._release_draft(running, m.ReleaseDraft())
         self._forget(running)
-
-    def _do(self, running: _Running, commands: list[m.Command]) -> None:
-        for command in commands:
-            self._carry_out[type(command)](running, command)
-        if running.session.is_closed:
-            self._forget(running)
 
     def _forget(self, running: _Running) -> None:
         self._running.pop(running.session.id, None)
@@ -119,7 +125,7 @@ class Rounds:
         task.add_done_callback(running.tasks.discard)
         return task
 
-    # Places
+    # The target's side
 
     def _place_target(self, running: _Running, command: m.PlaceTarget) -> None:
         self._spawn(running, self._take_target(running, command.delay_s))
@@ -127,12 +133,29 @@ class Rounds:
     async def _take_target(self, running: _Running, delay_s: float) -> None:
         await self._clock.sleep(delay_s)
         try:
-            lease = await self._leases.take_target(running.session.id)
-        except (Unavailable, WorkerLost) as error:
+            lease = running.target = await self._targets.take(running.session.id)
+        except Unavailable as error:
             self._handle(running.session.id, m.Abandoned(error))
             return
-        running.target = self._take(running, lease)
+        self._leased[lease.name] = running
         self._handle(running.session.id, m.TargetPlaced(lease.name, lease.epoch))
+
+    def _verify(self, running: _Running, command: m.Verify) -> None:
+        assert running.target is not None, "a session verifies only while it holds a lease"
+        self._targets.send(running.target, command.request)
+
+    def _on_target_answer(self, request: VerifyRequest, answer: VerifyReply | WorkerLost) -> None:
+        stamp = request.stamp
+        lost = m.TargetLost(stamp.epoch, str(answer))
+        self._handle_at(stamp.session, lost if isinstance(answer, WorkerLost) else m.TargetReplied(answer))
+
+    def _release_target(self, running: _Running, _command: m.ReleaseTarget) -> None:
+        lease, running.target = running.target, None
+        if lease is not None:
+            del self._leased[lease.name]
+            self._targets.give_back(lease)
+
+    # The draft's side
 
     def _place_draft(self, running: _Running, command: m.PlaceDraft) -> None:
         self._spawn(running, self._take_draft(running, command.delay_s))
@@ -140,86 +163,31 @@ class Rounds:
     async def _take_draft(self, running: _Running, delay_s: float) -> None:
         await self._clock.sleep(delay_s)
         try:
-            lease = await self._leases.take_draft(running.session.id)
-        except (Unavailable, WorkerLost) as error:
+            lease = running.draft = await self._drafts.take(running.session.id)
+        except Unavailable as error:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
             self._handle(running.session.id, m.DraftUnplaced())
             return
-        running.draft = self._take(running, lease)
-        self._handle(running.session.id, m.DraftPlaced(lease.name, lease.epoch))
-
-    def _take(self, running: _Running, lease: AnyLease) -> AnyLease:
         self._leased[lease.name] = running
-        return lease
-
-    def _release_target(self, running: _Running, _command: m.ReleaseTarget) -> None:
-        lease, running.target = running.target, None
-        self._give_back(lease)
-
-    def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
-        lease, running.draft = running.draft, None
-        self._give_back(lease)
-
-    def _give_back(self, lease: Lease[TargetPort] | Lease[DraftPort] | None) -> None:
-        """Tell the engine at once; the end of the lease would tell it too, but later.
-
-        The task belongs to nobody who could be cancelled: Ray cancels the calls that a cancelled coroutine makes.
-        """
-        if lease is None:
-            return
-        del self._leased[lease.name]
-        lease.release()
-        task = asyncio.ensure_future(self._free(lease.port, lease.name))
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
-
-    @staticmethod
-    async def _free(port: TargetPort | DraftPort, name: str) -> None:
-        try:
-            await port.release([name])
-        except WorkerLost:
-            logger.info("%s: the engine is gone, and what was held there with it", name)
-
-    # Requests
-
-    def _verify(self, running: _Running, command: m.Verify) -> None:
-        assert running.target is not None, "a session verifies only while it holds a lease"
-        lease = running.target
-        gatherer = self._verifying.get(lease.engine_id)
-        if gatherer is None:
-            gatherer = self._verifying[lease.engine_id] = Gatherer(
-                lease.port.verify, partial(self._on_target_answer, lease.engine_id)
-            )
-        gatherer.put(command.request)
-
-    def _on_target_answer(self, engine_id: str, request: VerifyRequest, answer: VerifyReply | WorkerLost) -> None:
-        stamp = request.stamp
-        if isinstance(answer, WorkerLost):
-            self._verifying.pop(engine_id, None)
-            self._handle_at(stamp.session, m.TargetLost(stamp.epoch, str(answer)))
-        else:
-            self._handle_at(stamp.session, m.TargetReplied(answer))
+        self._handle(running.session.id, m.DraftPlaced(lease.name, lease.epoch))
 
     def _draft(self, running: _Running, command: m.Draft) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
-        lease = running.draft
-        gatherer = self._drafting.get(lease.engine_id)
-        if gatherer is None:
-            gatherer = self._drafting[lease.engine_id] = Gatherer(
-                lease.port.draft, partial(self._on_draft_answer, lease.engine_id)
-            )
-        gatherer.put(command.request)
+        self._drafts.send(running.draft, command.request)
         running.late = self._spawn(running, self._say_late(command))
 
-    def _on_draft_answer(self, engine_id: str, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
+    def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp
         if (running := self._leased.get(stamp.session)) is not None and running.late is not None:
             running.late.cancel()
-        if isinstance(answer, WorkerLost):
-            self._drafting.pop(engine_id, None)
-            self._handle_at(stamp.session, m.DraftLost(stamp.epoch))
-        else:
-            self._handle_at(stamp.session, m.DraftReplied(answer))
+        lost = m.DraftLost(stamp.epoch)
+        self._handle_at(stamp.session, lost if isinstance(answer, WorkerLost) else m.DraftReplied(answer))
+
+    def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
+        lease, running.draft = running.draft, None
+        if lease is not None:
+            del self._leased[lease.name]
+            self._drafts.give_back(lease)
 
     # Time
 

@@ -66,9 +66,9 @@ class Service:
                 self._rounds.abandon(session.id, RequestCancelled("the client went away"))
 
     async def close(self) -> None:
-        """Refuse what comes, and wait until everything that was held has been given back."""
+        """Refuse what comes, end what runs, and wait until everything that was held has been given back."""
         self._is_closing = True
-        await self._rounds.drain()
+        await self._rounds.close(Unavailable("this orchestrator is shutting down"))
 
     def _detokenizer(self, request: GenerationRequest) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop)

@@ -180,13 +180,13 @@ class Session:
             parent = node
         if not 0 <= verdict.next_token < self._pair.target.vocab_size:
             return "its next token is outside the vocabulary"
-        if verdict.held > len(self._log) + len(verdict.path):
+        if not 0 <= verdict.held <= len(self._log) + len(verdict.path):
             return "it claims to hold tokens that it was not sent"
         return None
 
     def _resend_to_target(self, missing: Missing) -> list[m.Command]:
         self._target.num_resends += 1
-        if self._target.num_resends > MAX_RESENDS or missing.held > len(self._log):
+        if self._target.num_resends > MAX_RESENDS or not 0 <= missing.held <= len(self._log):
             return self._lose_target("it does not keep what it is sent")
         self._target_machine.fire(Trigger.MISSING)
         self._target.held = min(missing.held, len(self._log) - 1)
@@ -248,11 +248,11 @@ class Session:
     def _on_drafted(self, drafted: Drafted) -> list[m.Command]:
         self._draft_machine.fire(Trigger.DRAFTED)
         self._draft.num_resends = 0
+        if drafted.held < 0 or not self._is_usable(drafted.block):
+            return self._lose_draft()
         self._draft.held = min(drafted.held, len(self._log) - 1)
         if self._target_machine.state is not Target.AWAITING_BLOCK:
             return []
-        if not self._is_usable(drafted.block):
-            return self._lose_draft()
         self._draft_pause_s = self._pair.speculation.draft_retry_s
         self._target_machine.fire(Trigger.BLOCK)
         return [self._verify(drafted.block)]
@@ -262,14 +262,15 @@ class Session:
         vocab_size = self._pair.target.vocab_size
         needs_q = self._request.verification is not Verification.COUPLED and not self._request.sampling.is_greedy
         return (
-            all(0 <= token < vocab_size for token in block.tokens)
-            and max(block.depths, default=0) <= self._num_wanted
-            and (not needs_q or (block.is_chain and len(block.q) == len(block)))
+            block.is_chain
+            and len(block) <= self._num_wanted
+            and all(0 <= token < vocab_size for token in block.tokens)
+            and (not needs_q or len(block.q) == len(block))
         )
 
     def _resend_to_draft(self, missing: Missing) -> list[m.Command]:
         self._draft.num_resends += 1
-        if self._draft.num_resends > MAX_RESENDS:
+        if self._draft.num_resends > MAX_RESENDS or missing.held < 0:
             return self._lose_draft()
         self._draft_machine.fire(Trigger.MISSING)
         self._draft.held = min(missing.held, len(self._log) - 1)
@@ -290,9 +291,9 @@ class Session:
         return [m.ReleaseDraft(), self._place_draft_later(), *self._go_on_without_block()]
 
     def _go_on_without_block(self) -> list[m.Command]:
-        self.stats.num_draft_failures += 1
         if self._target_machine.state is not Target.AWAITING_BLOCK:
             return []
+        self.stats.num_draft_failures += 1
         self._target_machine.fire(Trigger.NO_BLOCK)
         return [self._verify(EMPTY_BLOCK)]
 
@@ -309,13 +310,13 @@ class Session:
     def _max_draft_tokens(self) -> int:
         asked = self._request.max_draft_tokens
         configured = self._pair.speculation.max_draft_tokens
-        return configured if asked is None else asked
+        return configured if asked is None else min(asked, configured)
 
     def _num_to_draft(self) -> int:
         """Draft length of the next round: a round also yields the target's own token, which needs no guess."""
         if self._pair.draft is None:
             return 0
-        room = self._pair.draft.max_context_tokens - len(self._log)
+        room = min(self._pair.draft.max_context_tokens, self._pair.draft.kv_cache_tokens) - len(self._log)
         return max(0, min(self._max_draft_tokens, self._output.num_remaining - 1, room))
 
     def _next_stamp(self, side: _Side) -> Stamp:

@@ -78,9 +78,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             return
         is_bad = sampling.bad_rows(logits).tolist()
         sound = [index for index in range(len(guessing)) if not is_bad[index]]
-        for index in set(range(len(guessing))) - set(sound):
-            refusal = Refused(guessing[index].request.stamp, "the draft model gave NaN for this sequence")
-            self._answer(guessing[index], refusal)
+        for job, bad in zip(guessing, is_bad, strict=True):
+            if bad:
+                self._answer(job, Refused(job.request.stamp, "the draft model gave NaN for this sequence"))
         if sound:
             self._guess([guessing[index] for index in sound], logits[torch.tensor(sound, device=logits.device)])
 

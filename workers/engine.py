@@ -16,7 +16,17 @@ from typing import Generic, TypeVar
 import torch
 
 from core.config import EngineConfig
-from core.records import EMPTY_BLOCK, DraftReply, DraftRequest, Missing, Refused, TokenTree, VerifyReply, VerifyRequest
+from core.records import (
+    EMPTY_BLOCK,
+    DraftReply,
+    DraftRequest,
+    Missing,
+    Refused,
+    SequenceSpec,
+    TokenTree,
+    VerifyReply,
+    VerifyRequest,
+)
 from workers import scheduler
 from workers.kv_cache import OutOfBlocks
 from workers.runtime import ModelRuntime, StepRows
@@ -142,7 +152,13 @@ class Engine(ABC, Generic[Request, Reply]):
             return Refused(stamp, "the message was overtaken by a later one")
         if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
             return Refused(stamp, "the message lacks a suffix, or a first one its sampling parameters")
-        return self._refusal_of_size(request)
+        if min(request.suffix) < 0 or max(request.suffix) >= self.info.vocab_size:
+            return Refused(stamp, f"a token id is outside the vocabulary of {self.info.vocab_size}")
+        return self._refusal_of_guesses(request, held.spec if held else None) or self._refusal_of_size(request)
+
+    def _refusal_of_guesses(self, request: Request, spec: SequenceSpec | None) -> Refused | None:  # noqa: ARG002
+        """Why the guesses that come with a message cannot be computed; most messages bring none."""
+        return None
 
     def _refusal_of_size(self, request: Request) -> Refused | None:
         num_rows = request.num_committed + self._num_guesses(request)
@@ -220,12 +236,17 @@ class Engine(ABC, Generic[Request, Reply]):
     # Room
 
     def _make_room(self, shares: Sequence[Share]) -> list[tuple[Job[Request], Share]]:
-        """The shares that have room for their KV, in order; whoever is preempted for them is answered Missing."""
+        """The shares that have room for their KV, in order; sessions that are newer are preempted for them."""
         work: list[tuple[Job[Request], Share]] = []
         admitted: set[str] = set()
         for job, share in [(self._jobs[share.index], share) for share in shares]:
+            is_as_planned = share.num_tokens <= len(job.pending) and share.is_last == (
+                share.num_tokens == len(job.pending)
+            )
+            if not is_as_planned:  # it was preempted a moment ago, for one before it
+                continue
             admitted.add(job.held.session)
-            if job in self._jobs and self._reserve(job, share, admitted):
+            if self._reserve(job, share, admitted):
                 work.append((job, share))
         return work
 
@@ -243,7 +264,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def _preempt(self, protected: set[str]) -> bool:
         """Drop the KV of the newest session outside `protected`, idle ones first; whether there was one.
 
-        Its tokens are lost here alone: the orchestrator is told Missing and sends them again.
+        An idle session is forgotten, and its next message answered Missing; one in progress begins again.
         """
         waiting = {job.held.session: job for job in self._jobs}
         candidates = [held.session for held in self._store if held.session not in protected and held.kv.num_tokens]
@@ -251,12 +272,17 @@ class Engine(ABC, Generic[Request, Reply]):
             return False
         victim = max(candidates, key=lambda session: (session not in waiting, candidates.index(session)))
         if victim in waiting:
-            job = waiting[victim]
-            self._answer(job, Missing(job.request.stamp, 0))
-        self._store.drop(victim)
+            self._begin_again(waiting[victim])
+        else:
+            self._store.drop(victim)
         self._num_preemptions += 1
         logger.info("KV is full: session %s was preempted", victim)
         return True
+
+    def _begin_again(self, job: Job[Request]) -> None:
+        """Give up the KV of a job in progress; what had been computed is pending once more."""
+        job.pending = [*job.held.log.tokens, *job.pending]
+        self._store.truncate(job.held, 0)
 
     # What target and draft do differently
 

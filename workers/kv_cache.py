@@ -2,7 +2,8 @@
 
 Knows which block belongs to whom. Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever
 they stand for.
-Block 0 belongs to nobody: padding rows write there, and padded block tables point there.
+Two blocks belong to nobody: padded block tables point to one that is never written, padding rows write to the other,
+so that what a broken sequence leaves in a padding row is read by no one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from itertools import pairwise
 
 import torch
 
-SCRATCH_BLOCK = 0
+BLANK_BLOCK = 0
+"""Read where a block table is padded; all zeros for ever."""
+SINK_BLOCK = 1
+"""Written by padding rows; never read."""
+NUM_OWN_BLOCKS = 2
 
 
 class OutOfBlocks(Exception):
@@ -45,13 +50,15 @@ class KVCache:
     def __init__(
         self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        num_slots = (num_blocks + 1) * block_tokens  # one tensor per layer: views of one big one defeat the compiler
+        num_slots = (
+            NUM_OWN_BLOCKS + num_blocks
+        ) * block_tokens  # one tensor per layer: views of one big one defeat the compiler
         self.keys = [torch.zeros(num_slots, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in shapes]
         self.values = [torch.zeros(num_slots, s.num_kv_heads, s.value_dim, dtype=dtype, device=device) for s in shapes]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
-        self._free = dict.fromkeys(range(SCRATCH_BLOCK + 1, num_blocks + 1))  # a set that keeps its order
+        self._free = dict.fromkeys(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))  # a set that keeps its order
         self._sequences: set[SequenceKV] = set()
 
     @property
@@ -122,8 +129,7 @@ class KVCache:
         assert not owned or max(owned.values()) == 1, "a block has two owners"
         assert not self._free.keys() & owned.keys(), "a free block has an owner"
         assert len(self._free) + len(owned) == self.num_blocks, "a block is lost"
-        assert SCRATCH_BLOCK not in self._free, "the scratch block is up for use"
-        assert SCRATCH_BLOCK not in owned, "the scratch block has an owner"
+        assert min(self._free.keys() | owned.keys()) >= NUM_OWN_BLOCKS, "a block of the cache's own is in use"
         for seq in self._sequences:
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from core.config import EngineConfig
 
 DECODE_TOKENS = 32
-"""A job with no more tokens than this before its block counts as decoding."""
+"""A job with no more tokens than this counts as decoding; orchestrators batch requests by the same length."""
 
 
 class Job(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from core.records import ROOT
-from workers.kv_cache import SCRATCH_BLOCK, KVCache, SequenceKV
+from workers.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache, SequenceKV
 
 MAX_GROUPED_ROWS = 32
 """A sequence with more rows than this is a prefill chunk and is not padded together with others."""
@@ -112,7 +112,7 @@ def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tili
 
 
 def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.Tensor:
-    slots = [SCRATCH_BLOCK] * num_rows
+    slots = [SINK_BLOCK * cache.block_tokens] * num_rows
     for span in spans:
         for row in range(span.num_rows):
             slots[span.first_row + row] = cache.slot(span.kv, span.kv.num_tokens + row)
@@ -144,12 +144,12 @@ def _plan_group(cache: KVCache, members: Sequence[Span], num_queries: int, num_r
 
 
 def _blocks(cache: KVCache, members: Sequence[Span], num_blocks: int) -> torch.Tensor | slice:
-    """A sequence whose blocks adjoin is read in place; others are gathered, padded with the scratch block."""
+    """A sequence whose blocks adjoin is read in place; others are gathered, padded with the blank block."""
     tables = [span.kv.blocks[:num_blocks] for span in members]
     first = tables[0][0]
     if len(tables) == 1 and tables[0] == list(range(first, first + num_blocks)):
         return slice(first * cache.block_tokens, (first + num_blocks) * cache.block_tokens)
-    padded = [table + [SCRATCH_BLOCK] * (num_blocks - len(table)) for table in tables]
+    padded = [table + [BLANK_BLOCK] * (num_blocks - len(table)) for table in tables]
     return torch.tensor(padded, device=cache.device).flatten()
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from core.acceptance import Outcome
 from core.config import EngineConfig
-from core.records import ROOT, Refused, SequenceSpec, TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
+from core.records import (
+    EMPTY_BLOCK,
+    ROOT,
+    Refused,
+    SequenceSpec,
+    TokenLogprobs,
+    TokenTree,
+    Verdict,
+    Verification,
+    VerifyReply,
+    VerifyRequest,
+)
 from workers import sampling, verify, weights
 from workers.engine import Engine, Job
 from workers.runtime import ModelRuntime
@@ -27,6 +38,7 @@ class _Judged:
     job: VerifyJob
     start: int
     rows: list[Row]
+    block: TokenTree
 
     @property
     def verification(self) -> Verification:
@@ -47,20 +59,30 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _num_guesses(request: VerifyRequest) -> int:
         return len(request.block)
 
+    def _refusal_of_guesses(self, request: VerifyRequest, spec: SequenceSpec | None) -> Refused | None:
+        tokens, spec = request.block.tokens, request.spec or spec
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.info.vocab_size):
+            return Refused(request.stamp, f"a guess is outside the vocabulary of {self.info.vocab_size}")
+        needs_chain = spec is not None and spec.verification is not Verification.COUPLED
+        if needs_chain and not request.block.is_chain:
+            return Refused(request.stamp, "rejection and block verification take chains only")
+        return None
+
     def _new_job(self, ticket: int, request: VerifyRequest, held: HeldSequence, pending: list[int]) -> VerifyJob:
         return Job(ticket, request, held, pending, request.block)
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> None:
         if not jobs:
             return
-        judged = list(_stretches(jobs))
-        bad = sampling.bad_rows(logits).tolist()
-        for item in [item for item in judged if any(bad[item.start : item.start + len(item.rows)])]:
-            judged.remove(item)
-            self._roll_back(item.job, ())
-            self._answer(item.job, Refused(item.job.request.stamp, "the target model gave NaN for this sequence"))
+        is_bad = sampling.bad_rows(logits).tolist()
+        judged = [_without_bad_guesses(item, is_bad) for item in _stretches(jobs)]
+        for item in judged:
+            if is_bad[item.start]:
+                self._roll_back(item.job, ())
+                self._answer(item.job, Refused(item.job.request.stamp, "the target model gave NaN for this sequence"))
         for verification in Verification:
-            self._judge(verification, [item for item in judged if item.verification is verification], logits)
+            items = [item for item in judged if item.verification is verification and not is_bad[item.start]]
+            self._judge(verification, items, logits)
 
     def _judge(self, verification: Verification, items: Sequence[_Judged], logits: Tensor) -> None:
         if not items:
@@ -69,7 +91,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         chosen = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
         rows = [row for item in items for row in item.rows]
         log_p = sampling.process(chosen, rows)
-        outcomes = verify.verify(verification, [item.job.block for item in items], log_p, rows)
+        outcomes = verify.verify(verification, [item.block for item in items], log_p, rows)
         for item, outcome in zip(items, outcomes, strict=True):
             self._conclude(item, outcome, logits)
 
@@ -90,8 +112,15 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
     start = 0
     for job in jobs:
-        yield _Judged(job, start, _rows(job))
+        yield _Judged(job, start, _rows(job), job.block)
         start += 1 + len(job.block)
+
+
+def _without_bad_guesses(item: _Judged, is_bad: Sequence[bool]) -> _Judged:
+    """The root alone, where a guess has led the model to NaN: plain decoding might never have gone there."""
+    if not any(is_bad[item.start + 1 : item.start + len(item.rows)]):
+        return item
+    return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
 
 
 def _rows(job: VerifyJob) -> list[Row]:

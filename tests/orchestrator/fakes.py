@@ -58,6 +58,7 @@ class FakeEngine:
 
     def _extend(self, request: VerifyRequest | DraftRequest) -> TokenLog | Missing:
         assert request.stamp.epoch == self.epoch, "a message for another incarnation"
+        assert request.suffix, "a message brings a token at least: the root"
         if request.base.num_tokens == 0:
             assert request.spec is not None, "a first message carries the spec"
             self.logs[request.stamp.session] = TokenLog()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes import FakeDraftEngine, FakeTargetEngine, FakeTokenizer, model_info, plain, request
@@ -115,6 +116,7 @@ class World:
     async def check_nothing_is_held(self):
         await self.service.close()
         assert self.service.num_sessions == 0
+        assert self.service._rounds.num_engines == 0
         assert self.leases.held == set()
         assert self.leases.target.engine.logs == self.leases.draft.engine.logs == {}
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -157,8 +159,8 @@ async def test_a_long_prompt_goes_by_itself_and_holds_nobody_up(world):
     first = asyncio.ensure_future(world.tokens(request((1,), 200)))
     await settle()
     assert await world.tokens(request(tuple(range(1, 41)), 2)) == plain(range(1, 41), 2)
-    prefill = next(batch for batch in world.leases.target.batches if len(batch) == 1 and batch[0] != "lease 1")
-    assert len(prefill) == 1
+    others = [batch for batch in world.leases.target.batches if batch != ["lease 1"]]
+    assert others[0] == ["lease 3"], "the long prompt shares its call with nobody"
     assert await first == plain((1,), 200)
 
 
@@ -273,3 +275,56 @@ async def test_a_draft_that_comes_later_is_used_from_then_on(world):
     assert (await _rest(service.generate(request((1,), 9))))[-1].stats.num_drafted_tokens == 0
     service.use_draft(model_info("draft"))
     assert (await _rest(service.generate(request((1,), 9))))[-1].stats.num_drafted_tokens > 0
+
+
+class FakeOutage(Exception):
+    """Something that no port should raise."""
+
+
+FAULTS = {
+    "raises": lambda replies: (_ for _ in ()).throw(FakeOutage()),
+    "is cancelled": lambda replies: (_ for _ in ()).throw(asyncio.CancelledError()),
+    "answers too little": lambda replies: replies[:-1],
+    "answers somebody else": lambda replies: [
+        replace(reply, stamp=replace(reply.stamp, round=-1)) for reply in replies
+    ],
+}
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_call_that_fails_in_any_way_leaves_nobody_waiting(world, side, fault):
+    """Once, in the middle of three streams: they go on, elsewhere or without guesses, and say what is right."""
+    port = getattr(world.leases, side)
+    answer, num_calls = port._answer, 0
+
+    async def faulty(batch, reply):
+        nonlocal num_calls
+        num_calls += 1
+        replies = await answer(batch, reply)
+        return FAULTS[fault](replies) if num_calls == 4 else replies
+
+    port._answer = faulty
+    streams = [asyncio.ensure_future(world.tokens(request((n,), 40))) for n in (1, 2, 3)]
+    for _ in range(8):
+        await settle()
+        await world.clock.advance(1.0)
+    assert await asyncio.wait_for(asyncio.gather(*streams), 5) == [plain((n,), 40) for n in (1, 2, 3)]
+    await settle()
+    await world.check_nothing_is_held()
+
+
+async def test_a_lease_that_cannot_be_taken_for_an_unknown_reason_ends_the_stream_and_tells_no_secrets(world):
+    world.leases.refusal = FakeOutage("password=1234")
+    with pytest.raises(Unavailable, match="no worker could be reached"):
+        await asyncio.wait_for(world.tokens(request((1,), 5)), 5)
+    await world.check_nothing_is_held()
+
+
+async def test_a_service_that_closes_ends_what_runs(world):
+    stream = asyncio.ensure_future(world.tokens(request((1,), 1000)))
+    await settle()
+    await world.service.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await stream
+    await world.check_nothing_is_held()

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from world import FaultyWorld, World, unlimited
 
 from core.errors import RequestCancelled, ServiceError, Unavailable
-from core.records import EMPTY_BLOCK, Drafted, FinishReason, Missing, Refused, TokenTree, Verdict
+from core.records import (
+    EMPTY_BLOCK,
+    Drafted,
+    FinishReason,
+    Missing,
+    Refused,
+    Sampling,
+    TokenLogprobs,
+    TokenTree,
+    Verdict,
+    Verification,
+)
 from orchestrator import messages as m
 
 
@@ -110,7 +121,14 @@ def test_a_late_draft_does_not_hold_up_the_round_and_is_asked_again_once_it_has_
 
 
 @pytest.mark.parametrize(
-    "block", [TokenTree.chain([50]), TokenTree.chain([-1]), TokenTree.chain([1] * 5), TokenTree((1, 2**40), (-1, -1))]
+    "block",
+    [
+        TokenTree.chain([50]),
+        TokenTree.chain([-1]),
+        TokenTree.chain([1] * 5),
+        TokenTree((1, 2**40), (-1, -1)),
+        TokenTree((1,) * 5000, (-1,) * 5000),
+    ],
 )
 def test_a_corrupt_block_never_reaches_the_target(tokenizer, block):
     world = World(request(max_tokens=12), tokenizer, gamma=4).start()
@@ -259,6 +277,101 @@ def test_no_order_of_faults_changes_a_token(seed, gamma, max_tokens):
     assert world.tokens == plain(prompt, max_tokens)
     assert [chunk.finish_reason is not None for chunk in world.chunks].count(True) == 1
     assert world.num_target_leases == world.num_draft_leases == 0
+
+
+def awaiting_block(tokenizer, **changes):
+    """A world whose target waits for a block; the draft's request is the last that was sent."""
+    world = World(request(**changes), tokenizer, gamma=4).start()
+    while not (isinstance(world.sent[-1], m.Draft) and world.sent[-1].request.num_tokens):
+        world.deliver()
+    return world
+
+
+def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
+    world = awaiting_block(tokenizer, max_tokens=20)
+    stamp = world.sent[-1].request.stamp
+    stale = Drafted(replace(stamp, round=stamp.round - 1), TokenTree.chain([5]), held=3)
+    num_sent = len(world.sent)
+    world.handle(m.DraftReplied(stale))
+    assert len(world.sent) == num_sent
+    assert world.session.stats.num_stale_replies == 1
+
+
+def test_the_lateness_of_an_earlier_request_does_not_end_the_wait_for_this_one(tokenizer):
+    world = awaiting_block(tokenizer, max_tokens=20)
+    stamp = world.sent[-1].request.stamp
+    num_sent = len(world.sent)
+    world.handle(m.DraftLate(replace(stamp, round=stamp.round - 1)))
+    assert len(world.sent) == num_sent
+
+
+@pytest.mark.parametrize("reply", [lambda s: Drafted(s, TokenTree.chain([5]), held=-9), lambda s: Missing(s, -9)])
+def test_a_draft_that_claims_nonsense_is_dropped_and_the_stream_goes_on(tokenizer, reply):
+    world = awaiting_block(tokenizer, max_tokens=20)
+    world.waiting.pop()
+    world.handle(m.DraftReplied(reply(world.sent[-1].request.stamp)))
+    assert any(isinstance(command, m.ReleaseDraft) for command in world.sent)
+    assert world.run().tokens == plain((3, 1, 4), 20)
+
+
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_guesses_without_their_q_are_not_shown_to_the_target_where_q_is_needed(tokenizer, verification):
+    world = awaiting_block(tokenizer, max_tokens=20, verification=verification, sampling=Sampling(temperature=1.0))
+    world.deliver(len(world.waiting) - 1)
+    assert world.sent[-1].request.block == EMPTY_BLOCK
+    assert world.session.stats.num_draft_failures == 1
+
+
+def test_forgetting_now_and_then_is_forgiven_each_time(tokenizer):
+    """Four times Missing in a row is too much; four times in a stream is not."""
+    world = World(request(max_tokens=20), tokenizer, with_draft=False).start()
+    world.deliver()
+    for _ in range(10):
+        world.deliver()
+        world.target.forget("s")
+        world.deliver()
+    assert world.run().tokens == plain((3, 1, 4), 20)
+    assert world.session.stats.num_target_failures == 0
+
+
+def test_after_the_draft_has_been_of_use_its_next_loss_pauses_as_briefly_as_the_first(tokenizer):
+    world = awaiting_block(tokenizer, max_tokens=60)
+    world.handle(m.DraftLost(1))
+    assert commands(world, m.PlaceDraft)[-1].delay_s == 1.0
+    world.draft.forget("s")
+    while world.session.stats.num_draft_rounds == 0:
+        world.deliver()
+    world.handle(m.DraftLost(1))
+    assert commands(world, m.PlaceDraft)[-1].delay_s == 1.0
+
+
+def test_a_request_can_lower_the_services_draft_length_but_not_raise_it(tokenizer):
+    for asked, expected in ((2, 2), (30, 4)):
+        world = awaiting_block(tokenizer, max_tokens=40, max_draft_tokens=asked)
+        assert world.sent[-1].request.num_tokens == expected
+    off = World(request(max_draft_tokens=30), tokenizer, gamma=0).start().run()
+    assert commands(off, m.PlaceDraft) == []
+
+
+def test_everything_is_cut_at_the_same_token(tokenizer):
+    """A stop string inside an accepted block, before a stop token of the same block: the string was first."""
+    expected = plain((3, 1, 4), 12)
+    text = tokenizer.decode(expected)
+    entry = [TokenLogprobs(-float(n)) for n in range(12)]
+    world = World(
+        request(max_tokens=12, stop=(text[2],), stop_token_ids=frozenset({expected[4]}), num_logprobs=0), tokenizer
+    ).start()
+    world.deliver()
+    world.waiting.clear()
+    world.session._block = TokenTree.chain(expected[:6])
+    world.handle(
+        m.TargetReplied(verdict(world, path=tuple(range(6)), next_token=expected[6], held=9, logprobs=tuple(entry[:7])))
+    )
+    chunk = world.chunks[-1]
+    assert chunk.matched_stop == text[2]
+    end = text.index(text[2]) + 1
+    assert chunk.token_ids == tuple(expected[:end])
+    assert len(chunk.logprobs) == len(chunk.is_guess) == end == chunk.usage.completion_tokens
 
 
 def test_the_fake_target_would_notice_a_lost_token():

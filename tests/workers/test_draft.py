@@ -8,7 +8,8 @@ from driving import EPOCH, Driver, answer, wrong
 
 from core.config import EngineConfig
 from core.records import Refused, Sampling, Verification
-from tests.checkpoints import write
+from core.sampling import draw_guess
+from tests.checkpoints import VOCAB_SIZE, write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
 
@@ -124,4 +125,17 @@ def test_release_frees_a_block_in_the_making(engine):
     engine.release(["s"])
     assert isinstance(dict(engine.step())[1], Refused)
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+    assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).block.tokens
+
+
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_each_guess_is_drawn_with_the_noise_of_its_place_in_the_block(engine, verification):
+    """The second trap of docs/exactness.md, in the engine: keyed without the place, all but the first would differ."""
+    block = Driver(engine, PROMPT, SAMPLED, verification).draft(6)
+    for place, (token, q) in enumerate(zip(block.tokens, block.q, strict=True)):
+        assert token == draw_guess(q, VOCAB_SIZE, SAMPLED.seed, len(PROMPT) + place, place)
+
+
+def test_a_draft_with_fewer_ids_refuses_those_it_does_not_have(engine):
+    assert isinstance(answer(engine, Driver(engine, [*PROMPT, VOCAB_SIZE]).draft_request(2)), Refused)
     assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).block.tokens

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 import torch
 from driving import EPOCH, Driver, answer, chain, wrong
+from safetensors.torch import load_file, save_file
 
 from core.config import EngineConfig
-from core.records import Base, Missing, Refused, Sampling, TokenTree, Verdict
-from tests.checkpoints import write
+from core.records import Base, Missing, Refused, Sampling, TokenTree, Verdict, Verification
+from tests.checkpoints import VOCAB_SIZE, write
 from workers.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -190,21 +191,39 @@ def test_when_kv_is_full_the_newest_idle_session_is_dropped_and_comes_back(check
     assert all(output == plain[SAMPLINGS[0]][:12] for output in outputs)
 
 
-def test_a_step_that_does_not_fit_preempts_by_age_and_finishes(checkpoint, plain):
-    """All at once, more than fits: the youngest are told Missing, the others get their verdict, and nobody hangs."""
+def test_more_than_fits_at_once_is_served_all_the_same(checkpoint, plain):
+    """The newest begin again when the older need room; each request is answered once, and rightly, and nobody hangs."""
     small = load(checkpoint, kv_cache_tokens=32)
     drivers = [Driver(small, PROMPT, session=str(n)) for n in range(8)]
     for ticket, driver in enumerate(drivers):
         small.add(ticket, driver.verify_request())
-    replies = {}
-    while small.has_work:
-        replies.update(small.step())
-    assert len(replies) == 8
-    verdicts = [reply for reply in replies.values() if isinstance(reply, Verdict)]
-    assert verdicts
-    assert {verdict.next_token for verdict in verdicts} == {plain[SAMPLINGS[0]][0]}
+    answers = []
+    for _ in range(100):
+        answers += small.step()
+        small.check_integrity()
+    assert not small.has_work
+    assert sorted(ticket for ticket, _ in answers) == list(range(8))
+    assert {reply.next_token for _, reply in answers} == {plain[SAMPLINGS[0]][0]}
     small.release([str(n) for n in range(8)])
     assert small.stats().num_free_blocks == small.stats().num_blocks
+
+
+def test_who_is_in_a_step_keeps_its_room_in_it(checkpoint, plain):
+    """Both decode, and there is room for one to grow: the second waits, and does not take the first one's KV."""
+    small = load(checkpoint, kv_cache_tokens=16)
+    drivers = [Driver(small, PROMPT, session=str(n)) for n in range(2)]
+    for driver in drivers:
+        driver.verify()
+    requests = [driver.verify_request(chain(*[wrong(plain[SAMPLINGS[0]][1])] * 6)) for driver in drivers]
+    for ticket, request in enumerate(requests):
+        small.add(ticket, request)
+    first = dict(small.step())
+    assert first[0].next_token == plain[SAMPLINGS[0]][1]
+    assert 1 not in first
+    later = {}
+    while small.has_work:
+        later.update(small.step())
+    assert later[1].next_token == plain[SAMPLINGS[0]][1]
 
 
 def test_a_model_that_gives_nan_refuses_that_sequence_and_serves_the_others(engine, plain):
@@ -222,6 +241,77 @@ def test_a_model_that_gives_nan_refuses_that_sequence_and_serves_the_others(engi
     assert isinstance(replies[1], Refused)
     assert replies[2].next_token == plain[SAMPLINGS[0]][0]
     engine.check_integrity()
+
+
+def test_a_guess_that_leads_to_nan_is_dropped_and_the_root_still_judged(engine, plain):
+    driver = Driver(engine, PROMPT)
+    driver.verify()
+    forward = engine._runtime.forward
+
+    def poisoned(batch):
+        logits = forward(batch).clone()
+        logits[1] = torch.nan
+        return logits
+
+    engine._runtime.forward = poisoned
+    verdict = driver.verify(chain(*plain[SAMPLINGS[0]][1:4]))
+    assert (verdict.path, verdict.next_token) == ((), plain[SAMPLINGS[0]][1])
+    engine._runtime.forward = forward
+    assert driver.run(5) == plain[SAMPLINGS[0]][2:7]
+
+
+@pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_sequence_that_is_nan_throughout_spoils_no_other(tmp_path, settings, is_first):
+    """Its KV is NaN too, and so are padding rows that were made of its rows; nobody may read either."""
+    poison = 250
+    path = write("llama", tmp_path)
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][poison] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    expected = Driver(load(str(path), **settings), PROMPT).run(4)
+    shared = load(str(path), **settings)
+    bad, good = Driver(shared, [poison] * 3, session="bad"), Driver(shared, PROMPT, session="good")
+    for ticket, driver in enumerate([bad, good] if is_first else [good, bad]):
+        shared.add(ticket, driver.verify_request())
+    replies = dict(shared.step())
+    assert isinstance(replies[0 if is_first else 1], Refused)
+    verdict = replies[1 if is_first else 0]
+    good.log.extend([verdict.next_token])
+    good.held = verdict.held
+    assert [verdict.next_token, *good.run(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "block", "problem"),
+    [
+        ([5, VOCAB_SIZE], chain(), "vocabulary"),
+        ([-1, 5], chain(), "vocabulary"),
+        ([5], chain(VOCAB_SIZE), "guess"),
+        ([5], TokenTree((1, 2), (-1, -1)), "chains"),
+    ],
+)
+def test_a_malformed_request_is_refused_and_harms_nobody(engine, plain, prompt, block, problem):
+    bad = Driver(engine, prompt, SAMPLINGS[1], Verification.REJECTION, session="bad").verify_request(block)
+    reply = answer(engine, bad)
+    assert isinstance(reply, Refused)
+    assert problem in reply.reason
+    assert Driver(engine, PROMPT).run(3) == plain[SAMPLINGS[0]][:3]
+
+
+def test_penalties_of_a_node_count_the_path_to_it_and_no_sibling(engine):
+    """With a penalty that forbids repetition, a node whose sibling has its token must not suffer for that."""
+    strict = Sampling(temperature=0.0, repetition_penalty=10.0, presence_penalty=2.0)
+    expected = Driver(engine, PROMPT, strict, session="plain").run(8)
+    driver = Driver(engine, PROMPT, strict)
+    driver.verify()
+    right = expected[1:5]
+    # Below the root: a wrong guess that says what comes later, then the right one; and so on down.
+    tree = TokenTree((right[1], right[0], right[2], right[1], right[3], right[2]), (-1, -1, 1, 1, 3, 3))
+    verdict = driver.verify(tree)
+    assert verdict.path == (1, 3, 5)
+    assert verdict.next_token == right[3]
+    assert driver.run(3) == expected[5:8]
 
 
 def test_silent_sessions_expire(checkpoint):
