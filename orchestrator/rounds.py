@@ -66,7 +66,7 @@ class Rounds:
 
     @property
     def num_engines(self) -> int:
-        """Engines that sessions hold leases on."""
+        """Engines that are spoken to: those that a session holds a lease on."""
         return self._targets.num_engines + self._drafts.num_engines
 
     def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:

@@ -45,8 +45,8 @@ class Side(Generic[Port, Request, Reply]):
 
     @property
     def num_engines(self) -> int:
-        """Engines that somebody holds a lease on."""
-        return len(self._num_leases)
+        """Engines that are spoken to."""
+        return len(self._gatherers)
 
     async def take(self, session_id: str) -> Lease[Port]:
         """A lease for this session, to be given back by `give_back`. Raises: Unavailable."""

@@ -24,7 +24,7 @@ MIN_BUCKET_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What shapes are rounded up to; see docs/exactness.md for why shapes decide about bits."""
+    """What shapes are rounded up to: the last bits of a row depend on the shape that it is computed in."""
 
     min_rows: int = 1
     """Least rows of every matrix product."""

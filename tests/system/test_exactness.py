@@ -71,7 +71,7 @@ async def test_greedy_output_is_that_of_transformers_for_other_architectures(tmp
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
 async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling):
     """Plain and alone is the reference; then each draft length, alone and sixteen at once."""
-    async with system() as served:
+    async with system(gamma=8) as served:
         prompts = [served.tokenizer.encode(text) for text in PROMPTS]
         jobs = [
             request(prompts[index % len(prompts)], 32, sampling=replace(sampling, seed=(sampling.seed + index) % 2**64))

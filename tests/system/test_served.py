@@ -29,7 +29,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def running():
-    with server(demo_config()) as running:
+    with server(demo_config(["speculation.max_draft_tokens=8"])) as running:
         yield running
 
 

@@ -209,14 +209,14 @@ def test_more_than_fits_at_once_is_served_all_the_same(checkpoint, plain):
 
 
 def test_who_is_in_a_step_keeps_its_room_in_it(checkpoint, plain):
-    """Both decode, and there is room for one to grow: the second waits, and does not take the first one's KV."""
-    small = load(checkpoint, kv_cache_tokens=16)
+    """The first fits; the second would fit if it took the first one's KV, and waits instead."""
+    small = load(checkpoint, kv_cache_tokens=20)
     drivers = [Driver(small, PROMPT, session=str(n)) for n in range(2)]
     for driver in drivers:
         driver.verify()
-    requests = [driver.verify_request(chain(*[wrong(plain[SAMPLINGS[0]][1])] * 6)) for driver in drivers]
-    for ticket, request in enumerate(requests):
-        small.add(ticket, request)
+    for ticket, num_guesses in enumerate((1, 6)):
+        guesses = chain(*[wrong(plain[SAMPLINGS[0]][1])] * num_guesses)
+        small.add(ticket, drivers[ticket].verify_request(guesses))
     first = dict(small.step())
     assert first[0].next_token == plain[SAMPLINGS[0]][1]
     assert 1 not in first
