@@ -36,12 +36,12 @@ class Example:
 EXAMPLES = (
     Example(
         "greedy",
-        'class Stack:\n    """A last-in, first-out collection."""\n\n    def __init__(self):\n',
+        "    for name in names:\n        if not isinstance(name, str):\n            raise TypeError(",
         pb.SamplingParams(temperature=0.0),
     ),
     Example(
         f"sampled, temperature 0.8, seed {SEED}",
-        "import os\nimport sys\n\n\ndef read_lines(path):\n",
+        "    def __repr__(self):\n        return ",
         pb.SamplingParams(temperature=0.8, seed=SEED),
     ),
 )
