@@ -14,6 +14,7 @@ from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError, ServiceError, Unavailable
 from core.records import (
     EMPTY_BLOCK,
+    Base,
     Drafted,
     DraftRequest,
     GenerationRequest,
@@ -137,11 +138,8 @@ class Session:
     def _verify(self, block: TokenTree) -> m.Command:
         self._target_machine.fire(Trigger.VERIFY)
         self._block = block
-        side = self._target
-        side.awaiting = self._next_stamp(side)
-        spec = self._spec if side.held == 0 else None
-        base, suffix = self._log.base(side.held), self._log.since(side.held)
-        return m.Verify(VerifyRequest(side.awaiting, base, suffix, block, spec))
+        stamp, base, suffix, spec = self._snapshot(self._target)
+        return m.Verify(VerifyRequest(stamp, base, suffix, block, spec))
 
     def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:
         reply = event.reply
@@ -224,11 +222,8 @@ class Session:
     def _ask_draft(self, num_tokens: int) -> m.Command:
         self._draft_machine.fire(Trigger.DRAFT)
         self._num_wanted = num_tokens
-        side = self._draft
-        side.awaiting = self._next_stamp(side)
-        spec = self._spec if side.held == 0 else None
-        base, suffix = self._log.base(side.held), self._log.since(side.held)
-        request = DraftRequest(side.awaiting, base, suffix, num_tokens, spec)
+        stamp, base, suffix, spec = self._snapshot(self._draft)
+        request = DraftRequest(stamp, base, suffix, num_tokens, spec)
         return m.Draft(request, self._pair.speculation.draft_timeout_s)
 
     def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
@@ -319,9 +314,12 @@ class Session:
         room = min(self._pair.draft.max_context_tokens, self._pair.draft.kv_cache_tokens) - len(self._log)
         return max(0, min(self._max_draft_tokens, self._output.num_remaining - 1, room))
 
-    def _next_stamp(self, side: _Side) -> Stamp:
+    def _snapshot(self, side: _Side) -> tuple[Stamp, Base, tuple[int, ...], SequenceSpec | None]:
+        """The committed tokens as a message to this side, which is awaited from now on: stamp, base, suffix, spec."""
         self._num_messages += 1
-        return Stamp(side.name, side.epoch, self._num_messages)
+        side.awaiting = Stamp(side.name, side.epoch, self._num_messages)
+        spec = self._spec if side.held == 0 else None
+        return side.awaiting, self._log.base(side.held), self._log.since(side.held), spec
 
     def _on_abandoned(self, event: m.Abandoned) -> list[m.Command]:
         return self._fail(event.error)
