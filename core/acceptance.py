@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from core import noise
 from core.noise import Purpose
-from core.records import ROOT, SparseDistribution, TokenTree
 from core.sampling import draw
+from core.trees import ROOT, SparseDistribution, TokenTree
 
 Float64 = NDArray[np.float64]
 Outcome = tuple[tuple[int, ...], int]

@@ -7,12 +7,13 @@ made.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from core.errors import ConfigError
 from core.records import Verification
 
 Dtype = Literal["float32", "bfloat16"]
+Policy = Literal["adaptive", "static", "heuristic", "confidence", "entropy"]
 
 
 def _check(condition: bool, setting: str, allowed: str, value: object) -> None:
@@ -90,21 +91,49 @@ class SpeculationConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
 
-    max_draft_tokens: int = 4
-    """Draft length gamma; static for now."""
+    policy: Policy = "adaptive"
+    """Who decides how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
+    `max_draft_tokens`, "heuristic" two more after a block that was accepted whole and one less otherwise, "confidence"
+    and "entropy" up to `max_draft_tokens` while the draft is sure enough."""
+    pipelining: bool = True
+    """Draft the next block, for every likely outcome, while the last one is verified. False drafts and verifies in
+    turn."""
+    max_draft_tokens: int = 8
+    """Draft length gamma, in tokens from the root down: the most that the policy may choose."""
+    max_block_tokens: int = 32
+    """Nodes of a block, over all branches of its tree. Trees are verified in coupled mode only."""
+    max_table_tokens: int = 256
+    """Nodes of an outcome table; in rejection and block mode, whose tables carry q, a quarter of it."""
+    table_fanout: int = 4
+    """Next tokens that a policy other than "adaptive" prepares for at each place where a block may end."""
+    min_confidence: float = 0.4
+    """Of the policy "confidence"."""
+    max_entropy: float = 2.0
+    """Of the policy "entropy", in nats."""
+    lookup: bool = True
+    """Guess from the text so far when there is no draft to ask."""
     verification: Verification = Verification.COUPLED
     q_top_tokens: int = 64
     """In rejection and block mode the draft samples from its q cut to this many tokens, and sends just those."""
-    draft_timeout_s: float = 2.0
-    """A block that comes later than this counts as lost, and the round goes on without it."""
+    draft_timeout_s: float = 0.25
+    """A block that comes later than this, and than a few times its usual pace, counts as lost for its round."""
     draft_retry_s: float = 1.0
-    """First pause before a lost draft is leased again; doubles up to a minute."""
+    """First pause before a lost draft is leased again; doubles up to a minute, with jitter."""
+    breaker_rounds: int = 3
+    """A draft that is late this often in a row is given back, and leased again after the pause."""
 
     def __post_init__(self) -> None:
+        _check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
         _check(0 <= self.max_draft_tokens <= 64, "max_draft_tokens", "in [0, 64]", self.max_draft_tokens)
+        _check(1 <= self.max_block_tokens <= 256, "max_block_tokens", "in [1, 256]", self.max_block_tokens)
+        _check(0 <= self.max_table_tokens <= 4096, "max_table_tokens", "in [0, 4096]", self.max_table_tokens)
+        _check(1 <= self.table_fanout <= 32, "table_fanout", "in [1, 32]", self.table_fanout)
+        _check(0 <= self.min_confidence <= 1, "min_confidence", "in [0, 1]", self.min_confidence)
+        _check(self.max_entropy >= 0, "max_entropy", "at least 0", self.max_entropy)
         _check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
         _check(self.draft_timeout_s > 0, "draft_timeout_s", "positive", self.draft_timeout_s)
         _check(self.draft_retry_s > 0, "draft_retry_s", "positive", self.draft_retry_s)
+        _check(self.breaker_rounds >= 1, "breaker_rounds", "at least 1", self.breaker_rounds)
 
 
 @dataclass(frozen=True, slots=True)

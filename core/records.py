@@ -1,22 +1,19 @@
 """The values that travel between the parts; all frozen, all picklable, none knows how it is sent.
 
-A *block* is a token tree: guesses for what follows the last committed token (the root). A chain is the tree of width
-one. Every message to an engine is a snapshot over a known base: `Base` says which prefix the engine is believed to
-hold, `suffix` what follows it. An engine that holds something else answers `Missing` and is sent the rest, so that a
-first call (prefill), a lost message, a restart and a preempted KV cache are one case.
+A *block* is a token tree (core.trees): guesses for what follows the last committed token (the root). Every message to
+an engine is a snapshot over a known base: `Base` says which prefix the engine is believed to hold, `suffix` what
+follows it. An engine that holds something else answers `Missing` and is sent the rest, so that a first call (prefill),
+a lost message, a restart and a preempted KV cache are one case.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from core.errors import InvalidRequest
-
-ROOT = -1
-"""Parent of the first guesses of a block: the last committed token."""
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, SparseDistribution, TokenTree
 
 
 class Verification(StrEnum):
@@ -32,60 +29,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class SparseDistribution:
-    """A probability distribution over few token ids; the ids it does not list have probability zero."""
-
-    token_ids: tuple[int, ...]
-    probs: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTree:
-    """Guesses after the last committed token. Invariant: `parents[i] < i`, so a parent precedes its children."""
-
-    tokens: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
-    q: tuple[SparseDistribution, ...] = ()
-    """What the draft sampled each token from; empty in coupled mode, which needs no q."""
-
-    def __post_init__(self) -> None:
-        if len(self.parents) != len(self.tokens) or (self.q and len(self.q) != len(self.tokens)):
-            raise ValueError("a token tree needs one parent, and one q or none at all, for each token")
-        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
-            raise ValueError("a token tree lists parents before their children")
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()) -> TokenTree:
-        """The tree of width one over `tokens`."""
-        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(q))
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def is_chain(self) -> bool:
-        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Distance of each node from the root; the first guesses have depth 1."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return tuple(depths)
-
-    def child(self, parent: int, token: int) -> int | None:
-        """The node below `parent` that guesses `token`, if there is one."""
-        for node in range(parent + 1, len(self.tokens)):
-            if self.parents[node] == parent and self.tokens[node] == token:
-                return node
-        return None
-
-
-EMPTY_BLOCK = TokenTree()
 
 
 def _require(condition: bool, name: str, allowed: str, value: object) -> None:
@@ -198,6 +141,20 @@ class VerifyRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """What a reply cost where it was made; the rest of its round trip is the wire's."""
+
+    waited_s: float
+    """From its arrival to the beginning of its first step."""
+    computed_s: float
+    """From the beginning of its first step to the end of its last, the steps of others in between included."""
+    num_passes: int
+    """Steps that it took part in."""
+    num_rows: int
+    """Rows of those steps, the company's included."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log probability of an emitted token, and of the likeliest others, under the raw model (no temperature)."""
 
@@ -217,16 +174,43 @@ class Verdict:
     """Tokens whose KV the engine now holds: all that are committed but `next_token`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each emitted token (path, then next token), when asked for."""
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When a draft should guess no further below a node: by what its q there looks like, never by what it drew.
+
+    A rule that looked at the sampled token would bias rejection and block verification (docs/exactness.md, section 3).
+    """
+
+    min_confidence: float = 0.0
+    """The largest probability of q must reach this."""
+    max_entropy: float = math.inf
+    """The entropy of q, in nats, must not exceed this."""
+
+
+NEVER_STOP = StopRule()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Extend the held prefix by `suffix`, then guess `num_tokens` further tokens. Zero guesses is prefill."""
+    """Extend the held prefix by `suffix`, then add `growth` to the tree `block` below it. No growth is prefill.
+
+    With `is_table` the target is verifying `block`, and the growth is an outcome table: its nodes whose parent is in
+    the block (or is the root) are outcomes, enumerated by rank, and what lies below each outcome is the block that
+    would follow it. Without, `block` is empty and the growth itself is the block.
+    """
 
     stamp: Stamp
     base: Base
     suffix: tuple[int, ...]
-    num_tokens: int
+    growth: Growth = NO_GROWTH
+    block: TokenTree = EMPTY_BLOCK
+    is_table: bool = False
+    max_passes: int = 0
+    """End with what is there after this many forward passes over the tree; 0 sets no bound."""
+    stop: StopRule = NEVER_STOP
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
 
@@ -237,12 +221,20 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The block that answers a DraftRequest."""
+    """The nodes that a DraftRequest asked for, in the order of its growth."""
 
     stamp: Stamp
-    block: TokenTree
+    tokens: tuple[int, ...]
+    """`NO_TOKEN` where a node was not grown: out of passes, out of room, stopped, or its parent was not grown."""
     held: int
     """Committed tokens (guesses not counted) whose KV the draft now holds."""
+    q: tuple[SparseDistribution, ...] = ()
+    """In rejection and block mode what each token was sampled from (`NO_Q` for outcomes and what was not grown)."""
+    confidence: tuple[float, ...] = ()
+    """For each node the largest probability of the q that it came from, whichever token came; 0 if not grown."""
+    entropy: tuple[float, ...] = ()
+    """For each node the entropy of that q in nats; 0 if not grown."""
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +292,8 @@ class GenerationRequest:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     include_stop: bool = False
+    wants_trace: bool = False
+    """Report each call to an engine with the chunk that it led to."""
     deadline: float | None = None
     """On the service's clock, in seconds."""
 
@@ -317,10 +311,50 @@ class SpeculationStats:
     accepted_per_position: tuple[int, ...] = ()
     num_draft_failures: int = 0
     num_target_failures: int = 0
+    num_lookup_tokens: int = 0
+    """Of the drafted tokens, those that were looked up in the text so far, without a draft model."""
+    num_hits: int = 0
+    """Verdicts whose next block had been prepared before they came, or came in time."""
+    num_misses: int = 0
+    """Verdicts that no prepared block answers, though a table had been asked for."""
+    draft_time_s: float = 0.0
+    """From asking the draft for a block or a table to having it, over all rounds."""
+    hidden_draft_time_s: float = 0.0
+    """The part of it during which the target was verifying for the same stream."""
 
     @property
     def acceptance_rate(self) -> float:
         return self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        num_asked = self.num_hits + self.num_misses
+        return self.num_hits / num_asked if num_asked else 0.0
+
+
+class Call(StrEnum):
+    """What an engine was asked for."""
+
+    VERIFY = "verify"
+    BLOCK = "block"
+    TABLE = "table"
+    PREFILL = "prefill"
+    """Of the draft, so that it catches up; the target's prefill is verifying an empty block."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTrace:
+    """One answered call of a stream to an engine."""
+
+    call: Call
+    sent_s: float
+    """Since the stream began, on the orchestrator's clock, as is `received_s`."""
+    received_s: float
+    num_guesses: int
+    """Nodes verified, or nodes grown."""
+    num_used: int = 0
+    """Of the nodes verified, those accepted; of a table, the nodes of the block that the verdict picked."""
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,3 +379,5 @@ class Chunk:
     matched_stop: str | int | None = None
     stats: SpeculationStats | None = field(default=None)
     """In the last chunk."""
+    trace: tuple[CallTrace, ...] = ()
+    """The calls that were answered since the last chunk, when asked for."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from core import noise
 from core.noise import Purpose
-from core.records import Sampling, SparseDistribution
+from core.records import Sampling
+from core.trees import SparseDistribution
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

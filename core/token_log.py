@@ -14,6 +14,11 @@ _MULTIPLIER = 0x1F3D5B79A2C4E681
 EMPTY_HASH = 0x0DDB1A5E5BAD5EED
 
 
+def extended(prefix_hash: int, token: int) -> int:
+    """The hash of a prefix that has one `token` more."""
+    return (prefix_hash * _MULTIPLIER + token + 1) % _MODULUS
+
+
 class TokenLog:
     """Tokens with a polynomial hash (modulo the Mersenne prime 2^61 - 1) of every prefix.
 
@@ -40,7 +45,7 @@ class TokenLog:
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._tokens.append(token)
-            self._hashes.append((self._hashes[-1] * _MULTIPLIER + token + 1) % _MODULUS)
+            self._hashes.append(extended(self._hashes[-1], token))
 
     def truncate(self, num_tokens: int) -> None:
         """Forget everything after the first `num_tokens`."""

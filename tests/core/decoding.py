@@ -16,8 +16,9 @@ from scipy import stats
 
 from core import acceptance, noise
 from core.noise import Purpose
-from core.records import TokenTree, Verification
+from core.records import Verification
 from core.sampling import truncate
+from core.trees import TokenTree
 
 VOCAB_SIZE = 8
 FIRST_TOKEN = 0

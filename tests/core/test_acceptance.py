@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core import acceptance
 from core.acceptance import sound_prefix, verify_block, verify_coupled, verify_rejection
-from core.records import ROOT, SparseDistribution, TokenTree
+from core.trees import ROOT, SparseDistribution, TokenTree
 
 CHAIN_RULES = [verify_rejection, verify_block]
 EVEN = SparseDistribution((0, 1, 2, 3), (0.25,) * 4)

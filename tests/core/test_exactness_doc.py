@@ -8,8 +8,8 @@ import pytest
 
 from core import acceptance, noise
 from core.noise import Purpose
-from core.records import SparseDistribution, TokenTree
 from core.sampling import draw, draw_guess
+from core.trees import SparseDistribution, TokenTree
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "exactness.md"
 SEED, NUM_COMMITTED, GAMMA, VOCAB_SIZE = 8, 5, 2, 4

@@ -9,19 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
-from core.records import (
-    EMPTY_BLOCK,
-    MAX_SEED,
-    ROOT,
-    Base,
-    DraftRequest,
-    Sampling,
-    SparseDistribution,
-    SpeculationStats,
-    Stamp,
-    TokenTree,
-    VerifyRequest,
-)
+from core.records import MAX_SEED, Base, DraftRequest, Sampling, SpeculationStats, Stamp, VerifyRequest
+from core.trees import EMPTY_BLOCK, ROOT, SparseDistribution, TokenTree
 
 OUT_OF_RANGE = [
     ("temperature", -1.0),

@@ -10,7 +10,7 @@ from decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTable, count, diric
 from core import acceptance
 from core.acceptance import verify_block, verify_rejection
 from core.noise import Purpose
-from core.records import SparseDistribution, TokenTree
+from core.trees import SparseDistribution, TokenTree
 
 NUM_DRAWS = 20_000
 P, Q = dirichlet(1), dirichlet(2)
@@ -72,6 +72,16 @@ def test_dropping_a_guess_may_look_at_q_but_not_at_the_guess(verify, monkeypatch
 
     assert is_exact(decoder(q=P, keep=is_sure_of_row), monkeypatch, verify)
     assert not is_exact(decoder(q=P, keep=is_sure_of_token), monkeypatch, verify)
+
+
+@pytest.mark.parametrize("verify", [verify_rejection, verify_block])
+def test_dropping_a_guess_may_not_look_at_the_q_that_follows_it(verify, monkeypatch):
+    """What the draft thinks next depends on the guess: a rule that looks ahead looks at the guess."""
+
+    def is_sure_of_next_row(last, token):
+        return P[token].max() > 0.5
+
+    assert not is_exact(decoder(q=P, keep=is_sure_of_next_row), monkeypatch, verify)
 
 
 def test_coupled_output_survives_any_rule_of_dropping(monkeypatch):

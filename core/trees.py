@@ -1,0 +1,154 @@
+"""Blocks and outcome tables: both are trees of guesses below the last committed token.
+
+Knows tokens, parents and q; must not know who guessed or who verifies. An *outcome table* is no other thing than a tree
+that contains the block being verified: a verdict (accepted path, next token) is a walk down that tree, and where the
+walk ends inside it, what lies below is the next block. So a tree block that answers its own corrections, a block cut
+short for lack of room, and a table of prepared answers are looked up in one way (`subtree`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROOT = -1
+"""Parent of the first guesses of a block: the last committed token."""
+NO_TOKEN = -1
+"""Stands where a tree was asked for a node that was not grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """A probability distribution over few token ids; the ids it does not list have probability zero."""
+
+    token_ids: tuple[int, ...]
+    probs: tuple[float, ...]
+
+
+NO_Q = SparseDistribution((), ())
+"""Stands in a table for what was enumerated, not drawn: an outcome is never verified, only what lies below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Guesses after the last committed token. Invariant: `parents[i] < i`, so a parent precedes its children."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    q: tuple[SparseDistribution, ...] = ()
+    """What the draft sampled each token from; empty in coupled mode, which needs no q."""
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.tokens) or (self.q and len(self.q) != len(self.tokens)):
+            raise ValueError("a token tree needs one parent, and one q or none at all, for each token")
+        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
+            raise ValueError("a token tree lists parents before their children")
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()) -> TokenTree:
+        """The tree of width one over `tokens`."""
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(q))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the root; the first guesses have depth 1."""
+        return depths(self.parents)
+
+    def child(self, parent: int, token: int, first: int = 0) -> int | None:
+        """The node below `parent` that guesses `token`, if there is one, among the nodes from `first` on."""
+        for node in range(max(parent + 1, first), len(self.tokens)):
+            if self.parents[node] == parent and self.tokens[node] == token:
+                return node
+        return None
+
+    def prefix(self, num_nodes: int) -> TokenTree:
+        """The first `num_nodes` nodes; they are a tree, because parents come first."""
+        return TokenTree(self.tokens[:num_nodes], self.parents[:num_nodes], self.q[:num_nodes])
+
+
+EMPTY_BLOCK = TokenTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Which guesses a draft is to add to a tree of B nodes: node B + n is its guess of rank `ranks[n]` at `parents[n]`.
+
+    Parents are nodes of the tree, earlier nodes of the growth (B onwards), or ROOT. Rank 0 is the likeliest token that
+    is no child of the parent already; where the draft must sample (rejection and block mode, below an outcome), there
+    is rank 0 only, and it is the sample.
+    Invariant: each parent precedes its children, and the ranks below one parent are distinct.
+    """
+
+    parents: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.ranks) or any(rank < 0 for rank in self.ranks):
+            raise ValueError("a growth needs one parent and one rank, not below 0, for each node")
+        if len(set(zip(self.parents, self.ranks, strict=True))) != len(self.ranks):
+            raise ValueError("a growth asks for a node twice")
+
+    @classmethod
+    def chain(cls, num_tokens: int) -> Growth:
+        """The `num_tokens` likeliest guesses in a row, below the root of an empty tree."""
+        return cls(tuple(range(ROOT, num_tokens - 1)), (0,) * num_tokens)
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+
+NO_GROWTH = Growth()
+
+
+def depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Distance of each node from the root, whose children have depth 1."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent == ROOT else found[parent] + 1)
+    return tuple(found)
+
+
+def subtree(tree: TokenTree, top: int) -> tuple[TokenTree, tuple[int, ...]]:
+    """What hangs below node `top`, in the same order, with `top` as its root; and which nodes of `tree` those are."""
+    kept: dict[int, int] = {top: ROOT}
+    nodes: list[int] = []
+    for node in range(top + 1, len(tree)):
+        if tree.parents[node] in kept:
+            kept[node] = len(nodes)
+            nodes.append(node)
+    tokens = tuple(tree.tokens[node] for node in nodes)
+    parents = tuple(kept[tree.parents[node]] for node in nodes)
+    q = tuple(tree.q[node] for node in nodes) if tree.q else ()
+    return TokenTree(tokens, parents, q), tuple(nodes)
+
+
+def grown(
+    block: TokenTree, growth: Growth, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()
+) -> tuple[TokenTree, tuple[int, ...]]:
+    """`block` with the nodes of `growth` that have a token; and which nodes of the growth those are.
+
+    A tree that has q has one for each node: `NO_Q` stands in for the block's, which nobody will verify again.
+    Raises: ValueError when a node has a token but its parent has none, or two siblings have the same.
+    """
+    place: dict[int, int] = {ROOT: ROOT, **{node: node for node in range(len(block))}}
+    all_tokens, parents, kept = list(block.tokens), list(block.parents), list[int]()
+    seen = set(zip(block.parents, block.tokens, strict=True))
+    for index, (parent, token) in enumerate(zip(growth.parents, tokens, strict=True)):
+        if token == NO_TOKEN:
+            continue
+        if parent not in place or (place[parent], token) in seen:
+            raise ValueError("a draft grew a node below none, or the same node twice")
+        seen.add((place[parent], token))
+        place[len(block) + index] = len(all_tokens)
+        parents.append(place[parent])
+        all_tokens.append(token)
+        kept.append(index)
+    all_q = (*[NO_Q] * len(block), *(q[index] for index in kept)) if q else ()
+    return TokenTree(tuple(all_tokens), tuple(parents), all_q), tuple(kept)
