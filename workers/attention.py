@@ -73,7 +73,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     product = _Product(scale, sliding_window, softcap, s_aux)
     rows = query[0].transpose(0, 1)
-    outputs = [product.over(group, rows, keys, values, plan.cache.block_tokens) for group in plan.groups]
+    outputs = [product.over(group, rows, keys, values) for group in plan.groups]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if plan.row_order is not None:
         joined = joined.index_select(0, plan.row_order)
@@ -89,17 +89,15 @@ class _Product:
     softcap: float | None
     sinks: torch.Tensor | None  # [H]
 
-    def over(
-        self, group: Group, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, block_tokens: int
-    ) -> torch.Tensor:
+    def over(self, group: Group, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The attention of one group's rows.  # [B*R, H, D_v]"""
         num_seqs, num_queries, _ = group.visible.shape
         queries = rows if group.query_rows is None else rows.index_select(0, group.query_rows)
         queries = queries.reshape(num_seqs, num_queries, keys.shape[1], -1, rows.shape[-1])  # [B, R, H_kv, G, D]
         heads_per_row = queries.shape[3]
         packed = queries.transpose(1, 2).flatten(2, 3)  # [B, H_kv, R*G, D]
-        seen_keys = _gather(keys, group.blocks, num_seqs, block_tokens)
-        seen_values = _gather(values, group.blocks, num_seqs, block_tokens)
+        seen_keys = _gather(keys, group)
+        seen_values = _gather(values, group)
         output = self._attention(packed, seen_keys, seen_values, group.bias(self.window, heads_per_row, rows.dtype))
         unpacked = output.view(num_seqs, keys.shape[1], num_queries, heads_per_row, -1).transpose(1, 2)
         return unpacked.reshape(num_seqs * num_queries, -1, output.shape[-1])
@@ -122,12 +120,12 @@ class _Product:
         return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
 
 
-def _gather(rows: torch.Tensor, blocks: torch.Tensor | slice, num_seqs: int, block_tokens: int) -> torch.Tensor:
-    """The KV rows of each sequence of a group; read in place where its blocks adjoin.  # [B, H_kv, L, D]"""
-    if isinstance(blocks, slice):
-        return rows[blocks][None].transpose(1, 2)
-    gathered = rows.view(-1, block_tokens, *rows.shape[1:]).index_select(0, blocks)
-    return gathered.view(num_seqs, -1, *rows.shape[1:]).transpose(1, 2)
+def _gather(rows: torch.Tensor, group: Group) -> torch.Tensor:
+    """The KV rows of each reader of a group; read in place where they adjoin.  # [B, H_kv, L, D]"""
+    if isinstance(group.source, slice):
+        return rows[group.source][None].transpose(1, 2)
+    gathered = rows.view(-1, group.stretch_tokens, *rows.shape[1:]).index_select(0, group.source)
+    return gathered.view(len(group.visible), -1, *rows.shape[1:]).transpose(1, 2)
 
 
 AttentionInterface.register(ATTENTION, attend)

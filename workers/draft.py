@@ -1,120 +1,232 @@
-"""The draft engine: catches up with what was committed, then guesses what comes next.
+"""The draft engine: catches up with what was committed, then grows trees of guesses below it.
 
-Nothing it says can change the output, only how fast it comes: it uses the target's sampling parameters and, in coupled
-mode, the target's noise, because that is how it guesses best.
+A block and an outcome table are one kind of work to it: nodes to feed, pass by pass, by the plan of `core.growth`. What
+it has fed stays until it is known to be wrong, so that the block which a verdict picks from a table is not computed
+again. Nothing it says can change the output, only how fast it comes: it uses the target's sampling parameters and, in
+coupled mode, the target's noise, because that is how it guesses best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from core.config import EngineConfig
-from core.records import (
-    Drafted,
-    DraftReply,
-    DraftRequest,
-    Refused,
-    SparseDistribution,
-    TokenTree,
-    Verification,
-)
+from core.growth import Candidates, Sprout
+from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpec
+from core.trees import EMPTY_BLOCK, ROOT, TokenTree
 from workers import sampling, weights
+from workers.candidates import Kind, Place, propose
 from workers.engine import Engine, Job
-from workers.runtime import ModelRuntime
+from workers.runtime import ModelRuntime, StepRows
 from workers.sampling import Row
 from workers.sequences import HeldSequence
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What bounds a tree."""
+
+    step_tokens: int
+    """Rows of one step."""
+    context_tokens: int
+    """Positions of the model."""
+    kv_tokens: int
+    """Rows of the whole KV cache."""
+
+
 @dataclass(eq=False, slots=True)
 class DraftJob(Job[DraftRequest]):
-    """A block in the making."""
+    """A tree in the making. Its nodes are numbered by the request; `_rows` says which row of KV each one has."""
 
-    guesses: list[int] = field(default_factory=list)
-    q: list[SparseDistribution] = field(default_factory=list)
+    room: Room = field(kw_only=True)
+    held_nodes: Mapping[int, int] = field(kw_only=True)
+    """Nodes of the block whose KV and candidates are there from an earlier request."""
+    _sprout: Sprout = field(init=False)
+    _rows: dict[int, int] = field(init=False)
+    _feeding: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._plant()
 
     @property
-    def needs_q(self) -> bool:
-        spec = self.held.spec
-        return spec.verification is not Verification.COUPLED and not spec.sampling.is_greedy
+    def wants_logits(self) -> bool:
+        return len(self.request.growth) > 0
 
-    def row(self) -> Row:
+    @property
+    def is_urgent(self) -> bool:
+        return self.wants_logits and not self.request.is_table
+
+    @property
+    def is_done(self) -> bool:
+        return not self.pending and self._sprout.is_done
+
+    @property
+    def num_tree_rows(self) -> int:
+        return len(self._next_nodes())
+
+    def last_rows(self) -> StepRows:
+        """What is pending, and as much of the frontier as a step holds."""
+        self._feeding = self._next_nodes()
+        tree, sprout = self.held.tree, self._sprout
+        rows = self._rows | {node: row for row, node in enumerate(self._feeding, len(tree))}
+        tokens = (*tree.tokens, *(sprout.tokens[node] for node in self._feeding))
+        parents = (*tree.parents, *(rows[sprout.parent(node)] for node in self._feeding))
+        return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree), self.wants_logits)
+
+    def places(self) -> list[Place]:
+        """Of the logits that the last step gave: what the root draws if it was fed, and what each node does."""
         spec, log = self.held.spec, self.held.log
-        tokens = list(log.tokens) if spec.sampling.has_penalties else ()
-        return Row(spec.sampling, len(log), tokens, spec.prompt_len)
+        kind = Kind.of(spec.sampling, spec.verification)
+        return [
+            Place(Row(spec.sampling, len(log) + self._sprout.depth(node), self._seen(node), spec.prompt_len), kind, at)
+            for node in self._fed()
+            for at in [self._sprout.place(node)]
+        ]
+
+    def take(self, found: Sequence[Candidates]) -> None:
+        """What the model says after each of `places`: the tree grows, and what was fed is held."""
+        by_node = dict(zip(self._fed(), found, strict=True))
+        for node, candidates in by_node.items():
+            if node == ROOT:
+                self.held.tree.root = candidates
+            else:
+                parent = self._rows[self._sprout.parent(node)]
+                self._rows[node] = self.held.tree.add(parent, self._sprout.tokens[node], candidates)
+        self._sprout.take(by_node)
+        self._prune()
+
+    def begin_again(self) -> None:
+        self.pending = [*self.held.log.tokens, *self.pending]
+        self.held.tree.clear()
+        self.held_nodes = {}
+        self._plant()
+
+    def reply(self) -> Drafted:
+        sprout, request = self._sprout, self.request
+        return Drafted(
+            request.stamp,
+            tuple(sprout.tokens[len(request.block) :]),
+            request.num_committed,
+            tuple(sprout.q) if _samples(self.held.spec) else (),
+            tuple(sprout.confidence),
+            tuple(sprout.entropy),
+            self.timing(),
+        )
+
+    def _plant(self) -> None:
+        tree = self.held.tree
+        known = {node: tree.candidates[row] for node, row in self.held_nodes.items()}
+        if not self.pending and tree.root is not None:
+            known[ROOT] = tree.root
+        self._sprout = Sprout(self.request, _samples(self.held.spec), known)
+        self._rows = {ROOT: ROOT, **self.held_nodes}
+        self._prune()
+
+    def _prune(self) -> None:
+        """Drop nodes that the context or the KV cache has no room for."""
+        num_committed = self.request.num_committed
+        nodes = self._frontier()
+        too_deep = [n for n in nodes if num_committed + self._sprout.depth(n) > self.room.context_tokens]
+        self._sprout.drop(too_deep)
+        num_rows = self.room.kv_tokens - num_committed - len(self.held.tree)
+        self._sprout.drop(self._frontier()[max(0, num_rows) :])
+
+    def _frontier(self) -> list[int]:
+        return [node for node in self._sprout.frontier() if node != ROOT]
+
+    def _next_nodes(self) -> list[int]:
+        return self._frontier()[: max(1, self.room.step_tokens - len(self.pending))]
+
+    def _fed(self) -> Iterator[int]:
+        """The nodes of the last step, in the order of its logits."""
+        if ROOT in self._sprout.frontier():
+            yield ROOT
+        yield from self._feeding
+
+    def _seen(self, node: int) -> Sequence[int]:
+        """All tokens before what is drawn after `node`; penalties count them."""
+        return [*self.held.log.tokens, *self._sprout.path(node)] if self.held.spec.sampling.has_penalties else ()
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
-    """Guesses for many sessions at once: each step extends every block in the making by one token."""
+    """Guesses for many sessions at once: each step feeds the frontiers of all trees in the making."""
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
+        cache = runtime.cache
+        kv_tokens = cache.num_blocks * cache.block_tokens
+        self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
     def load(cls, config: EngineConfig, epoch: int, q_top_tokens: int, progress: Callable[[str], None]) -> DraftEngine:
         """Raises: StartupError."""
         return cls(ModelRuntime(weights.load(config, progress), config), config, epoch, q_top_tokens)
 
-    @staticmethod
-    def _num_guesses(request: DraftRequest) -> int:
-        return max(0, request.num_tokens - 1)  # the last guess is not fed back
+    def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
+        return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
-    def _new_job(self, ticket: int, request: DraftRequest, held: HeldSequence, pending: list[int]) -> DraftJob:
-        return DraftJob(ticket, request, held, pending, wants_logits=request.num_tokens > 0)
+    def _refusal_of_guesses(self, request: DraftRequest, spec: SequenceSpec | None) -> Refused | None:  # noqa: ARG002
+        block, num_block = request.block, len(request.block)
+        if block and (min(block.tokens) < 0 or max(block.tokens) >= self.info.vocab_size):
+            return Refused(request.stamp, f"a guess is outside the vocabulary of {self.info.vocab_size}")
+        if block and not request.is_table:
+            return Refused(request.stamp, "only a table is grown below a block")
+        if len(set(zip(block.parents, block.tokens, strict=True))) < num_block:
+            return Refused(request.stamp, "the block has the same guess twice below one node")
+        parents = enumerate(request.growth.parents, num_block)
+        if any(not ROOT <= parent < node for node, parent in parents):
+            return Refused(request.stamp, "a node of the growth has a parent that does not come before it")
+        return None
 
-    def _finish(self, jobs: Sequence[Job[DraftRequest]], logits: Tensor) -> None:
-        guessing: list[DraftJob] = []
+    def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+        pending, nodes = self._store.extend(held, request.base, request.suffix, request.block)
+        draws_at_root = _samples(held.spec) and not request.is_table
+        if len(request.growth) and not pending and (held.tree.root is None or draws_at_root):
+            pending, nodes = self._store.step_back(held), {}
+        job = DraftJob(ticket, request, held, pending, room=self._room, held_nodes=nodes)
+        self._jobs.append(job)
+        if job.is_done:
+            self._answer(job, job.reply())
+
+    def _finish(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
+        growing = [job for job in jobs if job.wants_logits]
+        if growing:
+            self._grow(growing, logits)
         for job in jobs:
-            assert isinstance(job, DraftJob)
-            if job.wants_logits:
-                guessing.append(job)
-            else:
-                self._complete(job)
-        if not guessing:
-            return
+            if job.is_done and job in self._jobs:
+                self._answer(job, job.reply())
+
+    def _grow(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
+        """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
         is_bad = sampling.bad_rows(logits).tolist()
-        sound = [index for index in range(len(guessing)) if not is_bad[index]]
-        for job, bad in zip(guessing, is_bad, strict=True):
-            if bad:
-                self._answer(job, Refused(job.request.stamp, "the draft model gave NaN for this sequence"))
-        if sound:
-            self._guess([guessing[index] for index in sound], logits[torch.tensor(sound, device=logits.device)])
-
-    def _guess(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
-        """One further guess for each job."""
-        rows = [job.row() for job in jobs]
-        log_q = sampling.process(logits, rows)
-        coupled = [index for index, job in enumerate(jobs) if not job.needs_q]
-        if coupled:
-            tokens = sampling.sample_coupled(log_q[coupled], [rows[index] for index in coupled]).tolist()
-            for index, token in zip(coupled, tokens, strict=True):
-                jobs[index].guesses.append(token)
-        self._guess_with_q(
-            [(job, row, log_q[index]) for index, (job, row) in enumerate(zip(jobs, rows, strict=True)) if job.needs_q]
-        )
+        sound: list[tuple[DraftJob, list[Place]]] = []
+        index: list[int] = []
+        start = 0
         for job in jobs:
-            self._go_on(job)
+            places = job.places()
+            rows = range(start, start + len(places))
+            start = rows.stop
+            if any(is_bad[row] for row in rows):
+                self._store.forget_guesses(job.held)
+                self._answer(job, Refused(job.request.stamp, "the draft model gave NaN for this sequence"))
+            else:
+                sound.append((job, places))
+                index += rows
+        if sound:
+            chosen = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
+            self._hand_out(sound, chosen)
 
-    def _guess_with_q(self, items: Sequence[tuple[DraftJob, Row, Tensor]]) -> None:
-        if not items:
-            return
-        places = [len(job.guesses) for job, _, _ in items]
-        log_q = torch.stack([log_q for _, _, log_q in items])
-        drawn = sampling.draft_sample(log_q, [row for _, row, _ in items], places, self._q_top_tokens)
-        for (job, _, _), (token, q) in zip(items, drawn, strict=True):
-            job.guesses.append(token)
-            job.q.append(q)
+    def _hand_out(self, sound: Sequence[tuple[DraftJob, list[Place]]], logits: Tensor) -> None:
+        found = iter(propose(logits, [place for _, places in sound for place in places], self._q_top_tokens))
+        for job, places in sound:
+            job.take([next(found) for _ in places])
 
-    def _go_on(self, job: DraftJob) -> None:
-        if len(job.guesses) == job.request.num_tokens:
-            self._complete(job)
-        else:
-            job.pending = job.guesses[-1:]
 
-    def _complete(self, job: DraftJob) -> None:
-        request = job.request
-        self._answer(job, Drafted(request.stamp, TokenTree.chain(job.guesses, job.q), request.num_committed))
+def _samples(spec: SequenceSpec) -> bool:
+    """Whether the draft has to draw its guesses itself, because verification needs what they were drawn from."""
+    return Kind.of(spec.sampling, spec.verification) is Kind.DRAWN

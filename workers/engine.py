@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from core.config import EngineConfig
 from core.records import (
-    EMPTY_BLOCK,
     DraftReply,
     DraftRequest,
     Missing,
     Refused,
     SequenceSpec,
-    TokenTree,
+    Timing,
     VerifyReply,
     VerifyRequest,
 )
+from core.trees import TokenTree
 from workers import scheduler
 from workers.kv_cache import OutOfBlocks
 from workers.runtime import ModelRuntime, StepRows
@@ -59,19 +59,58 @@ class EngineStats:
 
 
 @dataclass(eq=False, slots=True)
-class Job(Generic[Request]):
-    """A request in progress."""
+class Job(ABC, Generic[Request]):
+    """A request in progress: first its pending tokens are computed, then (with the last of them) guesses below them."""
 
     ticket: int
     request: Request
     held: HeldSequence
     pending: list[int]
-    block: TokenTree = EMPTY_BLOCK
-    wants_logits: bool = True
+    arrived_s: float = field(default_factory=monotonic)
+    started_s: float | None = None
+    num_passes: int = 0
+    num_rows: int = 0
 
     @property
-    def num_block_rows(self) -> int:
-        return len(self.block)
+    @abstractmethod
+    def num_tree_rows(self) -> int:
+        """Guesses that are computed in the step that takes the last pending token, or in the next if none is left."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a round waits for it."""
+        return True
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether anybody asks what follows the last pending token and the guesses."""
+        return True
+
+    @abstractmethod
+    def last_rows(self) -> StepRows:
+        """All that is pending, and the guesses that go with it."""
+
+    def rows(self, share: Share) -> StepRows:
+        """What a share of this job adds to its step."""
+        if share.is_last:
+            return self.last_rows()
+        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
+
+    def begin_again(self) -> None:
+        """What had been computed is pending once more; its KV is about to be freed."""
+        self.pending = [*self.held.log.tokens, *self.pending]
+
+    def took_part(self, started_s: float, num_rows: int) -> None:
+        """A step of `num_rows` rows, the company's included, that began at `started_s`."""
+        self.started_s = started_s if self.started_s is None else self.started_s
+        self.num_passes += 1
+        self.num_rows += num_rows
+
+    def timing(self) -> Timing:
+        """What the job has cost until now."""
+        now_s = monotonic()
+        started_s = now_s if self.started_s is None else self.started_s
+        return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
 
 
 class Engine(ABC, Generic[Request, Reply]):
@@ -137,8 +176,7 @@ class Engine(ABC, Generic[Request, Reply]):
             return
         self._supersede(held)
         held.last_round, held.last_used_s = request.stamp.round, monotonic()
-        pending = self._store.extend(held, request.base, request.suffix)
-        self._jobs.append(self._new_job(ticket, request, held, pending))
+        self._begin(ticket, request, held)
 
     def _refusal_of(self, request: Request) -> Refused | None:
         """Why this message must change nothing: it is stale, malformed, or can never fit."""
@@ -161,9 +199,13 @@ class Engine(ABC, Generic[Request, Reply]):
         return None
 
     def _refusal_of_size(self, request: Request) -> Refused | None:
-        num_rows = request.num_committed + self._num_guesses(request)
-        if num_rows > self.info.max_context_tokens:
-            return Refused(request.stamp, f"{num_rows} tokens exceed the context of {self.info.max_context_tokens}")
+        guesses = self._needed_guesses(request)
+        num_positions = request.num_committed + max(guesses.depths, default=0)
+        num_rows = request.num_committed + len(guesses)
+        if num_positions > self.info.max_context_tokens:
+            return Refused(
+                request.stamp, f"{num_positions} tokens exceed the context of {self.info.max_context_tokens}"
+            )
         if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
             return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
         return None
@@ -205,33 +247,26 @@ class Engine(ABC, Generic[Request, Reply]):
         """One forward pass over what is ready; the replies that are complete after it."""
         if self._jobs:
             started_s = monotonic()
-            self._run(self._make_room(scheduler.plan(self._jobs, self._config)))
+            self._run(self._make_room(scheduler.plan(self._jobs, self._config)), started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
         return answers
 
-    def _run(self, work: Sequence[tuple[Job[Request], Share]]) -> None:
+    def _run(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
         if not work:
             return
-        batch = [self._rows(job, share) for job, share in work]
-        started_s = monotonic()
+        batch = [job.rows(share) for job, share in work]
+        forward_s = monotonic()
         logits = self._runtime.forward(batch)
-        self._forward_time_s += monotonic() - started_s
+        self._forward_time_s += monotonic() - forward_s
+        num_rows = sum(rows.num_rows for rows in batch)
         self._num_steps += 1
-        self._num_rows += sum(rows.num_rows for rows in batch)
-        finished: list[Job[Request]] = []
+        self._num_rows += num_rows
         for job, share in work:
+            job.took_part(started_s, num_rows)
             job.held.log.extend(job.pending[: share.num_tokens])
-            if share.is_last:
-                finished.append(job)
-            else:
-                job.pending = job.pending[share.num_tokens :]
-        self._finish(finished, logits)
-
-    def _rows(self, job: Job[Request], share: Share) -> StepRows:
-        block = job.block if share.is_last else EMPTY_BLOCK
-        wants_logits = share.is_last and job.wants_logits
-        return StepRows(job.held.kv, job.pending[: share.num_tokens], block, wants_logits)
+            job.pending = job.pending[share.num_tokens :]
+        self._finish([job for job, share in work if share.is_last], logits)
 
     # Room
 
@@ -251,7 +286,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return work
 
     def _reserve(self, job: Job[Request], share: Share, admitted: set[str]) -> bool:
-        num_rows = job.held.kv.num_tokens + share.num_tokens + (len(job.block) if share.is_last else 0)
+        num_rows = job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)
         while True:
             try:
                 self._runtime.cache.reserve(job.held.kv, num_rows)
@@ -262,38 +297,44 @@ class Engine(ABC, Generic[Request, Reply]):
                 return True
 
     def _preempt(self, protected: set[str]) -> bool:
-        """Drop the KV of the newest session outside `protected`, idle ones first; whether there was one.
+        """Drop KV of the newest session outside `protected`, idle ones first; whether there was one.
 
-        An idle session is forgotten, and its next message answered Missing; one in progress begins again.
+        Idle sessions give up what is left of their guesses before any is forgotten, so that its next message is
+        answered Missing; one in progress begins again.
         """
         waiting = {job.held.session: job for job in self._jobs}
-        candidates = [held.session for held in self._store if held.session not in protected and held.kv.num_tokens]
-        if not candidates:
-            return False
-        victim = max(candidates, key=lambda session: (session not in waiting, candidates.index(session)))
-        if victim in waiting:
-            self._begin_again(waiting[victim])
-        else:
-            self._store.drop(victim)
-        self._num_preemptions += 1
-        logger.info("KV is full: session %s was preempted", victim)
-        return True
+        candidates = [held for held in self._store if held.session not in protected and held.kv.num_tokens]
+        idle = [held for held in candidates if held.session not in waiting]
+        guessed = [held for held in idle if len(held.tree)]
+        if guessed:
+            self._store.forget_guesses(guessed[-1])
+        elif candidates:
+            self._preempt_whole(idle[-1] if idle else candidates[-1], waiting)
+        return bool(candidates)
 
-    def _begin_again(self, job: Job[Request]) -> None:
-        """Give up the KV of a job in progress; what had been computed is pending once more."""
-        job.pending = [*job.held.log.tokens, *job.pending]
-        self._store.truncate(job.held, 0)
+    def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[Request]]) -> None:
+        if victim.session in waiting:
+            waiting[victim.session].begin_again()
+            self._store.truncate(victim, 0)
+        else:
+            self._store.drop(victim.session)
+        self._num_preemptions += 1
+        logger.info("KV is full: session %s was preempted", victim.session)
 
     # What target and draft do differently
 
-    @staticmethod
     @abstractmethod
-    def _num_guesses(request: Request) -> int:
-        """Rows beyond the committed tokens that this request will need at most."""
+    def _needed_guesses(self, request: Request) -> TokenTree:
+        """What the request cannot be served without, beyond its committed tokens."""
 
     @abstractmethod
-    def _new_job(self, ticket: int, request: Request, held: HeldSequence, pending: list[int]) -> Job[Request]: ...
+    def _begin(self, ticket: int, request: Request, held: HeldSequence) -> None:
+        """Make `held` agree with the request, and a job of what is still to be computed."""
 
     @abstractmethod
-    def _finish(self, jobs: Sequence[Job[Request]], logits: torch.Tensor) -> None:
-        """Use the logits of jobs whose pending tokens are all computed (rows in the order of `jobs`)."""
+    def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> None:
+        """Use the logits of jobs, of the kind that `_begin` makes, whose last rows were computed in this step.
+
+        The rows of `logits` are those of the jobs that want them, in order: of the last token if one was pending, then
+        of the guesses.
+        """

@@ -12,7 +12,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from core.errors import WorkerLost
@@ -60,7 +61,7 @@ class EngineLoop(Generic[Request, Reply]):
     def __init__(self, engine: Engine[Request, Reply]) -> None:
         self._engine = engine
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._calls: dict[int, tuple[_Call[Reply], int]] = {}
+        self._calls: dict[int, tuple[_Call[Reply], int, float]] = {}
         self._num_requests = 0
         self._door = threading.Lock()
         self._end: WorkerLost | None = None
@@ -74,7 +75,8 @@ class EngineLoop(Generic[Request, Reply]):
         if not batch:
             return []
         future: Future[list[Reply]] = Future()
-        self._order(_Order(lambda: self._add(batch, future), future))
+        ordered_s = monotonic()
+        self._order(_Order(lambda: self._add(batch, future, ordered_s), future))
         return await asyncio.wrap_future(future)
 
     async def release(self, sessions: Sequence[str]) -> None:
@@ -129,11 +131,12 @@ class EngineLoop(Generic[Request, Reply]):
             if is_idle:
                 self._engine.expire()
 
-    def _add(self, batch: Sequence[Request], future: Future[list[Reply]]) -> None:
+    def _add(self, batch: Sequence[Request], future: Future[list[Reply]], ordered_s: float) -> None:
         call: _Call[Reply] = _Call(future, [None] * len(batch))
+        queued_s = monotonic() - ordered_s
         for index, request in enumerate(batch):
             self._num_requests += 1
-            self._calls[self._num_requests] = (call, index)
+            self._calls[self._num_requests] = (call, index, queued_s)
             self._engine.add(self._num_requests, request)
 
     def _answer(self, question: Callable[[Engine[Request, Reply]], Result], future: Future[Result]) -> None:
@@ -146,11 +149,11 @@ class EngineLoop(Generic[Request, Reply]):
 
     def _step(self) -> None:
         for ticket, reply in self._engine.step():
-            call, index = self._calls.pop(ticket)
-            call.fill(index, reply)
+            call, index, queued_s = self._calls.pop(ticket)
+            call.fill(index, _with_queueing(reply, queued_s))
 
     def _turn_away_the_rest(self) -> None:
-        waiting: set[Future[Any]] = {call.future for call, _ in self._calls.values()}
+        waiting: set[Future[Any]] = {call.future for call, _, _ in self._calls.values()}
         while not self._orders.empty():
             order = self._orders.get_nowait()
             if order is not None:
@@ -159,3 +162,9 @@ class EngineLoop(Generic[Request, Reply]):
             if future.set_running_or_notify_cancel():
                 future.set_exception(self._end)
         self._calls.clear()
+
+
+def _with_queueing(reply: Any, queued_s: float) -> Any:
+    """The reply, its timing counted from the order instead of from the engine's taking it up."""
+    timing = getattr(reply, "timing", None)
+    return reply if timing is None else replace(reply, timing=replace(timing, waited_s=timing.waited_s + queued_s))

@@ -14,7 +14,7 @@ import torch
 
 from core.config import EngineConfig
 from core.errors import ConfigError
-from core.records import EMPTY_BLOCK, TokenTree
+from core.trees import EMPTY_BLOCK, TokenTree
 from workers.kv_cache import KVCache, SequenceKV
 from workers.step_plan import Span, Tiling, plan_step
 from workers.weights import LoadedModel
@@ -24,31 +24,42 @@ CPU_BFLOAT16 = Tiling(min_rows=4)
 """With fewer rows, a row's matrix products depend on how many there are, and four rows cost what one does. In float32
 four cost half as much again, for differences in the last bits alone: who must not have those asks for deterministic."""
 
-CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=8, kv_tokens=512)
+CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=8, kv_tokens=512, by_branch=True)
 """On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
-no multiple of the vector width in another way: with whole blocks and rows by the eight, a row's bits are its own."""
+no multiple of the vector width in another way: with whole blocks, rows by the eight, and each branch of a tree read in
+the order of a chain, a row's bits are its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """What one sequence adds in a step: `tokens`, then the guesses of `block` below the last of them."""
+    """What one sequence adds in a step: `tokens`, then the guesses of `tree` below the last of them.
+
+    The first `num_held` nodes of the tree are no rows of this step: earlier ones have left their KV right behind that
+    of the tokens, in this order; and the tokens can be none. Invariant: where nodes are held, `tokens` is empty.
+    """
 
     kv: SequenceKV
     tokens: Sequence[int]
-    block: TokenTree = EMPTY_BLOCK
+    tree: TokenTree = EMPTY_BLOCK
+    num_held: int = 0
     wants_logits: bool = True
     """False for all but the last chunk of a prefill."""
 
     @property
     def num_rows(self) -> int:
-        return len(self.tokens) + len(self.block)
+        return len(self.tokens) + len(self.tree) - self.num_held
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The token of each row."""
+        return (*self.tokens, *self.tree.tokens[self.num_held :])
 
     @property
     def positions(self) -> list[int]:
         """Where each row stands in its sequence; a guess stands at its depth below the last token."""
-        first = self.kv.num_tokens
+        first = self.kv.num_tokens - self.num_held
         root = first + len(self.tokens) - 1
-        return [*range(first, root + 1), *(root + depth for depth in self.block.depths)]
+        return [*range(first, root + 1), *(root + depth for depth in self.tree.depths[self.num_held :])]
 
 
 def choose_tiling(config: EngineConfig) -> Tiling:
@@ -85,7 +96,7 @@ class ModelRuntime:
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:
-        """Append all rows to their sequences' KV; logits of each last token, then of its block.  # [rows, vocab]
+        """Append all rows to their sequences' KV; logits of each last token and of the new nodes.  # [rows, vocab]
 
         Sequences that want no logits have no rows in the answer, which is float32 and in batch order.
         Raises: OutOfBlocks, before anything is changed.
@@ -110,20 +121,20 @@ class ModelRuntime:
         assert batch, "an empty step"
         assert len({id(item.kv) for item in batch}) == len(batch), "a sequence may be in a step once"
         for item in batch:
-            assert item.tokens, "a step of a sequence has a token at least: the root of its block"
-            ids = (*item.tokens, *item.block.tokens)
-            assert min(ids) >= 0, f"token id {min(ids)}"
-            assert max(ids) < self._num_embeddings, f"token id {max(ids)} of {self._num_embeddings}"
-            assert max(item.positions) < self.info.max_context_tokens, "a position beyond the model's context"
+            assert item.num_rows > 0, "a step of a sequence has a row at least"
+            assert not (item.tokens and item.num_held), "tokens come before the nodes of a tree"
+            assert 0 <= item.num_held <= item.kv.num_tokens - bool(item.tree and not item.tokens), "a tree has a root"
+            assert min(item.ids) >= 0, f"token id {min(item.ids)}"
+            assert max(item.ids) < self._num_embeddings, f"token id {max(item.ids)} of {self._num_embeddings}"
 
     def _run(self, batch: Sequence[StepRows]) -> torch.Tensor:
         num_rows = self._tiling.rows(sum(item.num_rows for item in batch))
         spans, wanted = _lay_out(batch)
+        positions = list(chain.from_iterable(item.positions for item in batch))
+        assert max(positions) < self.info.max_context_tokens, "a position beyond the model's context"
         output = self._model(
-            input_ids=self._row_tensor(chain.from_iterable((*i.tokens, *i.block.tokens) for i in batch), num_rows)[
-                None
-            ],
-            position_ids=self._row_tensor(chain.from_iterable(i.positions for i in batch), num_rows)[None],
+            input_ids=self._row_tensor(chain.from_iterable(item.ids for item in batch), num_rows)[None],
+            position_ids=self._row_tensor(positions, num_rows)[None],
             use_cache=False,
             logits_to_keep=self._row_tensor(wanted, self._tiling.rows(len(wanted))),
             plan=plan_step(self.cache, spans, num_rows, self._tiling),
@@ -143,8 +154,8 @@ def _lay_out(batch: Sequence[StepRows]) -> tuple[list[Span], list[int]]:
     wanted: list[int] = []
     first = 0
     for item in batch:
-        spans.append(Span(item.kv, first, len(item.tokens), item.block.parents))
+        spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_held))
         if item.wants_logits:
-            wanted.extend(range(first + len(item.tokens) - 1, first + item.num_rows))
+            wanted.extend(range(first + max(0, len(item.tokens) - 1), first + item.num_rows))
         first += item.num_rows
     return spans, wanted

@@ -7,6 +7,8 @@ or truncation do not pay for those of their batch that do.
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +17,12 @@ from torch import Tensor
 
 from core import noise
 from core.noise import Key, Purpose
-from core.records import Sampling, SparseDistribution, TokenLogprobs
+from core.records import Sampling, TokenLogprobs
 from core.sampling import TOP_P_SLACK
+from core.trees import SparseDistribution
 
 _NEVER = -math.inf
+GROUP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,16 @@ def bad_rows(logits: Tensor) -> Tensor:
 
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p [R, V] in float32, by the steps of `core.sampling.log_probs`; `logits` [R, V] are left as they are."""
-    logits = _penalised(_biased(logits.float(), rows), rows)
+    return distribution(adjusted(logits, rows), rows)
+
+
+def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Logits [R, V] in float32 after bias and penalties: the first half of `process`."""
+    return _penalised(_biased(logits.float(), rows), rows)
+
+
+def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """log p [R, V] of adjusted logits, by temperature and truncation: the second half of `process`."""
     is_greedy = [row.sampling.is_greedy for row in rows]
     if all(is_greedy):
         return _one_hot(logits)
@@ -152,16 +165,48 @@ def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise [R, V], equal bit for bit to `core.noise.gumbel_rows`; equal keys are computed once.
-
-    On a CPU numpy does it in half the time.
-    """
+    """Gumbel noise [R, V], equal bit for bit to `core.noise.gumbel_rows`; what was asked for lately is remembered."""
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    if device.type == "cpu":
-        unique = torch.from_numpy(noise.gumbel_rows(list(places), vocab_size))
-    else:
-        unique = _gumbel_on_device(torch.tensor(list(places), device=device), vocab_size)
+    unique = _NOISE.rows(list(places), vocab_size, device)
     return unique if len(places) == len(keys) else unique[[places[key] for key in keys]]
+
+
+class NoiseCache:
+    """Rows of noise by key. A draft asks for those of one position in every pass until the position is committed, and a
+    row costs more than a pass of a small model."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rows: OrderedDict[tuple[Key, int, torch.device], Tensor] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def rows(self, keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
+        """The noise [R, V] of distinct keys."""
+        with self._lock:
+            names = [(key, vocab_size, device) for key in keys]
+            missing = [name for name in names if name not in self._rows]
+            if missing:
+                fresh = _new_gumbel_rows([key for key, _, _ in missing], vocab_size, device)
+                self._rows.update(zip(missing, fresh.unbind(), strict=True))
+                self._num_bytes += fresh.nbytes
+            for name in names:
+                self._rows.move_to_end(name)
+            found = torch.stack([self._rows[name] for name in names])
+            while self._num_bytes > self._max_bytes:
+                _, row = self._rows.popitem(last=False)
+                self._num_bytes -= row.nbytes
+            return found
+
+
+_NOISE = NoiseCache(max_bytes=1 << 26)
+
+
+def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
+    """On a CPU numpy does it in half the time."""
+    if device.type == "cpu":
+        return torch.from_numpy(noise.gumbel_rows(keys, vocab_size))
+    return _gumbel_on_device(torch.tensor(list(keys), device=device), vocab_size)
 
 
 def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
@@ -179,32 +224,69 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     """The token [R] that both sides draw in coupled mode: argmax of log p + shared noise, greedy rows without noise."""
+    return perturbed(log_p, rows).argmax(dim=-1)
+
+
+def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
+    """log p + shared noise [R, V], which orders the tokens of coupled mode; greedy rows without noise."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
-        return log_p.argmax(dim=-1)
+        return log_p
     keys = [noise.key(rows[i].sampling.seed, rows[i].position, 0, Purpose.SHARED) for i in chosen]
     gumbel = gumbel_rows(keys, log_p.shape[1], log_p.device)
     if len(chosen) == len(rows):
-        return (log_p + gumbel).argmax(dim=-1)
-    index = torch.tensor(chosen, device=log_p.device)
-    return log_p.index_add(0, index, gumbel).argmax(dim=-1)
+        return log_p + gumbel
+    return log_p.index_add(0, torch.tensor(chosen, device=log_p.device), gumbel)
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row and where they are [R, count], in order, as `topk` gives them.
+
+    They are among the `count` of G strided groups that have the largest maxima, which are found at a fraction of what
+    `topk` over a vocabulary takes.
+    """
+    num_rows, vocab_size = scores.shape
+    num_groups = vocab_size // GROUP_TOKENS
+    if num_groups < count:
+        values, ids = scores.topk(min(count, vocab_size))
+        return values, ids
+    grouped = num_groups * GROUP_TOKENS
+    ids = torch.arange(vocab_size, device=scores.device)
+    groups = scores[:, :grouped].view(num_rows, GROUP_TOKENS, num_groups).amax(dim=1).topk(count).indices
+    members = groups[:, None] + ids[:grouped:num_groups, None]  # [R, GROUP_TOKENS, count]
+    candidates = torch.cat([members.flatten(1), ids[grouped:].expand(num_rows, -1)], dim=1)
+    values, index = scores.gather(1, candidates).topk(count)
+    return values, candidates.gather(1, index)
+
+
+def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
+    """q as rejection and block mode define it: the likeliest `top_tokens`, renormalised.
+
+    Probabilities and token ids [R, M], likeliest first.
+    """
+    log_probs, ids = largest(log_q, top_tokens)
+    return log_probs.softmax(dim=-1), ids
 
 
 def draft_sample(
     log_q: Tensor, rows: Sequence[Row], row_index: Sequence[int], top_tokens: int
 ) -> list[tuple[int, SparseDistribution]]:
-    """A guess for each row, and the q that it was drawn from: `log_q` [R, V] cut to its likeliest tokens, renormalised.
+    """A guess for each row, and the q that it was drawn from: `log_q` [R, V] cut to its likeliest tokens.
 
     `row_index` is each guess's place in its block, from 0.
     """
-    vocab_size = log_q.shape[1]
-    log_probs, ids = log_q.topk(min(top_tokens, vocab_size))
-    probs = log_probs.softmax(dim=-1)
+    return draw_guesses(*cut(log_q, top_tokens), rows, row_index, log_q.shape[1])
+
+
+def draw_guesses(
+    probs: Tensor, ids: Tensor, rows: Sequence[Row], row_index: Sequence[int], vocab_size: int
+) -> list[tuple[int, SparseDistribution]]:
+    """A guess for each row from its q [R, M], cut already; and that q."""
     keys = [
         noise.key(row.sampling.seed, row.position, place, Purpose.DRAFT)
         for row, place in zip(rows, row_index, strict=True)
     ]
-    gumbel = gumbel_rows(keys, vocab_size, log_q.device).gather(1, ids)
+    gumbel = gumbel_rows(keys, vocab_size, probs.device).gather(1, ids)
     picks = (probs.double().log().float() + gumbel).argmax(dim=-1).tolist()
     return [
         (token_ids[pick], _sparse(token_ids, row_probs))

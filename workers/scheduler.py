@@ -1,7 +1,8 @@
 """Who is in the next step, and with how many rows.
 
 Decoding comes first and whole: its rows are few, and every one of them is a stream that waits. Prefill takes what is
-left of the step, in chunks while anything is decoding, so that a long prompt never stalls the others.
+left of the step, in chunks while anything is decoding, so that a long prompt never stalls the others. Among equals what
+is urgent goes before what is only prepared.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ class Job(Protocol):
 
     @property
     def pending(self) -> Sequence[int]:
-        """Tokens still to be computed; never empty."""
+        """Tokens still to be computed."""
         ...
 
     @property
-    def num_block_rows(self) -> int:
-        """Guesses that go with the last of them."""
+    def num_tree_rows(self) -> int:
+        """Guesses that go with the last of them; at least one where no token is pending."""
+        ...
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a round waits for it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A job's part of one step: its next `num_tokens` tokens, and its block with the last of them."""
+    """A job's part of one step: its next `num_tokens` tokens, and its guesses with the last of them."""
 
     index: int
     num_tokens: int
@@ -40,9 +46,10 @@ class Share:
 
 
 def plan(jobs: Sequence[Job], config: EngineConfig) -> list[Share]:
-    """Shares of the next step, decoding first, then by age. Never empty when there are jobs."""
-    decoding = [index for index, job in enumerate(jobs) if len(job.pending) <= DECODE_TOKENS]
-    prefilling = [index for index, job in enumerate(jobs) if len(job.pending) > DECODE_TOKENS]
+    """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs."""
+    by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
+    decoding = [index for index in by_urgency if len(jobs[index].pending) <= DECODE_TOKENS]
+    prefilling = [index for index in by_urgency if len(jobs[index].pending) > DECODE_TOKENS]
     shares, rows_left = _whole(decoding, jobs, config.max_step_tokens)
     if shares:
         rows_left = min(rows_left, config.prefill_chunk_tokens)
@@ -53,7 +60,7 @@ def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> tuple
     shares: list[Share] = []
     for index in indices:
         job = jobs[index]
-        num_rows = len(job.pending) + job.num_block_rows
+        num_rows = len(job.pending) + job.num_tree_rows
         if num_rows > rows_left and shares:
             break
         shares.append(Share(index, len(job.pending), is_last=True))
@@ -67,9 +74,9 @@ def _chunks(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> list
         job = jobs[index]
         if rows_left <= 0:
             break
-        fits_whole = len(job.pending) + job.num_block_rows <= rows_left
-        # The block goes with the last token, so a chunk that cannot take both leaves at least one token for later.
+        fits_whole = len(job.pending) + job.num_tree_rows <= rows_left
+        # The guesses go with the last token, so a chunk that cannot take both leaves at least one token for later.
         num_tokens = len(job.pending) if fits_whole else min(rows_left, len(job.pending) - 1)
         shares.append(Share(index, num_tokens, is_last=fits_whole))
-        rows_left -= num_tokens + (job.num_block_rows if fits_whole else 0)
+        rows_left -= num_tokens + (job.num_tree_rows if fits_whole else 0)
     return shares

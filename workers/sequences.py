@@ -1,6 +1,7 @@
-"""What an engine holds of each session: its tokens, their KV, and how to sample for it.
+"""What an engine holds of each session: its tokens, guesses below them, the KV of both, and how to sample for it.
 
-Knows how a message's base and suffix meet what is held. Must not know when rows are computed or what they are for.
+Knows how a message's base, suffix and block meet what is held. Must not know when rows are computed or what they are
+for.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from core.growth import HeldTree
 from core.records import Base, SequenceSpec
 from core.token_log import TokenLog
+from core.trees import EMPTY_BLOCK, TokenTree
 from workers.kv_cache import KVCache, SequenceKV
 
 MAX_TOMBSTONES = 4096
@@ -18,12 +21,16 @@ MAX_TOMBSTONES = 4096
 
 @dataclass(eq=False, slots=True)
 class HeldSequence:
-    """One session's tokens and their KV. Invariant between steps: `len(log) == kv.num_tokens`."""
+    """One session's tokens, the tree of guesses below them, and the KV of both, in this order.
+
+    Invariant between steps: `len(log) + len(tree) == kv.num_tokens`.
+    """
 
     session: str
     spec: SequenceSpec
     kv: SequenceKV
     log: TokenLog = field(default_factory=TokenLog)
+    tree: HeldTree = field(default_factory=HeldTree)
     last_round: int = -1
     last_used_s: float = 0.0
 
@@ -46,31 +53,56 @@ class SequenceStore:
         return self._held.get(session)
 
     def open(self, session: str, spec: SequenceSpec) -> HeldSequence:
-        """The session's sequence; a new and empty one if it has none."""
+        """The session's sequence; a new and empty one if it has none. What was guessed by another spec is forgotten."""
         held = self._held.get(session)
         if held is None:
             held = self._held[session] = HeldSequence(session, spec, self._cache.new_sequence())
-        held.spec = spec
+        if held.spec != spec:
+            self.forget_guesses(held)
+            held.spec = spec
         return held
 
     def was_released(self, session: str) -> bool:
         """Whether a message for this session is an echo from before its end."""
         return session in self._released
 
-    def extend(self, held: HeldSequence, base: Base, suffix: Sequence[int]) -> list[int]:
-        """Roll back to what agrees with base and suffix; the rest of the suffix, which is still to be computed.
+    def extend(
+        self, held: HeldSequence, base: Base, suffix: Sequence[int], block: TokenTree = EMPTY_BLOCK
+    ) -> tuple[list[int], dict[int, int]]:
+        """Keep what agrees with base and suffix and, below them, with `block`; roll back the rest.
 
-        Guesses that turned out right are kept: they agree. The last token is always computed again, for its logits.
+        Answers what of the suffix is still to be computed, and which nodes of the tree hold which of the block.
+        Guesses that turned out right are kept: they agree.
         """
-        num_agreeing = held.log.common_prefix_len(base.num_tokens, suffix)
-        num_kept = min(num_agreeing, len(suffix) - 1)
-        self.truncate(held, base.num_tokens + num_kept)
-        return list(suffix[num_kept:])
+        num_agreeing = base.num_tokens + held.log.common_prefix_len(base.num_tokens, suffix)
+        rest = list(suffix[num_agreeing - base.num_tokens :])
+        if num_agreeing < len(held.log):
+            self.truncate(held, num_agreeing)
+            return rest, {}
+        path = held.tree.walk(rest)
+        ends_in_tree = len(path) == len(rest)
+        kept, nodes = held.tree.rebase(path, block if ends_in_tree else EMPTY_BLOCK)
+        if not ends_in_tree:
+            held.tree.clear()
+        self._cache.compact(held.kv, len(held.log), kept)
+        held.log.extend(rest[: len(path)])
+        return rest[len(path) :], nodes
+
+    def step_back(self, held: HeldSequence) -> list[int]:
+        """Forget the last token, which is to be computed again for its logits; that token."""
+        last = held.log.tokens[-1]
+        self.truncate(held, len(held.log) - 1)
+        return [last]
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:
         """Forget all but the first `num_tokens` tokens and their KV."""
+        held.tree.clear()
         held.log.truncate(num_tokens)
         self._cache.truncate(held.kv, num_tokens)
+
+    def forget_guesses(self, held: HeldSequence) -> None:
+        """Keep the tokens, and of what was computed below them nothing."""
+        self.truncate(held, len(held.log))
 
     def drop(self, session: str) -> None:
         """Free a session's KV; it may come back with its whole prefix (this is preemption, too)."""
@@ -88,6 +120,6 @@ class SequenceStore:
         """Raises: AssertionError unless tokens and KV agree for every session."""
         self._cache.check_integrity()
         for held in self:
-            assert len(held.log) == held.kv.num_tokens, (
-                f"{held.session}: {held.log} but {held.kv.num_tokens} rows of KV"
+            assert len(held.log) + len(held.tree) == held.kv.num_tokens, (
+                f"{held.session}: {held.log} and {len(held.tree)} guesses but {held.kv.num_tokens} rows of KV"
             )

@@ -2,17 +2,23 @@
 
 Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Sequences with few rows and KV of
 like length go into one padded group; a prefill chunk is a group of its own. A node of a tree sees what was there before
-the step, the chain above it, its ancestors and itself; its position is its depth, which sliding windows compare.
+the tree, the chain above it, its ancestors and itself; its position is its depth, which sliding windows compare.
+
+A mask gives each node that, but not bit for bit what a chain would: where keys lie decides in which order they are
+summed up. So where bits count a tree is read branch by branch, the slots of each in the order of a chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from core.records import ROOT
+from core.trees import ROOT
 from workers.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache, SequenceKV
 
 MAX_GROUPED_ROWS = 32
@@ -34,6 +40,8 @@ class Tiling:
     """Rows that a sequence brings to attention are a multiple of this."""
     kv_tokens: int = 1
     """And so are the slots that they read; a multiple of the block size."""
+    by_branch: bool = False
+    """Whether each branch of a tree is read as the chain that it is."""
 
     def rows(self, count: int) -> int:
         """Rows to compute where `count` are wanted."""
@@ -42,28 +50,100 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The rows that one sequence adds in a step: `num_chain` tokens, then the nodes of a tree below the last one."""
+    """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
+
+    Of the tree's nodes the first `num_held` are no rows of this step; theirs lie at the end of the sequence's KV.
+    """
 
     kv: SequenceKV
     first_row: int
     num_chain: int
     parents: tuple[int, ...] = ()
+    num_held: int = 0
 
     @property
     def num_rows(self) -> int:
-        return self.num_chain + len(self.parents)
+        return self.num_chain + len(self.parents) - self.num_held
 
     @property
     def num_kv(self) -> int:
         return self.kv.num_tokens + self.num_rows
 
+    @property
+    def root(self) -> int:
+        """The KV row of the tree's root, which is also its position."""
+        return self.kv.num_tokens - self.num_held + self.num_chain - 1
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + self.num_rows)
+
+    def visibility(self, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `Reader` says: of what follows the root, a node sees its ancestors and itself."""
+        visible, rows, positions = _causal(self.kv.num_tokens, self.num_rows, num_queries, num_slots)
+        if not self.parents:
+            return visible, rows, positions
+        lineage = torch.from_numpy(_lineage(self.parents))
+        nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
+        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_held :]
+        visible[self.num_rows :] = visible[self.num_rows - 1]
+        positions[nodes] = self.root + lineage.sum(dim=1)
+        return visible, positions[rows], positions
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        return self.kv.blocks, cache.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Rows of a span that go straight down its tree, and all KV rows that the last of them sees, root first."""
+
+    span: Span
+    rows: list[int]
+    seen: list[int]
+
+    @property
+    def num_kv(self) -> int:
+        return len(self.seen)
+
+    def visibility(self, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `Reader` says: what a chain sees."""
+        return _causal(len(self.seen) - len(self.rows), len(self.rows), num_queries, num_slots)
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        return [cache.slot(self.span.kv, row) for row in self.seen], 1
+
+
+class Reader(Protocol):
+    """What is one line of a group: rows of the step that read the same KV."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def num_kv(self) -> int:
+        """Slots that they read, those written in this step included."""
+        ...
+
+    def visibility(self, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Which slots each query row sees, and the positions of rows and slots.  # [R, L], [R], [L]
+
+        Rows beyond the reader's repeat its last one, so that no row sees nothing.
+        """
+        ...
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        """Where to read, and how many slots each entry stands for: blocks, or slot by slot."""
+        ...
+
 
 @dataclass(slots=True)
 class Group:
-    """Sequences that share one padded attention product: B of them, with R query rows and L slots each."""
+    """Readers that share one padded attention product: B of them, with R query rows and L slots each."""
 
     query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
-    blocks: torch.Tensor | slice  # [B*N] blocks, or the one stretch of slots that holds them all
+    source: torch.Tensor | slice  # [B*N] stretches of KV, or the one stretch of slots that holds them all
+    stretch_tokens: int  # slots of each of those stretches
     visible: torch.Tensor  # [B, R, L]
     query_positions: torch.Tensor  # [B, R]
     key_positions: torch.Tensor  # [B, L]
@@ -96,15 +176,17 @@ class StepPlan:
 
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
     """The plan of a step of `num_rows` rows; those that belong to no span are padding, seen by nobody."""
+    readers = [reader for span in spans for reader in (_branches(span) if tiling.by_branch else [span])]
     order = [0] * num_rows
     groups: list[Group] = []
     offset = 0
-    for members in _members_of_groups(spans):
-        longest = num_rows if len(spans) == 1 else max(span.num_rows for span in members)
+    for members in _members_of_groups(readers):
+        longest = num_rows if len(readers) == 1 else max(len(reader.rows) for reader in members)
         num_queries = round_up(longest, tiling.query_rows)
         groups.append(_plan_group(cache, members, num_queries, num_rows, tiling))
-        for span in members:
-            order[span.first_row : span.first_row + span.num_rows] = range(offset, offset + span.num_rows)
+        for reader in members:
+            for place, row in enumerate(reader.rows, offset):
+                order[row] = place
             offset += num_queries
     is_in_order = len(groups) == 1 and groups[0].query_rows is None
     row_order = None if is_in_order else torch.tensor(order, device=cache.device)
@@ -119,66 +201,98 @@ def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.
     return torch.tensor(slots, device=cache.device)
 
 
-def _members_of_groups(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans that are padded together; a long one stays alone."""
-    groups: dict[tuple[int, int], list[Span]] = {}
-    for span in spans:
-        alone = span.first_row if span.num_rows > MAX_GROUPED_ROWS else -1
-        bucket = (max(span.num_kv, MIN_BUCKET_TOKENS) - 1).bit_length()
-        groups.setdefault((alone, bucket), []).append(span)
+def _branches(span: Span) -> Sequence[Reader]:
+    """The span's rows as chains: the first child of a node goes on where the node is, others begin a branch."""
+    if span.parents == tuple(range(ROOT, len(span.parents) - 1)):
+        return [span]
+    above = {ROOT: list(range(span.root + 1))}
+    chain = Branch(span, list(range(span.first_row, span.first_row + span.num_chain)), above[ROOT][:])
+    branches, tips = [chain] if span.num_chain else [], {ROOT: chain} if span.num_chain else {}
+    for node, parent in enumerate(span.parents):
+        above[node] = [*above[parent], span.root + 1 + node]
+        if node < span.num_held:
+            continue
+        branch = tips.pop(parent, None)
+        if branch is None:
+            branch = Branch(span, [], above[parent][:])
+            branches.append(branch)
+        branch.rows.append(span.first_row + span.num_chain + node - span.num_held)
+        branch.seen.append(span.root + 1 + node)
+        tips[node] = branch
+    return branches
+
+
+def _members_of_groups(readers: Sequence[Reader]) -> list[list[Reader]]:
+    """Readers that are padded together; a long one stays alone."""
+    groups: dict[tuple[int, int], list[Reader]] = {}
+    for index, reader in enumerate(readers):
+        alone = index if len(reader.rows) > MAX_GROUPED_ROWS else -1
+        bucket = (max(reader.num_kv, MIN_BUCKET_TOKENS) - 1).bit_length()
+        groups.setdefault((alone, bucket), []).append(reader)
     return list(groups.values())
 
 
-def _plan_group(cache: KVCache, members: Sequence[Span], num_queries: int, num_rows: int, tiling: Tiling) -> Group:
-    num_blocks = cache.num_blocks_for(round_up(max(span.num_kv for span in members), tiling.kv_tokens))
-    rows = [min(span.first_row + row, num_rows - 1) for span in members for row in range(num_queries)]
-    seen = [_visibility(span, num_queries, num_blocks * cache.block_tokens) for span in members]
+def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num_rows: int, tiling: Tiling) -> Group:
+    num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
+    rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
+    seen = [reader.visibility(num_queries, num_blocks * cache.block_tokens) for reader in members]
     visible, query_positions, key_positions = (torch.stack(parts).to(cache.device) for parts in zip(*seen, strict=True))
+    source, stretch_tokens = _source(cache, members, num_blocks)
     return Group(
         query_rows=None if rows == list(range(num_rows)) else torch.tensor(rows, device=cache.device),
-        blocks=_blocks(cache, members, num_blocks),
+        source=source,
+        stretch_tokens=stretch_tokens,
         visible=visible,
         query_positions=query_positions,
         key_positions=key_positions,
     )
 
 
-def _blocks(cache: KVCache, members: Sequence[Span], num_blocks: int) -> torch.Tensor | slice:
-    """A sequence whose blocks adjoin is read in place; others are gathered, padded with the blank block."""
-    tables = [span.kv.blocks[:num_blocks] for span in members]
-    first = tables[0][0]
-    if len(tables) == 1 and tables[0] == list(range(first, first + num_blocks)):
-        return slice(first * cache.block_tokens, (first + num_blocks) * cache.block_tokens)
-    padded = [table + [BLANK_BLOCK] * (num_blocks - len(table)) for table in tables]
-    return torch.tensor(padded, device=cache.device).flatten()
+def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> list[int]:
+    """`rows`, and then whatever follows in the step: what padding computes is read by nobody."""
+    return [*rows, *(min(rows[-1] + 1 + row, num_rows - 1) for row in range(num_queries - len(rows)))]
 
 
-def _visibility(span: Span, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which slots each query row sees, and the positions of rows and slots.  # [R, L], [R], [L]
+def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple[torch.Tensor | slice, int]:
+    """Blocks that adjoin are read in place; others are gathered, padded with the blank block."""
+    sources = [reader.source(cache) for reader in members]
+    stretch_tokens = min(tokens for _, tokens in sources)
+    if len(sources) == 1 and stretch_tokens == cache.block_tokens:
+        blocks = sources[0][0][:num_blocks]
+        if blocks == list(range(blocks[0], blocks[0] + num_blocks)):
+            return slice(blocks[0] * cache.block_tokens, (blocks[0] + num_blocks) * cache.block_tokens), stretch_tokens
+    length = num_blocks * cache.block_tokens // stretch_tokens
+    tables = [_cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
+    padded = [table + [BLANK_BLOCK] * (length - len(table)) for table in tables]
+    return torch.tensor(padded, device=cache.device).flatten(), stretch_tokens
 
-    Rows beyond the span repeat its last one, so that no row sees nothing.
-    """
+
+def _cut_up(entries: list[int], parts: int) -> list[int]:
+    """Each stretch as `parts` shorter ones."""
+    return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
+
+
+def _causal(
+    first: int, count: int, num_queries: int, num_slots: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `count` rows of a chain see, the first of them at position `first`.  # [R, L], [R], [L]"""
     positions = torch.arange(num_slots)
-    rows = torch.arange(num_queries).clamp_(max=span.num_rows - 1) + span.kv.num_tokens
-    visible = positions <= rows[:, None]
-    if not span.parents:
-        return visible, rows, positions
-    lineage = _lineage(span.parents)
-    root = span.kv.num_tokens + span.num_chain - 1  # slot of the tree's root, which is also its position
-    nodes = slice(root + 1, root + 1 + len(span.parents))
-    visible[span.num_chain : span.num_rows, nodes] = lineage
-    visible[span.num_rows :] = visible[span.num_rows - 1]
-    positions[nodes] = root + lineage.sum(dim=1)
-    return visible, positions[rows], positions
+    rows = torch.arange(num_queries).clamp_(max=count - 1) + first
+    return positions <= rows[:, None], rows, positions
 
 
-def _lineage(parents: Sequence[int]) -> torch.Tensor:
+def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
     """True where the column is the row's node or one of its ancestors.  # [N, N]"""
-    lineage = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if parent != ROOT:
-            lineage[node] |= lineage[parent]
-    return lineage
+    num_nodes = len(parents)
+    up = np.array([num_nodes if parent == ROOT else parent for parent in parents] + [num_nodes])
+    lineage = np.zeros((num_nodes, num_nodes + 1), dtype=np.bool_)
+    rows = node = np.arange(num_nodes)
+    while len(rows):
+        lineage[rows, node] = True
+        node = up[node]
+        is_below = node < num_nodes
+        rows, node = rows[is_below], node[is_below]
+    return lineage[:, :num_nodes]
 
 
 def round_up(count: int, multiple: int) -> int:

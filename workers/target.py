@@ -10,25 +10,29 @@ from torch import Tensor
 
 from core.acceptance import Outcome
 from core.config import EngineConfig
-from core.records import (
-    EMPTY_BLOCK,
-    ROOT,
-    Refused,
-    SequenceSpec,
-    TokenLogprobs,
-    TokenTree,
-    Verdict,
-    Verification,
-    VerifyReply,
-    VerifyRequest,
-)
+from core.records import Refused, SequenceSpec, TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
+from core.trees import EMPTY_BLOCK, ROOT, TokenTree
 from workers import sampling, verify, weights
 from workers.engine import Engine, Job
-from workers.runtime import ModelRuntime
+from workers.runtime import ModelRuntime, StepRows
 from workers.sampling import Row
 from workers.sequences import HeldSequence
 
-VerifyJob = Job[VerifyRequest]
+
+@dataclass(eq=False, slots=True)
+class VerifyJob(Job[VerifyRequest]):
+    """A prefix to extend, and a block to judge below it."""
+
+    @property
+    def block(self) -> TokenTree:
+        return self.request.block
+
+    @property
+    def num_tree_rows(self) -> int:
+        return len(self.block)
+
+    def last_rows(self) -> StepRows:
+        return StepRows(self.held.kv, self.pending, self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """Raises: StartupError."""
         return cls(ModelRuntime(weights.load(config, progress), config), config, epoch)
 
-    @staticmethod
-    def _num_guesses(request: VerifyRequest) -> int:
-        return len(request.block)
+    def _needed_guesses(self, request: VerifyRequest) -> TokenTree:
+        return request.block
 
     def _refusal_of_guesses(self, request: VerifyRequest, spec: SequenceSpec | None) -> Refused | None:
         tokens, spec = request.block.tokens, request.spec or spec
@@ -68,8 +71,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             return Refused(request.stamp, "rejection and block verification take chains only")
         return None
 
-    def _new_job(self, ticket: int, request: VerifyRequest, held: HeldSequence, pending: list[int]) -> VerifyJob:
-        return Job(ticket, request, held, pending, request.block)
+    def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
+        pending, _ = self._store.extend(held, request.base, request.suffix)
+        self._jobs.append(VerifyJob(ticket, request, held, pending or self._store.step_back(held)))
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> None:
         if not jobs:
@@ -100,7 +104,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         job = item.job
         self._roll_back(job, path)
         logprobs = _logprobs(item, outcome, logits)
-        self._answer(job, Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs))
+        stamp, num_held = job.request.stamp, len(job.held.log)
+        self._answer(job, Verdict(stamp, path, next_token, num_held, logprobs, job.timing()))
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
         """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from core import acceptance, noise
 from core.acceptance import NEGLIGIBLE_MASS, Outcome
 from core.noise import Purpose
-from core.records import TokenTree, Verification
+from core.records import Verification
+from core.trees import TokenTree
 from workers.sampling import Row, gumbel_rows, sample_coupled
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from core.records import (
-    EMPTY_BLOCK,
+    NEVER_STOP,
+    Drafted,
     DraftRequest,
+    Missing,
     Sampling,
     SequenceSpec,
     Stamp,
-    TokenTree,
     Verification,
     VerifyRequest,
 )
 from core.token_log import TokenLog
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, TokenTree, grown
 
 EPOCH = 7
 
@@ -41,16 +43,19 @@ class Driver:
 
     def _message(self):
         self.round += 1
-        spec = None if self.held else self.spec
-        return Stamp(self.session, EPOCH, self.round), self.log.base(self.held), self.log.since(self.held), spec
+        base = min(self.held, len(self.log) - 1)
+        spec = None if base else self.spec
+        return Stamp(self.session, EPOCH, self.round), self.log.base(base), self.log.since(base), spec
 
     def verify_request(self, block=EMPTY_BLOCK):
         stamp, base, suffix, spec = self._message()
         return VerifyRequest(stamp, base, suffix, block, spec)
 
-    def draft_request(self, num_tokens):
+    def draft_request(self, growth=NO_GROWTH, block=EMPTY_BLOCK, *, is_table=False, max_passes=0, stop=NEVER_STOP):
+        """Of a growth, or of a chain of so many tokens."""
         stamp, base, suffix, spec = self._message()
-        return DraftRequest(stamp, base, suffix, num_tokens, spec)
+        growth = Growth.chain(growth) if isinstance(growth, int) else growth
+        return DraftRequest(stamp, base, suffix, growth, block, is_table, max_passes, stop, spec)
 
     def verify(self, block=EMPTY_BLOCK):
         """Verify, commit, and return the verdict."""
@@ -60,11 +65,27 @@ class Driver:
         self.held = verdict.held
         return verdict
 
-    def draft(self, num_tokens):
-        drafted = answer(self.engine, self.draft_request(num_tokens))
+    def ask(self, *args, **kwargs):
+        """The reply to a draft request, and the request again when the engine misses what comes before it."""
+        reply = answer(self.engine, self.draft_request(*args, **kwargs))
+        while isinstance(reply, Missing):
+            self.held = reply.held
+            reply = answer(self.engine, self.draft_request(*args, **kwargs))
         self.engine.check_integrity()
-        self.held = drafted.held
-        return drafted.block
+        if isinstance(reply, Drafted):
+            self.held = reply.held
+        return reply
+
+    def draft(self, growth, **kwargs):
+        """The block that the draft grows, all of which has to be there."""
+        growth = Growth.chain(growth) if isinstance(growth, int) else growth
+        drafted = self.ask(growth, **kwargs)
+        return TokenTree(drafted.tokens, growth.parents, drafted.q)
+
+    def table(self, growth, block=EMPTY_BLOCK, **kwargs):
+        """The reply to a table below `block`, and the tree that it makes."""
+        drafted = self.ask(growth, block, is_table=True, **kwargs)
+        return drafted, grown(block, growth, drafted.tokens, drafted.q)[0]
 
     def run(self, num_tokens):
         """Plain decoding: the next `num_tokens` tokens."""

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from core.errors import UnsupportedModel
-from core.records import ROOT
+from core.trees import ROOT
 from workers.attention import LayerProbe, attend
 from workers.kv_cache import KVCache, LayerShape
-from workers.step_plan import Span, Tiling, plan_step
+from workers.step_plan import Span, Tiling, _branches, plan_step
 
 KV_HEADS, PACKED, DIM = 2, 3, 4
 HEADS = KV_HEADS * PACKED
@@ -39,11 +39,11 @@ def fill(cache: KVCache, lengths: list[int]) -> list[Any]:
 
 def seen_by(span: Span, row: int) -> list[tuple[int, int]]:
     """Slot offset and position of everything that row `row` of the span sees; the last one is the row itself."""
-    base = span.kv.num_tokens
+    base = span.kv.num_tokens - span.num_held
     if row < span.num_chain:
         return [(place, place) for place in range(base + row + 1)]
     root = base + span.num_chain - 1
-    lineage, node = [], row - span.num_chain
+    lineage, node = [], row - span.num_chain + span.num_held
     while node != ROOT:
         lineage.append(node)
         node = span.parents[node]
@@ -73,21 +73,32 @@ def written_out(
 def random_spans(rng: random.Random, kvs: list[Any]) -> list[Span]:
     spans, first = [], 0
     for kv in kvs:
-        num_nodes = rng.choice([0, 0, 3, 7])
+        num_nodes = rng.choice([0, 0, 3, 7, 20])
         parents = tuple(rng.randint(ROOT, node - 1) for node in range(num_nodes))
+        num_held = min(rng.choice([0, 2, num_nodes - 1]), kv.num_tokens - 1) if num_nodes else 0
         span = Span(kv, first, rng.choice([1, 1, 2, 5, 40]), parents)
+        if num_held > 0:
+            span = Span(kv, first, 0, parents, num_held)
         spans.append(span)
         first += span.num_rows
     return spans
 
 
-@pytest.mark.parametrize("tiling", [Tiling(), Tiling(min_rows=8, query_rows=8, kv_tokens=32)])
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Tiling(),
+        Tiling(min_rows=8, query_rows=8, kv_tokens=32),
+        Tiling(min_rows=8, query_rows=8, kv_tokens=32, by_branch=True),
+    ],
+    ids=["plain", "tiled", "by branch"],
+)
 @pytest.mark.parametrize(
     "kind",
     [{}, {"sliding_window": 6}, {"softcap": 1.5}, {"s_aux": torch.tensor([1.0, -1.0, 0.5, 2.0, 0.0, -3.0])}],
     ids=lambda kind: next(iter(kind), "plain"),
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_row_equals_attention_written_out(seed: int, kind: dict[str, Any], tiling: Tiling) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -119,7 +130,7 @@ def test_a_lone_sequence_is_read_and_answered_in_place() -> None:
     (kv,) = fill(cache, [9])
     cache.reserve(kv, 10)
     plan = plan_step(cache, [Span(kv, 0, 1)], 4, Tiling(min_rows=4))
-    assert isinstance(plan.groups[0].blocks, slice)
+    assert isinstance(plan.groups[0].source, slice)
     assert plan.groups[0].query_rows is None
     assert plan.row_order is None
 
@@ -131,6 +142,21 @@ def test_like_sequences_share_a_group_and_prefill_does_not() -> None:
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
     plan = plan_step(cache, spans, 103, Tiling())
     assert [tuple(group.visible.shape) for group in plan.groups] == [(2, 1, 24), (1, 100, 100), (1, 1, 304)]
+
+
+def test_branches_are_chains_that_read_what_is_above_them() -> None:
+    """Of the tree 0(1(3), 2(4)), 5 the first branch goes on the chain of tokens; where nodes are held none does."""
+    cache = make_cache()
+    (kv,) = fill(cache, [9])
+    parents = (ROOT, 0, 0, 1, 2, ROOT)
+    whole = [(branch.rows, branch.num_kv) for branch in _branches(Span(kv, 10, 2, parents))]
+    assert whole == [([10, 11, 12, 13, 15], 14), ([14, 16], 14), ([17], 12)]
+    later = _branches(Span(kv, 10, 0, parents, num_held=2))
+    assert [(branch.rows, branch.num_kv) for branch in later] == [([10, 12], 10), ([11], 10), ([13], 8)]
+    cache.reserve(kv, 13)
+    assert later[0].source(cache) == ([cache.slot(kv, row) for row in [*range(7), 7, 9, 11]], 1)
+    chain = Span(kv, 0, 1, (ROOT, 0, 1))
+    assert _branches(chain) == [chain]
 
 
 def test_a_mask_is_made_once_for_all_layers_of_a_kind() -> None:

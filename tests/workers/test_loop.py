@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 import pytest
 
 from core.errors import WorkerLost
+from core.records import Timing, Verdict
 from workers.loop import EngineLoop
 
 
@@ -83,3 +86,23 @@ async def test_a_closed_loop_turns_everybody_away():
         await loop.submit([1])
     with pytest.raises(WorkerLost, match="closed"):
         await loop.release(["a"])
+
+
+async def test_the_time_in_the_queue_counts_as_waiting():
+    """The second call comes while the first one's step takes its time."""
+
+    class Slow(FakeEngine):
+        def step(self):
+            time.sleep(0.05)
+            ticket, request = self.waiting.pop(0)
+            return [(ticket, Verdict(request, (), 0, 0, timing=Timing(1.0, 2.0, 3, 4)))]
+
+    loop = EngineLoop(Slow())
+    loop.start()
+    first = asyncio.ensure_future(loop.submit([None]))
+    await asyncio.sleep(0.02)
+    second = (await loop.submit([None]))[0].timing
+    assert 1.01 < second.waited_s < 1.5
+    assert second == replace((await first)[0].timing, waited_s=second.waited_s)
+    assert (second.computed_s, second.num_passes, second.num_rows) == (2.0, 3, 4)
+    await loop.close()

@@ -12,7 +12,7 @@ import torch
 
 from core.config import EngineConfig
 from core.errors import ConfigError
-from core.records import ROOT, TokenTree
+from core.trees import ROOT, TokenTree
 from tests import checkpoints
 from workers.kv_cache import OutOfBlocks
 from workers.runtime import ModelRuntime, StepRows, choose_tiling
@@ -109,6 +109,38 @@ def test_a_tree_equals_its_paths_taken_one_by_one(runtime: ModelRuntime, eager: 
     assert_same(got, torch.stack(want))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_that_grows_step_by_step_beside_others_equals_its_paths(
+    runtime: ModelRuntime, eager: Any, seed: int
+) -> None:
+    """Rows below nodes whose KV is there, of two sequences, with a prefill and a plain step in the same forward."""
+    rng = random.Random(seed)
+    prefixes = [tokens(rng, rng.randint(2, 50)) for _ in range(2)]
+    trees = [random_tree(rng, 15), random_tree(rng, 40)]
+    kvs = [held(runtime, prefix[:-1]) for prefix in prefixes]
+    got: list[list[torch.Tensor]] = [[], []]
+    fed = [0, 0]
+    prompt, plain, first = tokens(rng, 70), tokens(rng, 9), True
+    kv_prompt, kv_plain = runtime.cache.new_sequence(), held(runtime, plain[:3])
+    while fed != [15, 40]:
+        upto = [
+            min(len(tree), count + rng.randint(0 if first else 1, 9)) for tree, count in zip(trees, fed, strict=True)
+        ]
+        batch = [StepRows(kv_prompt, prompt[kv_prompt.num_tokens :][:11], wants_logits=False)]
+        batch = batch if batch[0].tokens else []
+        for which, (kv, prefix, tree) in enumerate(zip(kvs, prefixes, trees, strict=True)):
+            rows = StepRows(kv, prefix[-1:] if first else [], tree.prefix(upto[which]), fed[which])
+            batch += [rows] if rows.num_rows else []
+        batch.append(StepRows(kv_plain, tokens(rng, 1)))
+        logits = iter(runtime.forward(batch))
+        for which in range(2):
+            got[which] += [next(logits) for _ in range(upto[which] - fed[which] + first)]
+        fed, first = upto, False
+    for which, (prefix, tree) in enumerate(zip(prefixes, trees, strict=True)):
+        want = [eager_logits(eager, prefix + path_tokens(tree, node))[-1] for node in range(ROOT, len(tree))]
+        assert_same(torch.stack(got[which]), torch.stack(want))
+
+
 def test_an_accepted_path_is_compacted_into_what_a_fresh_sequence_holds(runtime: ModelRuntime, eager: Any) -> None:
     rng = random.Random(3)
     prefix, after = tokens(rng, 37), tokens(rng, 3)
@@ -180,6 +212,26 @@ def test_deterministic_steps_change_not_a_bit(checkpoint: Path, dtype: str) -> N
         assert torch.equal(other, first)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_deterministic_trees_are_their_chains_bit_for_bit(checkpoint: Path, dtype: str) -> None:
+    """At once, and grown in two steps beside another sequence; chains are taken token by token."""
+    runtime = checkpoints.runtime(checkpoint, dtype=dtype, deterministic=True, kv_cache_tokens=16384)
+    rng = random.Random(9)
+    for length, size in ((3, 6), (200, 25), (500, 12)):
+        prefix, tree = tokens(rng, length), random_tree(rng, size)
+        at_once = runtime.forward([StepRows(held(runtime, prefix[:-1]), prefix[-1:], tree)])
+        kv, other = held(runtime, prefix[:-1]), held(runtime, tokens(rng, 7))
+        first = runtime.forward([StepRows(kv, prefix[-1:], tree.prefix(size // 2))])
+        rest = runtime.forward([StepRows(other, [1]), StepRows(kv, [], tree, size // 2)])[1:]
+        for node in range(ROOT, size):
+            alone = held(runtime, prefix[:-1])
+            for token in [prefix[-1], *path_tokens(tree, node)]:
+                want = runtime.forward([StepRows(alone, [token])])[0]
+            runtime.cache.free(alone)
+            assert torch.equal(at_once[1 + node], want)
+            assert torch.equal(torch.cat([first, rest])[1 + node], want)
+
+
 def test_deterministic_is_refused_where_it_cannot_be_had() -> None:
     with pytest.raises(ConfigError, match="cpu only"):
         choose_tiling(EngineConfig(model="m", device="cuda", deterministic=True))
@@ -230,8 +282,11 @@ def test_broken_invariants_of_the_caller_are_caught(runtime: ModelRuntime) -> No
     for rows, problem in [
         ([StepRows(kv, [checkpoints.SIZES["vocab_size"]])], "token id 304 of 304"),
         ([StepRows(kv, [-1])], "token id -1"),
-        ([StepRows(kv, [])], "the root of its block"),
+        ([StepRows(kv, [])], "a row at least"),
         ([StepRows(kv, [1]), StepRows(kv, [2])], "in a step once"),
+        ([StepRows(kv, [], TokenTree.chain([1]))], "a tree has a root"),
+        ([StepRows(held(runtime, [1]), [], TokenTree.chain([1, 2]), 1)], "a tree has a root"),
+        ([StepRows(held(runtime, [1, 2, 3]), [4], TokenTree.chain([1, 2]), 1)], "tokens come before"),
         ([StepRows(kv, [1] * 512, TokenTree.chain([1]))], "beyond the model's context"),
         ([], "an empty step"),
     ]:

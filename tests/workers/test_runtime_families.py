@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.records import ROOT, TokenTree
+from core.trees import ROOT, TokenTree
 from tests import checkpoints
 from workers.kv_cache import SequenceKV
 from workers.runtime import ModelRuntime, StepRows
@@ -45,7 +45,11 @@ def accepted_path(tree: TokenTree, choices: list[int]) -> list[int]:
 
 def verified_round(runtime: ModelRuntime, kv: SequenceKV, pending: list[int], tree: TokenTree) -> list[int]:
     """The tokens that one round of verification emits; the KV holds all of them but the last."""
-    choices = runtime.forward([StepRows(kv, pending, tree)]).argmax(dim=-1).tolist()
+    half = len(tree) // 2  # the other half is a step of its own, below nodes whose KV is there
+    logits = runtime.forward([StepRows(kv, pending, tree.prefix(half))])
+    if half < len(tree):
+        logits = torch.cat([logits, runtime.forward([StepRows(kv, [], tree, half)])])
+    choices = logits.argmax(dim=-1).tolist()
     path = accepted_path(tree, choices)
     runtime.cache.compact(kv, kv.num_tokens - len(tree), path)
     return [*(tree.tokens[node] for node in path), choices[1 + path[-1] if path else 0]]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from core import noise, sampling
 from core.acceptance import sound_prefix
 from core.noise import Purpose
-from core.records import Sampling, TokenTree
+from core.records import Sampling
+from core.trees import TokenTree
 from workers import sampling as twin
 from workers.sampling import Row
 

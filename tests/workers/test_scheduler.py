@@ -14,7 +14,8 @@ from workers.scheduler import DECODE_TOKENS, plan
 @dataclass
 class FakeJob:
     num_pending: int
-    num_block_rows: int = 0
+    num_tree_rows: int = 0
+    is_urgent: bool = True
 
     @property
     def pending(self) -> range:
@@ -46,11 +47,21 @@ def test_decoding_beyond_the_step_waits_in_order():
     assert shares(*jobs) == [(0, 1, True), (1, 1, True)]
 
 
+def test_what_is_urgent_goes_first_and_the_rest_by_age():
+    table, block = FakeJob(0, 60, is_urgent=False), FakeJob(1, 30)
+    assert shares(table, block, table) == [(1, 1, True), (0, 0, True)]
+    assert shares(FakeJob(250, is_urgent=False), FakeJob(250)) == [(1, 100, False)]
+
+
+def test_guesses_may_go_without_a_token():
+    assert shares(FakeJob(0, 5), FakeJob(250)) == [(0, 0, True), (1, 40, False)]
+
+
 def test_a_block_larger_than_a_step_is_still_served():
     assert shares(FakeJob(1, 300)) == [(0, 1, True)]
 
 
-@given(st.lists(st.builds(FakeJob, st.integers(1, 400), st.integers(0, 64)), min_size=1, max_size=12))
+@given(st.lists(st.builds(FakeJob, st.integers(1, 400), st.integers(0, 64), st.booleans()), min_size=1, max_size=12))
 def test_every_job_is_done_in_the_end(jobs):
     num_steps = 0
     while jobs:
@@ -58,8 +69,8 @@ def test_every_job_is_done_in_the_end(jobs):
         assert num_steps < 2000
         chosen = plan(jobs, CONFIG)
         assert chosen, "a step does something"
-        rows = sum(share.num_tokens + share.is_last * jobs[share.index].num_block_rows for share in chosen)
-        alone = jobs[chosen[0].index].num_pending + jobs[chosen[0].index].num_block_rows
+        rows = sum(share.num_tokens + share.is_last * jobs[share.index].num_tree_rows for share in chosen)
+        alone = jobs[chosen[0].index].num_pending + jobs[chosen[0].index].num_tree_rows
         assert rows <= max(CONFIG.max_step_tokens, alone)
         for share in chosen:
             job = jobs[share.index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from time import monotonic
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from driving import EPOCH, Driver, answer, chain, wrong
 from safetensors.torch import load_file, save_file
 
 from core.config import EngineConfig
-from core.records import Base, Missing, Refused, Sampling, TokenTree, Verdict, Verification
+from core.records import Base, Missing, Refused, Sampling, Verdict, Verification
+from core.trees import TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
 from workers.target import TargetEngine
 
@@ -50,7 +52,8 @@ def test_right_guesses_are_accepted_with_the_bonus_token_and_wrong_ones_are_corr
     expected = plain[sampling]
     driver = Driver(engine, PROMPT, sampling)
     driver.verify()
-    assert driver.verify(chain(*expected[1:5])) == Verdict(driver_stamp(driver), (0, 1, 2, 3), expected[5], held=11)
+    verdict = driver.verify(chain(*expected[1:5]))
+    assert replace(verdict, timing=None) == Verdict(driver_stamp(driver), (0, 1, 2, 3), expected[5], held=11)
     verdict = driver.verify(chain(expected[6], wrong(expected[7]), expected[8]))
     assert (verdict.path, verdict.next_token) == ((0,), expected[7])
     assert driver.run(6) == expected[8:14], "nothing of the rejected guesses is left in the KV"
@@ -125,6 +128,43 @@ def test_an_unknown_base_is_answered_with_what_is_held(engine):
     driver.held = 9
     ahead = driver.verify_request()
     assert answer(engine, ahead) == Missing(ahead.stamp, 6), "it holds the prompt, and says so"
+
+
+def test_a_tree_that_is_sent_again_after_missing_is_judged_as_at_first(engine, plain):
+    expected = plain[SAMPLINGS[1]]
+    driver = Driver(engine, PROMPT, SAMPLINGS[1])
+    driver.verify()
+    tree = TokenTree((wrong(expected[1]), expected[1], wrong(expected[2]), expected[2]), (-1, -1, 1, 1))
+    engine._store.drop("s")
+    missing = answer(engine, driver.verify_request(tree))
+    assert isinstance(missing, Missing)
+    driver.held = missing.held
+    verdict = driver.verify(tree)
+    assert (verdict.path, verdict.next_token) == ((1, 3), expected[3])
+    assert driver.run(3) == expected[4:7]
+
+
+def test_a_wide_tree_needs_room_in_the_context_for_its_depth_alone(checkpoint, plain):
+    small = load(checkpoint, max_context_tokens=len(PROMPT) + 3, kv_cache_tokens=64)
+    expected = plain[SAMPLINGS[0]]
+    driver = Driver(small, PROMPT)
+    driver.verify()
+    tree = TokenTree((*(wrong(expected[1]) + n for n in range(9)), expected[1], expected[2]), (*[-1] * 10, 9))
+    assert driver.verify(tree).path == (9, 10)
+    deeper = Driver(small, [*PROMPT, 1, 2], session="deeper")
+    assert "context" in answer(small, deeper.verify_request(chain(1, 2))).reason
+
+
+def test_a_verdict_says_what_it_cost(engine):
+    began_s = monotonic()
+    for n in range(2):
+        engine.add(n, Driver(engine, PROMPT, session=f"{n}").verify_request(chain(1, 2, 3)))
+    replies = dict(engine.step())
+    ended_s = monotonic()
+    for n in range(2):
+        timing = replies[n].timing
+        assert (timing.num_passes, timing.num_rows) == (1, 2 * (len(PROMPT) + 3))
+        assert 0 < timing.waited_s + timing.computed_s < ended_s - began_s
 
 
 def test_a_prefix_that_is_sent_again_is_not_computed_again(engine, plain):

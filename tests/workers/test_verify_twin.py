@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core import acceptance
-from core.records import ROOT, Sampling, SparseDistribution, TokenTree, Verification
+from core.records import Sampling, Verification
 from core.sampling import draw_guess, sample_coupled, truncate
+from core.trees import ROOT, SparseDistribution, TokenTree
 from workers.sampling import Row
 from workers.verify import verify
 

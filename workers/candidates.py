@@ -1,0 +1,134 @@
+"""What the draft says about the token after each row: candidates in order, how sure it is, and its own draw.
+
+Knows logits, sampling parameters and noise, by `workers.sampling`; must not know trees, models or sessions. Three kinds
+of rows differ in what orders their candidates and which law is theirs: greedy ones, coupled ones, and those that are
+verified against q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from core.growth import MAX_RANKS, Candidates
+from core.records import Sampling, Verification
+from core.trees import NO_Q, NO_TOKEN, SparseDistribution
+from workers import sampling
+from workers.sampling import Row
+
+
+class Kind(Enum):
+    """How a row's candidates are found."""
+
+    GREEDY = auto()
+    """By logits; how sure they are is read off the law at temperature 1, because q itself is one-hot."""
+    COUPLED = auto()
+    """By log q and the noise that the target draws with, so that the first is the token that q's own sample is."""
+    DRAWN = auto()
+    """By q cut to its likeliest tokens; where a sample is wanted it is drawn from just that."""
+
+    @classmethod
+    def of(cls, spec: Sampling, verification: Verification) -> Kind:
+        if spec.is_greedy:
+            return cls.GREEDY
+        return cls.COUPLED if verification is Verification.COUPLED else cls.DRAWN
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which row this is, and what is wanted of it."""
+
+    row: Row
+    kind: Kind
+    sample: int | None = None
+    """Place, in its block, of the guess to draw; None where none is drawn."""
+
+
+CPU_CACHE_NUMBERS = 1 << 18
+"""A megabyte, which is a core's own cache."""
+_Draw: TypeAlias = tuple[int, SparseDistribution]
+_NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
+
+
+def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int) -> list[Candidates]:
+    """The candidates of each row of `logits` [R, V], which must all be sound (`sampling.bad_rows`)."""
+    found: dict[int, Candidates] = {}
+    for index in _batches(places, logits):
+        batch = [places[i] for i in index]
+        found |= zip(index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens), strict=True)
+    return [found[i] for i in range(len(places))]
+
+
+def _rows(logits: Tensor, index: Sequence[int]) -> Tensor:
+    """These rows, in place where they adjoin."""
+    first, end = index[0], index[-1] + 1
+    return logits[first:end] if end - first == len(index) else logits[torch.tensor(index, device=logits.device)]
+
+
+def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
+    """Rows of one kind; on a CPU no more of them than its cache holds, or each step would go through memory."""
+    most = max(1, CPU_CACHE_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(places)
+    for kind in Kind:
+        index = [i for i, place in enumerate(places) if place.kind is kind]
+        yield from (index[start : start + most] for start in range(0, len(index), most))
+
+
+def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int) -> list[Candidates]:
+    rows = [place.row for place in places]
+    scores = sampling.adjusted(logits, rows)
+    if kind is Kind.GREEDY:
+        return _ranked(scores, _sureness(scores))
+    log_q = sampling.distribution(scores, rows)
+    if kind is Kind.COUPLED:
+        return _ranked(sampling.perturbed(log_q, rows), _sureness(log_q))
+    return _drawn(log_q, places, q_top_tokens)
+
+
+def _ranked(scores: Tensor, sureness: Tensor) -> list[Candidates]:
+    """Candidates by score [R, V]. Of several that come first alike, the first is the lowest, as `argmax` has it."""
+    values, ids = sampling.largest(scores, MAX_RANKS)
+    tied = (values[:, :1] == values[:, 1:2]).flatten().nonzero().flatten()
+    if len(tied):
+        first = scores[tied].argmax(dim=-1, keepdim=True)
+        values[tied], ids[tied] = sampling.largest(scores[tied].scatter(1, first, torch.inf), MAX_RANKS)
+    return _candidates(ids, values > -torch.inf, sureness, [_NO_DRAW] * len(scores))
+
+
+def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int) -> list[Candidates]:
+    probs, ids = sampling.cut(log_q, q_top_tokens)
+    draws = [_NO_DRAW] * len(places)
+    wanted = [i for i, place in enumerate(places) if place.sample is not None]
+    if wanted:
+        index = torch.tensor(wanted, device=ids.device)
+        rows, samples = [places[i].row for i in wanted], [places[i].sample or 0 for i in wanted]
+        drawn = sampling.draw_guesses(probs[index], ids[index], rows, samples, log_q.shape[1])
+        for i, draw in zip(wanted, drawn, strict=True):
+            draws[i] = draw
+    return _candidates(ids[:, :MAX_RANKS], probs[:, :MAX_RANKS] > 0, _sureness(probs.log()), draws)
+
+
+def _sureness(scores: Tensor) -> Tensor:
+    """The largest probability, and the entropy in nats, of the softmax of `scores` [R, V].  # [R, 2]
+
+    With z = score - max and Z = sum e^z they are 1 / Z and log Z - (sum z e^z) / Z. What is clamped weighs nothing.
+    """
+    z = (scores - scores.amax(dim=-1, keepdim=True)).clamp_(min=-80.0)
+    weights = z.exp()
+    total = weights.sum(dim=-1)
+    return torch.stack([1 / total, total.log() - torch.linalg.vecdot(weights, z) / total], dim=1)
+
+
+def _candidates(ids: Tensor, is_possible: Tensor, sureness: Tensor, draws: Sequence[_Draw]) -> list[Candidates]:
+    """One for each row: `ids` [R, M] as far as they are possible (likeliest first), and how sure they are [R, 2]."""
+    counts = is_possible.sum(dim=-1).tolist()
+    return [
+        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
+        for row_ids, count, (confidence, entropy), (sampled, q) in zip(
+            ids.tolist(), counts, sureness.tolist(), draws, strict=True
+        )
+    ]
