@@ -1,16 +1,16 @@
-"""Gathers the requests of many sessions into one call per engine.
+"""Gathers the requests of many sessions into few calls to an engine.
 
-While one call is in flight the next gathers, so the size of a batch follows the load by itself and a lone session waits
-for nobody. Long suffixes (prefill) are sent on their own: an engine answers a call when its last request is done, and
-decoding must not wait for somebody's prompt.
+While as many calls as are allowed are in flight the next gathers, so the size of a batch follows the load by itself and
+a lone session waits for nobody. Long suffixes (prefill) are sent on their own: an engine answers a call when its last
+request is done, and decoding must not wait for somebody's prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
 from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
@@ -31,32 +31,40 @@ class Gatherer(Generic[Request, Reply]):
         self,
         call: Callable[[Sequence[Request]], Awaitable[Sequence[Reply]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
+        max_calls: int = 1,
     ) -> None:
         self._call = call
         self._deliver = deliver
+        self._max_calls = max_calls
         self._waiting: list[Request] = []
-        self._decoding: asyncio.Task[None] | None = None
-        self._prefilling: set[asyncio.Task[None]] = set()
+        self._num_decoding = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
         """Send with the next call."""
         if len(request.suffix) > PREFILL_SUFFIX_TOKENS:
-            task = asyncio.ensure_future(self._send([request]))
-            self._prefilling.add(task)
-            task.add_done_callback(self._prefilling.discard)
+            self._spawn(self._send([request]))
             return
         self._waiting.append(request)
-        if self._decoding is None:
-            self._decoding = asyncio.ensure_future(self._send_gathered())
+        if len(self._waiting) == 1 and self._num_decoding < self._max_calls:
+            self._num_decoding += 1
+            self._spawn(self._send_gathered())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """The event loop itself holds tasks weakly."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _send_gathered(self) -> None:
         try:
             while self._waiting:
                 await asyncio.sleep(0)  # one turn of the loop, so that all that is ready by now joins this call
                 batch, self._waiting = self._waiting, []
-                await self._send(batch)
+                if batch:  # or another call of this engine took it meanwhile
+                    await self._send(batch)
         finally:
-            self._decoding = None
+            self._num_decoding -= 1  # here and not in a callback: who puts next must see it
 
     async def _send(self, batch: Sequence[Request]) -> None:
         for request, answer in zip(batch, await self._answers(batch), strict=True):

@@ -26,6 +26,9 @@ class TargetReplied:
     """The target answered a VerifyRequest."""
 
     reply: VerifyReply
+    sent_s: float = 0.0
+    """On the orchestrator's clock, as is `received_s`."""
+    received_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class DraftReplied:
     """The draft answered a DraftRequest."""
 
     reply: DraftReply
+    sent_s: float = 0.0
+    received_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +120,10 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Send to the leased draft; when `timeout_s` passes without an answer, say DraftLate."""
+    """Send to the leased draft; when `timeout_s` passes without an answer, say DraftLate (None: never)."""
 
     request: DraftRequest
-    timeout_s: float
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,17 @@ from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
-from core.records import Chunk, DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest
 from orchestrator import messages as m
 from orchestrator.session import Session
 from orchestrator.side import Side
 
 logger = logging.getLogger(__name__)
+
+MAX_TARGET_CALLS = 1
+"""Decoding calls in flight to one target: whoever is ready meanwhile shares the next pass instead of adding one."""
+MAX_DRAFT_CALLS = 8
+"""And to one draft, whose passes are short: nobody's block waits for somebody's table."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
@@ -32,6 +37,8 @@ class _Running:
     sink: Sink
     target: Lease[TargetPort] | None = None
     draft: Lease[DraftPort] | None = None
+    verify_sent_s: float = 0.0
+    draft_sent_s: float = 0.0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
 
@@ -44,10 +51,10 @@ class Rounds:
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
         self._targets: Side[TargetPort, VerifyRequest, VerifyReply] = Side(
-            leases.take_target, lambda port: port.verify, self._on_target_answer
+            leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
         self._drafts: Side[DraftPort, DraftRequest, DraftReply] = Side(
-            leases.take_draft, lambda port: port.draft, self._on_draft_answer
+            leases.take_draft, lambda port: port.draft, self._on_draft_answer, MAX_DRAFT_CALLS
         )
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
             m.PlaceTarget: self._place_target,
@@ -74,7 +81,8 @@ class Rounds:
         running = self._running[session.id] = _Running(session, sink)
         if deadline is not None:
             self._spawn(running, self._end_at(session.id, deadline))
-        self._do(running, session.start)
+        now_s = self._clock.now()
+        self._do(running, lambda: session.start(now_s))
 
     def abandon(self, session_id: str, error: OutriderError) -> None:
         """End a session now; `error` goes to its sink. Does nothing when it has ended already."""
@@ -90,11 +98,6 @@ class Rounds:
     def _handle(self, session_id: str, event: m.Event) -> None:
         if (running := self._running.get(session_id)) is not None:
             self._do(running, lambda: running.session.handle(event))
-
-    def _handle_at(self, lease_name: str, event: m.Event) -> None:
-        """Handle what comes of a lease; nothing, once the lease has been given back."""
-        if (running := self._leased.get(lease_name)) is not None:
-            self._handle(running.session.id, event)
 
     def _do(self, running: _Running, decide: Callable[[], list[m.Command]]) -> None:
         """Let the session decide, and do what it says. A defect in one session ends that session alone."""
@@ -142,12 +145,18 @@ class Rounds:
 
     def _verify(self, running: _Running, command: m.Verify) -> None:
         assert running.target is not None, "a session verifies only while it holds a lease"
+        running.verify_sent_s = self._clock.now()
         self._targets.send(running.target, command.request)
 
     def _on_target_answer(self, request: VerifyRequest, answer: VerifyReply | WorkerLost) -> None:
         stamp = request.stamp
-        lost = m.TargetLost(stamp.epoch, str(answer))
-        self._handle_at(stamp.session, lost if isinstance(answer, WorkerLost) else m.TargetReplied(answer))
+        if (running := self._leased.get(stamp.session)) is None:
+            return
+        if isinstance(answer, WorkerLost):
+            self._handle(running.session.id, m.TargetLost(stamp.epoch, str(answer)))
+        else:
+            replied = m.TargetReplied(answer, running.verify_sent_s, self._clock.now())
+            self._handle(running.session.id, replied)
 
     def _release_target(self, running: _Running, _command: m.ReleaseTarget) -> None:
         lease, running.target = running.target, None
@@ -173,15 +182,21 @@ class Rounds:
 
     def _draft(self, running: _Running, command: m.Draft) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
+        running.draft_sent_s = self._clock.now()
         self._drafts.send(running.draft, command.request)
-        running.late = self._spawn(running, self._say_late(command))
+        if command.timeout_s is not None:
+            running.late = self._spawn(running, self._say_late(command.request.stamp, command.timeout_s))
 
     def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp
-        if (running := self._leased.get(stamp.session)) is not None and running.late is not None:
+        if (running := self._leased.get(stamp.session)) is None:
+            return
+        if running.late is not None:
             running.late.cancel()
-        lost = m.DraftLost(stamp.epoch)
-        self._handle_at(stamp.session, lost if isinstance(answer, WorkerLost) else m.DraftReplied(answer))
+        if isinstance(answer, WorkerLost):
+            self._handle(running.session.id, m.DraftLost(stamp.epoch))
+        else:
+            self._handle(running.session.id, m.DraftReplied(answer, running.draft_sent_s, self._clock.now()))
 
     def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
         lease, running.draft = running.draft, None
@@ -191,9 +206,10 @@ class Rounds:
 
     # Time
 
-    async def _say_late(self, command: m.Draft) -> None:
-        await self._clock.sleep(command.timeout_s)
-        self._handle_at(command.request.stamp.session, m.DraftLate(command.request.stamp))
+    async def _say_late(self, stamp: Stamp, timeout_s: float) -> None:
+        await self._clock.sleep(timeout_s)
+        if (running := self._leased.get(stamp.session)) is not None:
+            self._handle(running.session.id, m.DraftLate(stamp))
 
     async def _end_at(self, session_id: str, deadline: float) -> None:
         await self._clock.sleep(deadline - self._clock.now())

@@ -11,9 +11,12 @@ from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavail
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
+from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.pair import Pair
+from orchestrator.pilot import ControlReport, Pilots
 from orchestrator.rounds import Rounds
-from orchestrator.session import Pair, Session
+from orchestrator.session import Session
 from orchestrator.text import Tokenizer
 
 
@@ -28,10 +31,12 @@ class Service:
         tokenizer: Tokenizer,
         leases: Leases,
         clock: Clock,
+        pilots: Pilots | None = None,
     ) -> None:
         self._pair = Pair(target, draft, config.speculation, config.limits)
         self._tokenizer = tokenizer
         self._clock = clock
+        self._pilots = pilots if pilots is not None else Controls(config.speculation)
         self._admission = Admission(config.limits)
         self._rounds = Rounds(leases, clock)
         self._is_closing = False
@@ -45,6 +50,10 @@ class Service:
     def num_sessions(self) -> int:
         return self._rounds.num_sessions
 
+    def report(self) -> ControlReport:
+        """How far is drafted at the moment, why, and the estimates behind it."""
+        return self._pilots.report()
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """The pieces of one completion as they are committed; the last has a finish reason.
 
@@ -57,7 +66,13 @@ class Service:
             raise DeadlinePassed("the request's time had run out when it arrived")
         with self._admission:
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-            session = Session(request, self._pair, self._detokenizer(request), self._new_session_id(request))
+            session = Session(
+                request,
+                self._pair,
+                self._pilots.pilot(request),
+                self._detokenizer(request),
+                self._new_session_id(request),
+            )
             self._rounds.start(session, pieces.put_nowait, request.deadline)
             try:
                 async for chunk in _until_the_last(pieces):

@@ -35,10 +35,13 @@ class Side(Generic[Port, Request, Reply]):
         take: Callable[[str], Awaitable[Lease[Port]]],
         call: Callable[[Port], Callable[[Sequence[Request]], Awaitable[Sequence[Reply]]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
+        max_calls: int,
     ) -> None:
+        """`max_calls`: decoding calls in flight to one engine."""
         self._take = take
         self._call = call
         self._deliver = deliver
+        self._max_calls = max_calls
         self._gatherers: dict[str, Gatherer[Request, Reply]] = {}
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
@@ -64,7 +67,9 @@ class Side(Generic[Port, Request, Reply]):
         """Send with the next call to the leased engine; the answer is delivered."""
         gatherer = self._gatherers.get(lease.engine_id)
         if gatherer is None:
-            gatherer = self._gatherers[lease.engine_id] = Gatherer(self._call(lease.port), self._deliver)
+            gatherer = self._gatherers[lease.engine_id] = Gatherer(
+                self._call(lease.port), self._deliver, self._max_calls
+            )
         gatherer.put(request)
 
     def give_back(self, lease: Lease[Port]) -> None:

@@ -1,9 +1,9 @@
 """The two coupled machines of a session, each in one table; no transition is made anywhere else.
 
 A session drives a target and, when it has one, a draft. The target's machine is the round: it is idle between
-decisions, waits for a block, or verifies one. The draft's machine only says whether the draft can be asked. They are
-coupled by the session's decisions, so the draft may be absent, busy or late in any state of the target, and the round
-goes on.
+decisions, verifies a block, or waits for the draft to say which is next. The draft's machine says whether the draft can
+be asked, and what it is busy with. They are coupled by the session's decisions, so the draft may be absent, busy or
+late in any state of the target, and the round goes on.
 
 `python -m orchestrator.states` prints the diagram that docs/states.md holds.
 """
@@ -22,6 +22,8 @@ class Target(StrEnum):
     """No lease on a target: at the start, and after one was lost."""
     IDLE = "idle"
     """Leased, nothing in flight; left again within the same event."""
+    AWAITING_TABLE = "awaiting table"
+    """The verdict came before the table that may hold the next block."""
     AWAITING_BLOCK = "awaiting block"
     VERIFYING = "verifying"
     """A block, perhaps an empty one, is at the target. Prefill is verifying an empty block after a long suffix."""
@@ -34,8 +36,12 @@ class Draft(StrEnum):
     ABSENT = "absent"
     """No lease: none wanted, none granted yet, or lost. The session goes on without."""
     READY = "ready"
+    CATCHING_UP = "catching up"
+    """A prefill is in flight; nobody waits for it."""
     DRAFTING = "drafting"
-    """A request is in flight: a block, or the prefill that lets it catch up."""
+    """A request for a block is in flight."""
+    PREPARING = "preparing"
+    """A request for an outcome table is in flight."""
     CLOSED = "closed"
 
 
@@ -44,7 +50,11 @@ class Trigger(StrEnum):
 
     PLACED = "placed"
     DRAFT = "draft"
+    PREPARE = "prepare"
+    CATCH_UP = "catch up"
     VERIFY = "verify"
+    AWAIT_TABLE = "await table"
+    TABLE = "table"
     BLOCK = "block"
     NO_BLOCK = "no block"
     """The draft is late, lost, or answered nonsense: this round goes on without guesses."""
@@ -62,8 +72,15 @@ TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
         Trigger.END: Target.CLOSED,
     },
     Target.IDLE: {
+        Trigger.AWAIT_TABLE: Target.AWAITING_TABLE,
         Trigger.DRAFT: Target.AWAITING_BLOCK,
         Trigger.VERIFY: Target.VERIFYING,
+        Trigger.LOST: Target.UNPLACED,
+        Trigger.END: Target.CLOSED,
+    },
+    Target.AWAITING_TABLE: {
+        Trigger.TABLE: Target.IDLE,
+        Trigger.NO_BLOCK: Target.IDLE,
         Trigger.LOST: Target.UNPLACED,
         Trigger.END: Target.CLOSED,
     },
@@ -88,11 +105,25 @@ DRAFT_TABLE: Mapping[Draft, Mapping[Trigger, Draft]] = {
         Trigger.END: Draft.CLOSED,
     },
     Draft.READY: {
+        Trigger.CATCH_UP: Draft.CATCHING_UP,
         Trigger.DRAFT: Draft.DRAFTING,
+        Trigger.PREPARE: Draft.PREPARING,
+        Trigger.LOST: Draft.ABSENT,
+        Trigger.END: Draft.CLOSED,
+    },
+    Draft.CATCHING_UP: {
+        Trigger.DRAFTED: Draft.READY,
+        Trigger.MISSING: Draft.READY,
         Trigger.LOST: Draft.ABSENT,
         Trigger.END: Draft.CLOSED,
     },
     Draft.DRAFTING: {
+        Trigger.DRAFTED: Draft.READY,
+        Trigger.MISSING: Draft.READY,
+        Trigger.LOST: Draft.ABSENT,
+        Trigger.END: Draft.CLOSED,
+    },
+    Draft.PREPARING: {
         Trigger.DRAFTED: Draft.READY,
         Trigger.MISSING: Draft.READY,
         Trigger.LOST: Draft.ABSENT,

@@ -1,35 +1,80 @@
-"""What speculation did, counted as it happens."""
+"""What speculation did for one completion, counted as it happens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 
-from core.records import SpeculationStats
+from core.records import CallTrace, SpeculationStats
+from orchestrator.pilot import Found, Source
+
+Interval = tuple[float, float]
+NUM_RECENT = 8
+"""Calls of each kind that may overlap one of the other kind."""
+
+
+def _recent() -> deque[Interval]:
+    return deque(maxlen=NUM_RECENT)
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Counters of one completion."""
+    """Counters of one completion, and the calls to report with the next chunk."""
 
     num_rounds: int = 0
     num_draft_rounds: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_lookup_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    num_hits: int = 0
+    num_misses: int = 0
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_stale_replies: int = 0
+    draft_time_s: float = 0.0
+    hidden_draft_time_s: float = 0.0
+    began_s: float = 0.0
+    """On the orchestrator's clock; traces count from here."""
+    trace: list[CallTrace] = field(default_factory=list)
+    _verified: deque[Interval] = field(default_factory=_recent)
+    _drafted: deque[Interval] = field(default_factory=_recent)
 
-    def record_round(self, num_guesses: int, num_accepted: int) -> None:
+    def record_round(self, num_guesses: int, num_accepted: int, source: Source = Source.DRAFT) -> None:
         """Count one verdict; position k counts the rounds in which at least k + 1 guesses were accepted."""
         self.num_rounds += 1
         self.num_draft_rounds += num_guesses > 0
         self.num_drafted_tokens += num_guesses
         self.num_accepted_tokens += num_accepted
+        self.num_lookup_tokens += num_guesses if source is Source.LOOKUP else 0
         missing = num_accepted - len(self.accepted_per_position)
         self.accepted_per_position += [0] * missing
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
+
+    def record_found(self, found: Found) -> None:
+        """Count whether the next block was there when it was wanted."""
+        self.num_hits += found is Found.HIT
+        self.num_misses += found in (Found.MISS, Found.LATE)
+
+    def record_verify(self, sent_s: float, received_s: float) -> None:
+        """The target was busy with this stream for so long; what the draft did meanwhile was hidden."""
+        self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._drafted)
+        self._verified.append((sent_s, received_s))
+
+    def record_draft(self, sent_s: float, received_s: float) -> None:
+        """The draft was busy with a block or a table. A pair of calls is counted when the later of them has ended."""
+        self.draft_time_s += received_s - sent_s
+        self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._verified)
+        self._drafted.append((sent_s, received_s))
+
+    def take_trace(self) -> tuple[CallTrace, ...]:
+        """The calls since the last time, on the stream's own clock."""
+        calls, self.trace = self.trace, []
+        return tuple(
+            replace(call, sent_s=call.sent_s - self.began_s, received_s=call.received_s - self.began_s)
+            for call in calls
+        )
 
     def snapshot(self) -> SpeculationStats:
         return SpeculationStats(
@@ -37,7 +82,16 @@ class Statistics:
             num_draft_rounds=self.num_draft_rounds,
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            num_lookup_tokens=self.num_lookup_tokens,
             accepted_per_position=tuple(self.accepted_per_position),
+            num_hits=self.num_hits,
+            num_misses=self.num_misses,
             num_draft_failures=self.num_draft_failures,
             num_target_failures=self.num_target_failures,
+            draft_time_s=self.draft_time_s,
+            hidden_draft_time_s=self.hidden_draft_time_s,
         )
+
+
+def _overlap(one: Interval, other: Interval) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -1,14 +1,18 @@
 """Fakes that can be worked out by hand.
 
 The fake target's next token is a small function of the whole prefix, so that any lost, repeated or reordered token
-changes everything after it. The fake draft knows that function and is wrong at every third position.
+changes everything after it. The fake draft knows that function, is wrong at every third position, where the right token
+is its second choice, and at every ninth has no idea of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from core.growth import Candidates, Sprout
 from core.records import (
+    NEVER_STOP,
     Drafted,
     DraftReply,
     DraftRequest,
@@ -16,12 +20,14 @@ from core.records import (
     Missing,
     ModelInfo,
     Sampling,
-    TokenTree,
+    StopRule,
     Verdict,
     VerifyReply,
     VerifyRequest,
 )
 from core.token_log import TokenLog
+from core.trees import NO_GROWTH, Growth
+from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen, Shape
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -89,18 +95,93 @@ class FakeTargetEngine(FakeEngine):
         return Verdict(request.stamp, tuple(path), token, held=len(log))
 
 
+NUM_RANKS = 6
+
+
+def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
+    """What the fake draft thinks likely after `prefix`, likeliest first."""
+    right = next_token(prefix) - 1
+    first = 1 if len(prefix) % 3 == 0 else 0
+    order = [right + first, right + 1 - first, *range(right + 2, right + NUM_RANKS)]
+    if len(prefix) % 9 == 0:
+        order = list(range(right + 1, right + 1 + NUM_RANKS))
+    return tuple(1 + token % (VOCAB_SIZE - 1) for token in order)
+
+
 class FakeDraftEngine(FakeEngine):
-    """Guesses a chain, wrong at each position that three divides."""
+    """Grows what it is asked for from `candidates`."""
 
     def draft(self, request: DraftRequest) -> DraftReply:
         log = self._extend(request)
         if isinstance(log, Missing):
             return log
-        tokens = list(log.tokens)
-        for _ in range(request.num_tokens):
-            right = next_token(tokens)
-            tokens.append(right if len(tokens) % 3 else right % (VOCAB_SIZE - 1) + 1)
-        return Drafted(request.stamp, TokenTree.chain(tokens[len(log) :]), held=len(log))
+        sprout = Sprout(request, samples=False, known={})
+        while not sprout.is_done:
+            sprout.take({n: Candidates(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
+        return Drafted(request.stamp, tuple(sprout.tokens[len(request.block) :]), held=len(log))
+
+
+@dataclass
+class FakePilot:
+    """Always the same: chains of `gamma`, and below each place where a block may end `fanout` of them."""
+
+    gamma: int = 4
+    fanout: int = 2
+    num_lookups: int = 0
+    wants_draft: bool = True
+    stop: StopRule = NEVER_STOP
+    patience_s: float = 2.0
+    seen: list[object] = field(default_factory=list)
+    num_late: int = 0
+    is_closed: bool = False
+
+    def block(self, max_depth: int) -> Growth:
+        return Growth.chain(min(self.gamma, max_depth))
+
+    def table(self, shape: Shape, max_depth: int) -> Growth:
+        parents: list[int] = []
+        ranks: list[int] = []
+        if self.gamma == 0:
+            return NO_GROWTH
+        for end in range(-1, len(shape)):
+            for rank in range(self.fanout):
+                top = len(shape) + len(parents)
+                parents += [end, *range(top, top + min(self.gamma, max_depth))]
+                ranks += [rank, *[0] * min(self.gamma, max_depth)]
+        return Growth(tuple(parents), tuple(ranks))
+
+    def num_to_verify(self, shape: Shape) -> int:
+        return len(shape)
+
+    def num_to_look_up(self, max_depth: int) -> int:
+        return self.num_lookups
+
+    def saw_round(self, seen: RoundSeen) -> None:
+        self.seen.append(seen)
+
+    def saw_draft(self, seen: DraftSeen) -> None:
+        self.seen.append(seen)
+
+    def saw_late_draft(self) -> None:
+        self.num_late += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class FakePilots:
+    """Gives every session a FakePilot of its own."""
+
+    gamma: int = 4
+    fanout: int = 2
+
+    def pilot(self, request: GenerationRequest) -> FakePilot:
+        asked = request.max_draft_tokens
+        return FakePilot(self.gamma if asked is None else min(asked, self.gamma), self.fanout)
+
+    def report(self) -> ControlReport:
+        return ControlReport("fake", 0, self.gamma, self.gamma, 0, "it never changes", (), 0.0)
 
 
 class FakeTokenizer:

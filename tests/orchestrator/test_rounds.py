@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fakes import FakeDraftEngine, FakeTargetEngine, FakeTokenizer, model_info, plain, request
+from fakes import FakeDraftEngine, FakePilots, FakeTargetEngine, FakeTokenizer, model_info, plain, request
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
@@ -108,7 +108,8 @@ class World:
     def __init__(self, **limits):
         self.leases, self.clock = FakeLeases(), FakeClock()
         config = ServiceConfig(ENGINE, ENGINE, speculation=SpeculationConfig(), limits=Limits(**limits))
-        self.service = Service(config, model_info(), model_info("draft"), FakeTokenizer(), self.leases, self.clock)
+        models = (model_info(), model_info("draft"))
+        self.service = Service(config, *models, FakeTokenizer(), self.leases, self.clock, FakePilots(fanout=0))
 
     async def tokens(self, job):
         return [token async for chunk in self.service.generate(job) for token in chunk.token_ids]
@@ -151,7 +152,8 @@ async def test_what_becomes_ready_while_a_call_is_in_flight_goes_with_the_next(w
     assert len(world.leases.target.batches) == 1
     world.leases.target.gate.set()
     await asyncio.gather(*jobs)
-    assert len(world.leases.target.batches[1]) == 2
+    assert len(world.leases.target.batches[1]) >= 2
+    assert not set(world.leases.target.batches[0]) >= set(world.leases.target.batches[1])
     await world.check_nothing_is_held()
 
 
@@ -171,7 +173,8 @@ async def test_a_draft_that_is_still_prefilling_is_not_waited_for(world):
 
 async def test_a_late_block_is_waited_for_until_its_time_is_up(world):
     chunks = world.service.generate(request((1,), 60))
-    await anext(chunks)
+    while len((await anext(chunks)).token_ids) < 2:
+        pass
     world.leases.draft.gate.clear()
     rest = asyncio.ensure_future(_rest(chunks))
     await settle()
@@ -181,7 +184,7 @@ async def test_a_late_block_is_waited_for_until_its_time_is_up(world):
     await world.clock.advance(2.5)
     assert len(world.leases.target.batches) > num_passes, "and then no longer"
     world.leases.draft.gate.set()
-    assert (await rest)[-1].stats.num_draft_failures == 1
+    assert (await rest)[-1].stats.num_draft_failures == 3, "after three rounds in a row the lease is given up"
 
 
 async def _rest(chunks):

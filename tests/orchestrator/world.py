@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from fakes import FakeDraftEngine, FakeTargetEngine, model_info
+from fakes import FakeDraftEngine, FakePilot, FakeTargetEngine, model_info
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
-from core.records import Chunk, Drafted, GenerationRequest, TokenTree
+from core.records import Chunk, Drafted, DraftRequest, GenerationRequest
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.session import Pair, Session
+from orchestrator.pair import Pair
+from orchestrator.session import Session
 
 
 class World:
     """Holds what has been asked and not yet been answered; `deliver` answers one of it."""
 
-    def __init__(self, request: GenerationRequest, tokenizer, *, gamma=4, with_draft=True, limits=None) -> None:
+    def __init__(
+        self, request: GenerationRequest, tokenizer, *, gamma=4, fanout=0, with_draft=True, limits=None, num_lookups=0
+    ) -> None:
         pair = Pair(
             model_info(),
             model_info("draft") if with_draft else None,
@@ -27,7 +31,9 @@ class World:
             limits or Limits(),
         )
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
-        self.session = Session(request, pair, detokenizer, "s")
+        asked = request.max_draft_tokens
+        self.pilot = FakePilot(gamma if asked is None else min(asked, gamma), fanout, num_lookups)
+        self.session = Session(request, pair, self.pilot, detokenizer, "s")
         self.target = FakeTargetEngine(epoch=1)
         self.draft = FakeDraftEngine(epoch=1)
         self.waiting: list[Callable[[], m.Event]] = []
@@ -131,8 +137,7 @@ class FaultyWorld(World):
     def corrupt_the_draft(self) -> None:
         asked = [command.request for command in self.sent if isinstance(command, m.Draft)]
         if asked:
-            nonsense = self.random.choice([TokenTree.chain([10_000]), TokenTree.chain([5] * 60), TokenTree.chain([-1])])
-            self.handle(m.DraftReplied(Drafted(asked[-1].stamp, nonsense, held=10**6)))
+            self.handle(m.DraftReplied(nonsense(self.random, asked[-1])))
 
     def forget_kv(self) -> None:
         self.random.choice([self.target, self.draft]).forget("s")
@@ -155,6 +160,22 @@ class FaultyWorld(World):
         self.waiting = [answer for answer in self.waiting if name not in answer.__code__.co_names]
 
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)
+
+
+def nonsense(random: Random, asked: DraftRequest) -> Drafted:
+    """An answer to `asked` that no sound draft gives."""
+    num, held = len(asked.growth), asked.num_committed
+    answer = Drafted(asked.stamp, (5,) * num, held)
+    return random.choice(
+        [
+            replace(answer, tokens=(10_000,) * (num or 1)),
+            replace(answer, tokens=(5,) * (num + 60)),
+            replace(answer, tokens=(-7,) * (num or 1)),
+            replace(answer, held=10**6),
+            replace(answer, held=-1),
+            replace(answer, confidence=(math.nan,) * (num or 1)),
+        ]
+    )
 
 
 def unlimited() -> Limits:

@@ -1,0 +1,40 @@
+"""Guesses without a model: what followed the last time that the text ended as it does now.
+
+Knows the committed tokens alone. A guess is a function of the prefix, so its q is a point mass and every verification
+stays exact. Source: prompt lookup decoding (Saxena 2023), extended to the output as transformers and vLLM do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NGRAM_TOKENS = (4, 3, 2)
+"""Lengths of the endings that are looked up, the surest first."""
+
+
+class Lookup:
+    """Where each short run of tokens was last followed by something. Grows with the text, in constant time a token."""
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+
+    def __repr__(self) -> str:
+        return f"<Lookup of {self._num_indexed} tokens>"
+
+    def guess(self, tokens: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        """Up to `num_tokens` tokens that followed the latest earlier place with the longest ending in common."""
+        self._index(tokens)
+        for length in NGRAM_TOKENS:
+            start = self._after.get(tuple(tokens[-length:])) if len(tokens) > length else None
+            if start is not None:
+                return tuple(tokens[start : start + num_tokens])
+        return ()
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Take in what has been added; the ending of the whole text is followed by nothing yet."""
+        for end in range(max(self._num_indexed, 1), len(tokens)):
+            for length in NGRAM_TOKENS:
+                if length <= end:
+                    self._after[tuple(tokens[end - length : end])] = end
+        self._num_indexed = max(self._num_indexed, len(tokens))

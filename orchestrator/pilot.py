@@ -1,0 +1,169 @@
+"""Who decides, for one session, how far and how wide to guess; and what it is told.
+
+A pilot sees shapes, ranks, confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can
+drop a guess for what q looked like but never for what was drawn, which in rejection and block mode would change the
+output's law (docs/exactness.md, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from core.records import GenerationRequest, StopRule, Timing
+from core.trees import Growth
+
+
+class Source(StrEnum):
+    """Who made a guess."""
+
+    DRAFT = "draft"
+    LOOKUP = "lookup"
+
+
+class Found(StrEnum):
+    """What became of the wish to have the next block ready when the verdict came."""
+
+    HIT = "hit"
+    MISS = "miss"
+    """The table had no block below the verdict's end."""
+    LATE = "late"
+    """The table had not come when patience ran out."""
+    NOT_ASKED = "not asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A block as a pilot sees it; node by node, parents first, likelier ones earlier. All empty: no guesses."""
+
+    parents: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """The draft's rank of each node among its siblings' candidates, 0 for sampled and looked-up ones."""
+    confidence: tuple[float, ...] = ()
+    entropy: tuple[float, ...] = ()
+    source: Source = Source.DRAFT
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def prefix(self, num_nodes: int) -> Shape:
+        """The first `num_nodes` nodes."""
+        ranks, confidence, entropy = self.ranks[:num_nodes], self.confidence[:num_nodes], self.entropy[:num_nodes]
+        return Shape(self.parents[:num_nodes], ranks, confidence, entropy, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeen:
+    """One verdict."""
+
+    shape: Shape
+    """What was verified."""
+    path: tuple[int, ...]
+    """Accepted nodes."""
+    found: Found
+    rank: int | None
+    """Where a table was there: how many of the outcomes that it lists where the path ended come before the next token,
+    None when it does not list it."""
+    num_listed: int
+    """Outcomes that the table lists where the path ended."""
+    elapsed_s: float
+    """From sending the block to having the verdict."""
+    timing: Timing | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSeen:
+    """One answer of the draft that had something to grow."""
+
+    is_table: bool
+    num_grown: int
+    depth: int
+    """Nodes from the root of what was grown to its deepest."""
+    elapsed_s: float
+    timing: Timing | None
+
+
+class Pilot(Protocol):
+    """The decisions of one session. Every method returns at once; none is told a token."""
+
+    @property
+    def wants_draft(self) -> bool:
+        """False while the draft shall rest: nothing is sent to it, and it catches up by prefill when this changes."""
+        ...
+
+    @property
+    def stop(self) -> StopRule:
+        """Goes with every request to the draft."""
+        ...
+
+    @property
+    def patience_s(self) -> float:
+        """How long the draft may take to answer before the round goes on without it."""
+        ...
+
+    def block(self, max_depth: int) -> Growth:
+        """What to draft just in time, below the root; no growth means: do not wait for the draft."""
+        ...
+
+    def table(self, shape: Shape, max_depth: int) -> Growth:
+        """What to prepare while `shape` is verified, no growth means: nothing.
+
+        `max_depth` bounds the blocks below the outcomes.
+        """
+        ...
+
+    def num_to_verify(self, shape: Shape) -> int:
+        """How many nodes of a block are worth a place in the target's batch, from the first on.
+
+        Where q counts, a session asks for one guess more at a time, so that none is dropped for what follows it.
+        """
+        ...
+
+    def num_to_look_up(self, max_depth: int) -> int:
+        """How many tokens to guess from the text so far, when the draft has nothing; 0 for none."""
+        ...
+
+    def saw_round(self, seen: RoundSeen) -> None: ...
+
+    def saw_draft(self, seen: DraftSeen) -> None: ...
+
+    def saw_late_draft(self) -> None:
+        """The draft has not answered within `patience_s`."""
+        ...
+
+    def close(self) -> None:
+        """The session has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControlReport:
+    """What one orchestrator's pilots know and do at the moment, for people."""
+
+    policy: str
+    num_sessions: int
+    draft_tokens: int
+    """Depth of the blocks that are being drafted; 0 while the draft rests."""
+    block_tokens: int
+    table_tokens: int
+    reason: str
+    """Why the last change was made, with the figures that decided it."""
+    acceptance: tuple[float, ...]
+    """Estimated chance of each position of a chain, given that those before it were accepted."""
+    hit_rate: float
+    verify_s: Mapping[int, float] = field(default_factory=dict)
+    """Estimated time of a target pass, by rows."""
+    draft_s: Mapping[int, float] = field(default_factory=dict)
+    """Estimated time of a draft pass, by rows."""
+    wire_s: float = 0.0
+    num_changes: int = 0
+
+
+class Pilots(Protocol):
+    """Gives each session its pilot; what is common to them (costs, load, what drafts are worth) is kept here."""
+
+    def pilot(self, request: GenerationRequest) -> Pilot: ...
+
+    def report(self) -> ControlReport: ...
