@@ -13,10 +13,10 @@ help:  ## Show this list
 
 setup: .venv/.installed  ## Make .venv and install everything
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; say make PYTHON=..."'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable clients/python
 	@touch $@
 
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare

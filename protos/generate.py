@@ -1,6 +1,7 @@
 """Generates the committed Python code from the .proto files; `--check` fails when the two disagree.
 
-Run from anywhere as `python -m protos.generate`. Knows grpcio-tools; nothing of the product imports it.
+Run from anywhere as `python -m protos.generate`. Knows grpcio-tools; nothing of the product imports it. The Python
+client is a distribution of its own, so it gets a copy that imports nothing from here.
 """
 
 from __future__ import annotations
@@ -17,24 +18,19 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("protos/outrider/v1/generation.proto",)
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+CLIENT = "clients/python/outrider_client/_proto"
+CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
+"""What the client alone needs; no services."""
+CLIENT_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 
 
 def generate(out: Path) -> None:
-    """Write the code of all SOURCES below `out`. Raises: SystemExit when protoc refuses one."""
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
-    status = protoc.main(
-        [
-            "protoc",
-            f"--proto_path={ROOT}",
-            f"--proto_path={well_known}",
-            f"--python_out={out}",
-            f"--pyi_out={out}",
-            f"--grpc_python_out={out}",
-            *SOURCES,
-        ]
-    )
-    if status != 0:
-        raise SystemExit(f"protoc ended with status {status}")
+    """Write the code of all .proto files below `out`. Raises: SystemExit when protoc refuses one."""
+    (out / CLIENT).mkdir(parents=True, exist_ok=True)
+    _compile(SOURCES, f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}")
+    _compile(CLIENT_SOURCES, f"--python_out={out}", f"--pyi_out={out}")
+    for source, copy in _client_copies():
+        (out / copy).write_text(_standalone((out / source).read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def drifted() -> list[str]:
@@ -47,8 +43,35 @@ def drifted() -> list[str]:
 
 def generated_paths() -> Iterator[str]:
     """All generated files, relative to the root."""
-    for source in SOURCES:
-        for suffix in SUFFIXES:
+    yield from _outputs(SOURCES, SUFFIXES)
+    yield from (copy for _, copy in _client_copies())
+    yield from _outputs(CLIENT_SOURCES, CLIENT_SUFFIXES)
+
+
+def _compile(sources: Sequence[str], *outputs: str) -> None:
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    status = protoc.main(["protoc", f"--proto_path={ROOT}", f"--proto_path={well_known}", *outputs, *sources])
+    if status != 0:
+        raise SystemExit(f"protoc ended with status {status}")
+
+
+def _client_copies() -> Iterator[tuple[str, str]]:
+    """Each generated file that the client has, too, and its path there."""
+    for path in _outputs(SOURCES, SUFFIXES):
+        yield path, f"{CLIENT}/{Path(path).name}"
+
+
+def _standalone(code: str) -> str:
+    """The same code, with its sibling imported from the package that it lies in.
+
+    The name under which the descriptor is registered stays: both copies may be loaded into one process, as one.
+    """
+    return code.replace("from protos.outrider.v1 import", "from . import")
+
+
+def _outputs(sources: Sequence[str], suffixes: Sequence[str]) -> Iterator[str]:
+    for source in sources:
+        for suffix in suffixes:
             yield source.removesuffix(".proto") + suffix
 
 

@@ -9,8 +9,9 @@ from protos import generate
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """A copy of protos/ in which files may be changed."""
-    shutil.copytree(generate.ROOT / "protos", tmp_path / "protos")
+    """A copy of the sources and of what was generated from them, in which files may be changed."""
+    for directory in ("protos", generate.CLIENT):
+        shutil.copytree(generate.ROOT / directory, tmp_path / directory)
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     return tmp_path
 
@@ -23,15 +24,23 @@ def test_a_changed_proto_is_found_and_generating_again_repairs_it(copy, capsys):
     source = copy / generate.SOURCES[0]
     source.write_text(source.read_text().replace("string request_id = 1;", "string request_name = 1;"))
     assert generate.main(["--check"]) == 1
-    assert "generation_pb2.py" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "protos/outrider/v1/generation_pb2.py" in told
+    assert f"{generate.CLIENT}/generation_pb2.py" in told
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0
 
 
-def test_a_missing_file_is_found(copy):
-    missing = next(iter(generate.generated_paths()))
+@pytest.mark.parametrize("missing", list(generate.generated_paths()))
+def test_a_missing_file_is_found(copy, missing):
     (copy / missing).unlink()
     assert generate.drifted() == [missing]
+
+
+def test_the_clients_code_imports_nothing_from_here():
+    for path in (generate.ROOT / generate.CLIENT).glob("*.py"):
+        assert "import protos" not in path.read_text()
+        assert "from protos" not in path.read_text()
 
 
 def test_a_proto_that_does_not_parse_is_refused(copy):

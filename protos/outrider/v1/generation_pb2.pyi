@@ -19,6 +19,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class Call(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CALL_UNSPECIFIED: _ClassVar[Call]
+    CALL_VERIFY: _ClassVar[Call]
+    CALL_BLOCK: _ClassVar[Call]
+    CALL_TABLE: _ClassVar[Call]
+    CALL_PREFILL: _ClassVar[Call]
 VERIFICATION_UNSPECIFIED: Verification
 VERIFICATION_COUPLED: Verification
 VERIFICATION_REJECTION: Verification
@@ -26,6 +34,11 @@ VERIFICATION_BLOCK: Verification
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+CALL_UNSPECIFIED: Call
+CALL_VERIFY: Call
+CALL_BLOCK: Call
+CALL_TABLE: Call
+CALL_PREFILL: Call
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "text", "token_ids", "chat", "request_id", "sampling", "stopping", "speculation", "logprobs", "resume_token_ids", "timeout_s")
@@ -119,12 +132,14 @@ class StoppingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("max_draft_tokens", "verification")
+    __slots__ = ("max_draft_tokens", "verification", "trace")
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     max_draft_tokens: int
     verification: Verification
-    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ...) -> None: ...
+    trace: bool
+    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "top")
@@ -153,7 +168,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("target_passes", "draft_passes", "drafted_tokens", "accepted_tokens", "accepted_per_position", "draft_failures", "target_failures")
+    __slots__ = ("target_passes", "draft_passes", "drafted_tokens", "accepted_tokens", "accepted_per_position", "draft_failures", "target_failures", "hits", "misses", "draft_time_s", "hidden_draft_time_s", "lookup_tokens")
     TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +176,11 @@ class SpeculationStats(_message.Message):
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FAILURES_FIELD_NUMBER: _ClassVar[int]
     TARGET_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     target_passes: int
     draft_passes: int
     drafted_tokens: int
@@ -168,7 +188,40 @@ class SpeculationStats(_message.Message):
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     draft_failures: int
     target_failures: int
-    def __init__(self, target_passes: _Optional[int] = ..., draft_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., draft_failures: _Optional[int] = ..., target_failures: _Optional[int] = ...) -> None: ...
+    hits: int
+    misses: int
+    draft_time_s: float
+    hidden_draft_time_s: float
+    lookup_tokens: int
+    def __init__(self, target_passes: _Optional[int] = ..., draft_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., draft_failures: _Optional[int] = ..., target_failures: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., hidden_draft_time_s: _Optional[float] = ..., lookup_tokens: _Optional[int] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("waited_s", "computed_s", "passes", "rows")
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    waited_s: float
+    computed_s: float
+    passes: int
+    rows: int
+    def __init__(self, waited_s: _Optional[float] = ..., computed_s: _Optional[float] = ..., passes: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class CallTrace(_message.Message):
+    __slots__ = ("call", "sent_s", "received_s", "guesses", "used", "timing")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    SENT_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_S_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    call: Call
+    sent_s: float
+    received_s: float
+    guesses: int
+    used: int
+    timing: Timing
+    def __init__(self, call: _Optional[_Union[Call, str]] = ..., sent_s: _Optional[float] = ..., received_s: _Optional[float] = ..., guesses: _Optional[int] = ..., used: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation")
@@ -185,7 +238,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "guessed", "logprobs", "usage", "finish")
+    __slots__ = ("request_id", "text", "token_ids", "guessed", "logprobs", "usage", "finish", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +246,7 @@ class GenerateChunk(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -200,23 +254,26 @@ class GenerateChunk(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     usage: Usage
     finish: Finish
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., guessed: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    trace: _containers.RepeatedCompositeFieldContainer[CallTrace]
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., guessed: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "logprobs", "usage", "finish")
+    __slots__ = ("request_id", "text", "token_ids", "logprobs", "usage", "finish", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     usage: Usage
     finish: Finish
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    trace: _containers.RepeatedCompositeFieldContainer[CallTrace]
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ("model",)
@@ -247,20 +304,64 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., kv_cache_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "target", "draft", "max_draft_tokens", "verification", "sampling_defaults")
+    __slots__ = ("model", "target", "draft", "max_draft_tokens", "verification", "sampling_defaults", "control")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
     model: str
     target: ModelInfo
     draft: ModelInfo
     max_draft_tokens: int
     verification: Verification
     sampling_defaults: SamplingParams
-    def __init__(self, model: _Optional[str] = ..., target: _Optional[_Union[ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[ModelInfo, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    control: ControlReport
+    def __init__(self, model: _Optional[str] = ..., target: _Optional[_Union[ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[ModelInfo, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., control: _Optional[_Union[ControlReport, _Mapping]] = ...) -> None: ...
+
+class ControlReport(_message.Message):
+    __slots__ = ("policy", "sessions", "draft_tokens", "block_tokens", "table_tokens", "reason", "acceptance", "hit_rate", "verify_s", "draft_s", "wire_s", "changes")
+    class VerifySEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    class DraftSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    sessions: int
+    draft_tokens: int
+    block_tokens: int
+    table_tokens: int
+    reason: str
+    acceptance: _containers.RepeatedScalarFieldContainer[float]
+    hit_rate: float
+    verify_s: _containers.ScalarMap[int, float]
+    draft_s: _containers.ScalarMap[int, float]
+    wire_s: float
+    changes: int
+    def __init__(self, policy: _Optional[str] = ..., sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., table_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., acceptance: _Optional[_Iterable[float]] = ..., hit_rate: _Optional[float] = ..., verify_s: _Optional[_Mapping[int, float]] = ..., draft_s: _Optional[_Mapping[int, float]] = ..., wire_s: _Optional[float] = ..., changes: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "add_special_tokens")

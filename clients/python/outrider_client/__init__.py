@@ -1,0 +1,65 @@
+"""A client of Outrider: `Client` for threads, `AsyncClient` for asyncio.
+
+Both give one unbroken stream for each completion: when a server dies in the middle, they call again, with the tokens
+received and the seed, and the caller sees neither a lost token nor a repeated one.
+"""
+
+from outrider_client.aio import AsyncClient, AsyncStream
+from outrider_client.client import Client, Stream
+from outrider_client.errors import (
+    DeadlinePassed,
+    Inconsistent,
+    InvalidRequest,
+    NotFound,
+    OutriderError,
+    Overloaded,
+    ServiceError,
+    Unauthenticated,
+)
+from outrider_client.options import Connection, Retry, Tls
+from outrider_client.records import (
+    Chunk,
+    Completion,
+    Control,
+    Finish,
+    FinishReason,
+    Model,
+    ModelInfo,
+    SamplingDefaults,
+    Speculation,
+    TokenLogprob,
+    Usage,
+    Verification,
+)
+from outrider_client.request import GenerateFields
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Connection",
+    "Control",
+    "DeadlinePassed",
+    "Finish",
+    "FinishReason",
+    "GenerateFields",
+    "Inconsistent",
+    "InvalidRequest",
+    "Model",
+    "ModelInfo",
+    "NotFound",
+    "OutriderError",
+    "Overloaded",
+    "Retry",
+    "SamplingDefaults",
+    "ServiceError",
+    "Speculation",
+    "Stream",
+    "Tls",
+    "TokenLogprob",
+    "Unauthenticated",
+    "Usage",
+    "Verification",
+]

@@ -1,0 +1,89 @@
+"""Whether, when and for how long a call is made again. No I/O: the time and the dice are handed in.
+
+Knows errors and options; must not know what the call is.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+
+from outrider_client.errors import DeadlinePassed, OutriderError
+from outrider_client.options import Retry
+
+
+class RetryBudget:
+    """The retries that all calls of a client have left together; may be shared by threads."""
+
+    def __init__(self, num_retries: int) -> None:
+        self._most = num_retries
+        self._left = num_retries
+        self._lock = threading.Lock()
+
+    def spend(self) -> bool:
+        """Take one, if there is one."""
+        with self._lock:
+            has_one = self._left > 0
+            self._left -= has_one
+            return has_one
+
+    def refund(self) -> None:
+        """Give one back."""
+        with self._lock:
+            self._left = min(self._most, self._left + 1)
+
+
+class Attempts:
+    """The calls that are made for one request, one after the other."""
+
+    def __init__(
+        self,
+        retry: Retry,
+        budget: RetryBudget,
+        timeout_s: float | None = None,
+        now: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.num_calls = 0
+        self._retry = retry
+        self._budget = budget
+        self._now = now
+        self._draw = draw
+        self._timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else now() + timeout_s
+        self._num_failures = 0
+        """In a row, without an answer in between."""
+        self._is_answered = False
+
+    def begin(self) -> float | None:
+        """The seconds that the next call may take; None is any number. Raises: DeadlinePassed."""
+        left_s = None if self._deadline is None else self._deadline - self._now()
+        if left_s is not None and left_s <= 0:
+            raise self._deadline_passed()
+        self.num_calls += 1
+        self._is_answered = False
+        return left_s
+
+    def progressed(self) -> None:
+        """The call has been answered, or has given a part of its answer."""
+        if not self._is_answered:
+            self._budget.refund()
+        self._is_answered, self._num_failures = True, 0
+
+    def failed(self, error: OutriderError) -> float:
+        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed, when there is to be none."""
+        self._num_failures += 1
+        if not error.is_transient or self._num_failures > self._retry.max_retries or not self._budget.spend():
+            raise error
+        pause_s = (error.retry_after_s or 0.0) + self._draw() * self._retry.backoff_s(self._num_failures)
+        if self._deadline is not None and self._now() + pause_s >= self._deadline:
+            raise self._deadline_passed() from error
+        return pause_s
+
+    def _deadline_passed(self) -> DeadlinePassed:
+        message = f"not answered in {self._timeout_s:g} s, after {self.num_calls} calls"
+        return DeadlinePassed(grpc.StatusCode.DEADLINE_EXCEEDED, message)

@@ -1,0 +1,106 @@
+"""From the wire to records. Pure functions; a record's fields are named as its message's are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from outrider_client._proto import generation_pb2 as pb
+from outrider_client.records import (
+    Chunk,
+    Completion,
+    Control,
+    Finish,
+    FinishReason,
+    Model,
+    ModelInfo,
+    SamplingDefaults,
+    Speculation,
+    TokenLogprob,
+    Usage,
+    Verification,
+)
+
+Record = TypeVar("Record")
+
+_REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+_VERIFICATIONS: dict[int, Verification] = {
+    pb.VERIFICATION_COUPLED: "coupled",
+    pb.VERIFICATION_REJECTION: "rejection",
+    pb.VERIFICATION_BLOCK: "block",
+}
+
+
+def to_chunk(message: pb.GenerateChunk) -> Chunk:
+    """One piece of a stream."""
+    return Chunk(
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        guessed=tuple(message.guessed),
+        logprobs=tuple(_logprob(logprob) for logprob in message.logprobs),
+        usage=_record(Usage, message.usage),
+        finish=_finish(message.finish) if message.HasField("finish") else None,
+    )
+
+
+def to_completion(chunks: Sequence[Chunk], request_id: str, num_calls: int) -> Completion:
+    """A stream that was read to its end."""
+    finish = chunks[-1].finish
+    assert finish is not None, "a stream without a last chunk raises"
+    return Completion(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=_joined(chunk.token_ids for chunk in chunks),
+        guessed=_joined(chunk.guessed for chunk in chunks),
+        logprobs=_joined(chunk.logprobs for chunk in chunks),
+        usage=chunks[-1].usage,
+        finish=finish,
+        request_id=request_id,
+        num_calls=num_calls,
+    )
+
+
+def to_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
+    """The served pair."""
+    return ModelInfo(
+        model=message.model,
+        target=_record(Model, message.target),
+        draft=_record(Model, message.draft) if message.HasField("draft") else None,
+        max_draft_tokens=message.max_draft_tokens,
+        verification=_VERIFICATIONS[message.verification],
+        sampling_defaults=_record(SamplingDefaults, message.sampling_defaults),
+        control=_record(Control, message.control) if message.HasField("control") else None,
+    )
+
+
+def _finish(message: pb.Finish) -> Finish:
+    matched = message.WhichOneof("matched")
+    return Finish(
+        reason=_REASONS[message.reason],
+        matched=getattr(message, matched) if matched else None,
+        seed=message.seed,
+        speculation=_record(Speculation, message.speculation) if message.HasField("speculation") else None,
+    )
+
+
+def _logprob(message: pb.TokenLogprob) -> TokenLogprob:
+    top = tuple((alternative.token_id, alternative.logprob) for alternative in message.top)
+    return TokenLogprob(message.token_id, message.logprob, top)
+
+
+def _record(kind: type[Record], message: Message) -> Record:
+    """A record whose fields all are scalars, lists or maps of scalars."""
+    return kind(**{field.name: _plain(getattr(message, field.name)) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    """The same without protobuf's containers, which would change with their message."""
+    if isinstance(value, str | float | int):
+        return value
+    return dict(value) if isinstance(value, Mapping) else tuple(value)
+
+
+def _joined(parts: Iterable[tuple[Record, ...]]) -> tuple[Record, ...]:
+    return tuple(item for part in parts for item in part)

@@ -1,0 +1,101 @@
+"""One stream over as many calls as it takes. No I/O: it is told what came and what failed, and says what to do.
+
+    begin() -> call the server with this, and for each thing that happens:
+        take(message) -> give this chunk to the caller
+        broke(error), ended() -> stop if `is_finished`, else wait so long and begin again; or raise
+
+Why what the caller sees is unbroken: a chunk comes whole or not at all, so the ids received are a prefix of the output;
+sent as `resume_token_ids`, with the seed, they make the server continue it. Text follows: what may be shown of an
+output depends on its tokens alone, so text that was held back when the first call broke comes with the second.
+
+Must not know channels, threads or event loops: the clients of both kinds drive this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+from outrider_client._attempts import Attempts
+from outrider_client._proto import generation_pb2 as pb
+from outrider_client._replies import to_chunk
+from outrider_client.errors import Inconsistent, OutriderError, ServiceError
+from outrider_client.records import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is to be made."""
+
+    request: pb.GenerateRequest
+    timeout_s: float | None
+
+
+class Resumption:
+    """What has been received of one stream, and how it goes on.
+
+    Invariant: after a chunk with a finish, `is_finished`, and nothing raises any more.
+    """
+
+    def __init__(self, request: pb.GenerateRequest, attempts: Attempts) -> None:
+        self.is_finished = False
+        self._request = request
+        self._attempts = attempts
+        self._received = list(request.resume_token_ids)
+        self._num_prompt_tokens: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def num_calls(self) -> int:
+        return self._attempts.num_calls
+
+    def begin(self) -> Call:
+        """The call for what has not been received yet. Raises: DeadlinePassed."""
+        timeout_s = self._attempts.begin()
+        request = pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.resume_token_ids[:] = self._received
+        if timeout_s is not None:
+            request.timeout_s = timeout_s  # the deadline of a gRPC call does not reach the replica
+        return Call(request, timeout_s)
+
+    def take(self, message: pb.GenerateChunk) -> Chunk:
+        """The next piece. Raises: Inconsistent when it does not follow what was received."""
+        self._check(message)
+        self._received.extend(message.token_ids)
+        self._attempts.progressed()
+        self.is_finished = message.HasField("finish")
+        return to_chunk(message)
+
+    def ended(self) -> float:
+        """The call ended with status OK. Returns and raises as `broke`."""
+        return self.broke(ServiceError(grpc.StatusCode.DATA_LOSS, "the stream ended without saying how"))
+
+    def broke(self, error: OutriderError) -> float:
+        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed, when there is to be none.
+
+        Once the stream is finished, what becomes of its call makes no difference.
+        """
+        return 0.0 if self.is_finished else self._attempts.failed(error)
+
+    def _check(self, message: pb.GenerateChunk) -> None:
+        """The server's own count of the output tells whether a token was lost or repeated on the way."""
+        usage, num_received = message.usage, len(self._received) + len(message.token_ids)
+        if self.is_finished:
+            raise _inconsistent("a chunk after the last one")
+        if usage.completion_tokens != num_received:
+            raise _inconsistent(
+                f"{num_received} tokens were received where the server counts {usage.completion_tokens}"
+            )
+        if usage.prompt_tokens != (self._num_prompt_tokens or usage.prompt_tokens):
+            problem = f"a prompt of {usage.prompt_tokens} tokens, which had {self._num_prompt_tokens} before"
+            raise _inconsistent(problem)
+        self._num_prompt_tokens = usage.prompt_tokens
+
+
+def _inconsistent(problem: str) -> Inconsistent:
+    return Inconsistent(grpc.StatusCode.DATA_LOSS, problem)

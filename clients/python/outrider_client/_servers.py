@@ -1,0 +1,98 @@
+"""Where calls go: the addresses of a client, one channel for each that is used, and what is sent along with each call.
+
+Knows gRPC's channel options; must not know requests, or whether the channels are blocking or asyncio's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from outrider_client._proto import generation_pb2_grpc
+from outrider_client.errors import OutriderError
+from outrider_client.options import Connection, Tls
+
+Channel = TypeVar("Channel", grpc.Channel, grpc.aio.Channel)
+OpenChannel = Callable[[str, list[tuple[str, Any]], grpc.ChannelCredentials | None], Channel]
+"""From address, options and credentials; without credentials it does not encrypt."""
+MIN_RECONNECT_MS = 100
+"""gRPC waits so long at least before it connects again to where it could not."""
+MAX_RECONNECT_MS = 5_000
+
+
+class Servers(Generic[Channel]):
+    """All servers that may answer: calls go to one until it fails, then to the next. May be shared by threads."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        open_channel: OpenChannel[Channel],
+        connection: Connection,
+        tls: Tls | None,
+        token: str | None,
+    ) -> None:
+        self.metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        """Sent with each call; on an unencrypted channel the token can be read on the way."""
+        self.is_closed = False
+        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self._addresses:
+            raise ValueError("at least one address must be given")
+        self._open_channel: OpenChannel[Channel] = open_channel
+        self._options = _channel_options(connection, tls)
+        self._credentials = _credentials(tls)
+        self._current = 0
+        self._channels: dict[str, Channel] = {}
+        self._stubs: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return ", ".join(self._addresses)
+
+    def current(self) -> tuple[str, Any]:
+        """The address in use and its stub, which connects at its first call. Raises: OutriderError once closed."""
+        with self._lock:
+            if self.is_closed:
+                raise OutriderError(grpc.StatusCode.CANCELLED, "this client has been closed")
+            address = self._addresses[self._current]
+            if address not in self._stubs:
+                channel = self._open_channel(address, self._options, self._credentials)
+                self._channels[address] = channel
+                self._stubs[address] = generation_pb2_grpc.GenerationServiceStub(channel)
+            return address, self._stubs[address]
+
+    def leave(self, address: str) -> None:
+        """Go to the next server, unless another call has done so already."""
+        with self._lock:
+            if self._addresses[self._current] == address:
+                self._current = (self._current + 1) % len(self._addresses)
+
+    def close(self) -> list[Channel]:
+        """Give no stub any more; all channels, for the caller to close."""
+        with self._lock:
+            self.is_closed = True
+            return list(self._channels.values())
+
+
+def _channel_options(connection: Connection, tls: Tls | None) -> list[tuple[str, Any]]:
+    options: list[tuple[str, Any]] = [
+        ("grpc.max_receive_message_length", connection.max_message_bytes),
+        ("grpc.max_send_message_length", connection.max_message_bytes),
+        ("grpc.keepalive_time_ms", round(connection.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(connection.keepalive_timeout_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),  # probe for as long as a stream waits
+        ("grpc.initial_reconnect_backoff_ms", MIN_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", round(connection.connect_timeout_s * 1000)),
+        ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
+    ]
+    if tls is not None and tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return options
+
+
+def _credentials(tls: Tls | None) -> grpc.ChannelCredentials | None:
+    if tls is None:
+        return None
+    return grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate)

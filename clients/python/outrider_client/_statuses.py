@@ -1,0 +1,78 @@
+"""From gRPC's errors to ours, with the field and the delay that the server named.
+
+Knows status codes, details and trailers; must not know which call failed or what is to be done about it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from outrider_client import errors
+from outrider_client._proto import details_pb2
+from outrider_client.errors import OutriderError
+
+DETAILS_KEY = "grpc-status-details-bin"
+_KINDS: dict[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Unauthenticated,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    grpc.StatusCode.UNAVAILABLE: errors.ServiceError,
+    # Ray Serve's proxy says INTERNAL when a replica dies in the middle of a call; repeating a generation is harmless.
+    grpc.StatusCode.INTERNAL: errors.ServiceError,
+    grpc.StatusCode.UNKNOWN: errors.ServiceError,
+    grpc.StatusCode.ABORTED: errors.ServiceError,
+    # Not ours, or nobody would ask: a proxy or a stopping replica resets the stream so.
+    grpc.StatusCode.CANCELLED: errors.ServiceError,
+}
+_TOO_LONG = "message larger than max"
+"""gRPC says RESOURCE_EXHAUSTED of a message over the limit, too, where trying again would not help."""
+_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[\d+\])*): ")
+"""Serve drops the trailers of a stream, so the server begins its message with the field."""
+
+
+def error_of(error: grpc.RpcError) -> OutriderError:
+    """What a call failed of."""
+    code, message = error.code(), error.details() or "the server gave no reason"
+    kind = OutriderError if _TOO_LONG in message else _KINDS.get(code, OutriderError)
+    details = list(_details(error.trailing_metadata()))
+    field = _field(details, message) if kind is errors.InvalidRequest else None
+    return kind(code, message, field, _retry_after_s(details))
+
+
+def _details(trailers: Iterable[Any] | None) -> Iterable[details_pb2.RetryInfo | details_pb2.BadRequest]:
+    status = details_pb2.Status()
+    try:
+        for key, value in trailers or ():
+            if key == DETAILS_KEY and isinstance(value, bytes):
+                status.MergeFromString(value)
+        for packed in status.details:
+            match packed.type_url.rpartition("/")[2]:
+                case "google.rpc.RetryInfo":
+                    yield details_pb2.RetryInfo.FromString(packed.value)
+                case "google.rpc.BadRequest":
+                    yield details_pb2.BadRequest.FromString(packed.value)
+    except DecodeError:
+        return  # whoever wrote these trailers, code and message stand by themselves
+
+
+def _field(details: Iterable[object], message: str) -> str | None:
+    for detail in details:
+        if isinstance(detail, details_pb2.BadRequest) and detail.field_violations:
+            return detail.field_violations[0].field
+    match = _FIELD.match(message)
+    return match.group(1) if match else None
+
+
+def _retry_after_s(details: Iterable[object]) -> float | None:
+    for detail in details:
+        if isinstance(detail, details_pb2.RetryInfo):
+            return float(detail.retry_delay.ToTimedelta().total_seconds())
+    return None

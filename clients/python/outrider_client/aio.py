@@ -1,0 +1,223 @@
+"""The client for asyncio: what `outrider_client.client` does for threads, with the same names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from outrider_client._attempts import Attempts, RetryBudget
+from outrider_client._proto import generation_pb2 as pb
+from outrider_client._replies import to_completion, to_model_info
+from outrider_client._resume import Resumption
+from outrider_client._servers import Servers
+from outrider_client._statuses import error_of
+from outrider_client.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from outrider_client.options import Connection, Retry, Tls
+from outrider_client.records import Chunk, Completion, ModelInfo
+from outrider_client.request import GenerateFields, to_message
+
+
+class AsyncClient:
+    """Calls Outrider at one of several addresses. Use it as an async context manager, or `close` it.
+
+    Belongs to the event loop that it is first used in. All methods that call raise OutriderError.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        retry: Retry | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """`token` goes with each call as `authorization: Bearer`; of several addresses the next is tried on failure."""
+        self._retry = retry or Retry()
+        self._servers = Servers(address, _open_channel, connection or Connection(), tls, token)
+        self._budget = RetryBudget(self._retry.budget)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._servers)!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all streams and connections; calls that are made or continued after this raise."""
+        for channel in self._servers.close():
+            await channel.close(None)
+
+    def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> AsyncStream:
+        """The pieces of one completion as they come, without a break, however often the server dies meanwhile."""
+        request = to_message(prompt, fields)
+        timeout_s = request.timeout_s if request.HasField("timeout_s") else None
+        return AsyncStream(self._servers, Resumption(request, self._attempts(timeout_s)))
+
+    async def generate(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Completion:
+        """One completion, whole. It is streamed, so that what has been generated is not lost with a server."""
+        async with self.stream(prompt, **fields) as stream:
+            return to_completion([chunk async for chunk in stream], stream.request_id, stream.num_calls)
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> tuple[int, ...]:
+        """The token ids of `text`, by default with what the tokenizer puts around a prompt."""
+        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return tuple((await self._call("Tokenize", request, timeout_s)).token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> str:
+        """The text of `token_ids`."""
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = (await self._call("Detokenize", request, timeout_s)).text
+        return text
+
+    async def model_info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
+        """What is served, and what it does with a request that leaves everything unset."""
+        return to_model_info(await self._call("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
+
+    async def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:
+        attempts = self._attempts(timeout_s)
+        while True:
+            address, stub = self._servers.current()
+            try:
+                reply = await getattr(stub, method)(request, timeout=attempts.begin(), metadata=self._servers.metadata)
+            except grpc.RpcError as error:
+                pause_s = attempts.failed(error_of(error))
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                continue  # the call was, by `close` of this client: the next one says so
+            else:
+                attempts.progressed()
+                return reply
+            self._servers.leave(address)
+            await asyncio.sleep(pause_s)
+
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._retry, self._budget, timeout_s)
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """An asynchronous iterator of chunks.
+
+    Leaving its `async with` block, or `close`, cancels the call; so does forgetting it.
+
+    Waiting for a chunk may be cancelled, by a timeout for example, and begun again: nothing is lost by that.
+    """
+
+    def __init__(self, servers: Servers[grpc.aio.Channel], resumption: Resumption) -> None:
+        self._servers = servers
+        self._resumption = resumption
+        self._call: Any = None
+        self._loop: asyncio.AbstractEventLoop
+        self._address = ""
+        self._is_closed = False
+
+    @property
+    def request_id(self) -> str:
+        """By which the server's logs name it."""
+        return self._resumption.request_id
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were made for it so far."""
+        return self._resumption.num_calls
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel it. Any task may do so; the one that waits for a chunk sees the end of the iteration."""
+        self._is_closed = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def __del__(self) -> None:
+        # The garbage collector may run in any thread, or after the loop has closed, and the call with it.
+        if self._call is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._call.cancel)
+
+    async def aclose(self) -> None:
+        """The same under the name that `contextlib.aclosing` calls."""
+        self.close()
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await self._next()
+        except asyncio.CancelledError:
+            self._call = None  # gRPC has cancelled it; whoever waits again goes on by another
+            raise
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
+            raise StopAsyncIteration
+        return chunk
+
+    async def _next(self) -> Chunk | None:
+        while not self._is_closed:
+            message, pause_s = await self._read()
+            if message is not None:
+                return self._resumption.take(message)
+            self._call = None
+            if self._resumption.is_finished:
+                return None
+            self._servers.leave(self._address)
+            await asyncio.sleep(pause_s)
+        return None
+
+    async def _read(self) -> tuple[pb.GenerateChunk | None, float]:
+        """The next message; or none, and the seconds to wait before the next call. Raises when there is to be none."""
+        try:
+            if self._call is None:
+                self._begin()
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            return None, self._resumption.broke(error_of(error))
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            return None, 0.0  # the call was, by `close` of this stream or of its client
+        return (message, 0.0) if isinstance(message, pb.GenerateChunk) else (None, self._resumption.ended())
+
+    def _begin(self) -> None:
+        self._address, stub = self._servers.current()
+        self._loop = asyncio.get_running_loop()
+        call = self._resumption.begin()
+        self._call = stub.GenerateStream(call.request, timeout=call.timeout_s, metadata=self._servers.metadata)
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that is being cancelled, not only a call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _open_channel(
+    address: str, options: list[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
+) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, credentials, options)

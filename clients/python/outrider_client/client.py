@@ -1,0 +1,197 @@
+"""The blocking client. Carries out what `_resume` and `_attempts` decide; `outrider_client.aio` does so for asyncio."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from outrider_client._attempts import Attempts, RetryBudget
+from outrider_client._proto import generation_pb2 as pb
+from outrider_client._replies import to_completion, to_model_info
+from outrider_client._resume import Resumption
+from outrider_client._servers import Servers
+from outrider_client._statuses import error_of
+from outrider_client.options import Connection, Retry, Tls
+from outrider_client.records import Chunk, Completion, ModelInfo
+from outrider_client.request import GenerateFields, to_message
+
+DEFAULT_ADDRESS = "localhost:9000"
+DEFAULT_TIMEOUT_S = 30.0
+"""For calls that are short unless something is wrong."""
+
+
+class Client:
+    """Calls Outrider at one of several addresses. Use it as a context manager, or `close` it.
+
+    May be shared by threads. All methods that call raise OutriderError.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        retry: Retry | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """`token` goes with each call as `authorization: Bearer`; of several addresses the next is tried on failure."""
+        self._retry = retry or Retry()
+        self._servers = Servers(address, _open_channel, connection or Connection(), tls, token)
+        self._budget = RetryBudget(self._retry.budget)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._servers)!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all streams and connections; calls that are made or continued after this raise."""
+        for channel in self._servers.close():
+            channel.close()
+
+    def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Stream:
+        """The pieces of one completion as they come, without a break, however often the server dies meanwhile."""
+        request = to_message(prompt, fields)
+        timeout_s = request.timeout_s if request.HasField("timeout_s") else None
+        return Stream(self._servers, Resumption(request, self._attempts(timeout_s)))
+
+    def generate(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Completion:
+        """One completion, whole. It is streamed, so that what has been generated is not lost with a server."""
+        with self.stream(prompt, **fields) as stream:
+            return to_completion(list(stream), stream.request_id, stream.num_calls)
+
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> tuple[int, ...]:
+        """The token ids of `text`, by default with what the tokenizer puts around a prompt."""
+        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return tuple(self._call("Tokenize", request, timeout_s).token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> str:
+        """The text of `token_ids`."""
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = self._call("Detokenize", request, timeout_s).text
+        return text
+
+    def model_info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
+        """What is served, and what it does with a request that leaves everything unset."""
+        return to_model_info(self._call("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
+
+    def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:
+        attempts = self._attempts(timeout_s)
+        while True:
+            address, stub = self._servers.current()
+            try:
+                reply = getattr(stub, method)(request, timeout=attempts.begin(), metadata=self._servers.metadata)
+            except grpc.RpcError as error:
+                pause_s = attempts.failed(error_of(error))
+            else:
+                attempts.progressed()
+                return reply
+            self._servers.leave(address)
+            time.sleep(pause_s)
+
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._retry, self._budget, timeout_s)
+
+
+class Stream(Iterator[Chunk]):
+    """An iterator of chunks. Leaving its `with` block, or `close`, cancels the call; so does forgetting it."""
+
+    def __init__(self, servers: Servers[grpc.Channel], resumption: Resumption) -> None:
+        self._servers = servers
+        self._resumption = resumption
+        self._call: Any = None
+        self._address = ""
+        self._is_closed = threading.Event()
+
+    @property
+    def request_id(self) -> str:
+        """By which the server's logs name it."""
+        return self._resumption.request_id
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were made for it so far."""
+        return self._resumption.num_calls
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel it. Any thread may do so; the one that waits for a chunk sees the end of the iteration."""
+        self._is_closed.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def __next__(self) -> Chunk:
+        try:
+            chunk = self._next()
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
+            raise StopIteration
+        return chunk
+
+    def _next(self) -> Chunk | None:
+        while not self._is_closed.is_set():
+            message, pause_s = self._read()
+            if message is not None:
+                return self._resumption.take(message)
+            self._call = None
+            if self._resumption.is_finished:
+                return None
+            self._servers.leave(self._address)
+            self._is_closed.wait(pause_s)
+        return None
+
+    def _read(self) -> tuple[pb.GenerateChunk | None, float]:
+        """The next message; or none, and the seconds to wait before the next call. Raises when there is to be none."""
+        try:
+            if self._call is None:
+                self._begin()
+            return next(self._call), 0.0
+        except StopIteration:
+            return None, self._resumption.ended()
+        except grpc.RpcError as error:
+            return None, 0.0 if self._is_closed.is_set() else self._resumption.broke(error_of(error))
+
+    def _begin(self) -> None:
+        self._address, stub = self._servers.current()
+        call = self._resumption.begin()
+        self._call = stub.GenerateStream(call.request, timeout=call.timeout_s, metadata=self._servers.metadata)
+        if self._is_closed.is_set():  # meanwhile, by a thread that found no call to cancel
+            self._call.cancel()
+
+
+def _open_channel(
+    address: str, options: list[tuple[str, Any]], credentials: grpc.ChannelCredentials | None
+) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, credentials, options)

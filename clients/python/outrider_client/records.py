@@ -1,0 +1,159 @@
+"""What a server answers, as plain frozen records: the messages of outrider.v1 in Python's own types.
+
+Knows nothing of gRPC or protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+Verification = Literal["coupled", "rejection", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """Those that the stream was resumed with included."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probability of a token that was output, and of the likeliest ones in its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, log probability), the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculation did for a stream; of one that was resumed, since it was resumed last."""
+
+    target_passes: int
+    draft_passes: int
+    drafted_tokens: int
+    accepted_tokens: int
+    accepted_per_position: tuple[int, ...]
+    draft_failures: int
+    target_failures: int
+    hits: int
+    """Verdicts whose next block had been prepared while the target was verifying."""
+    misses: int
+    draft_time_s: float
+    hidden_draft_time_s: float
+    """The part of `draft_time_s` during which the target was verifying for this stream."""
+    lookup_tokens: int
+    """Of the drafted tokens, those looked up in the text so far, without a draft model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a stream ended."""
+
+    reason: FinishReason
+    matched: str | int | None
+    """The stop string or stop token id that ended it; None for an end-of-sequence token or the limit."""
+    seed: int
+    """With this seed the same request gives the same output."""
+    speculation: Speculation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream."""
+
+    text: str
+    """What these tokens complete: a character or a possible stop string may be held back until later ones."""
+    token_ids: tuple[int, ...]
+    guessed: tuple[bool, ...]
+    """For each id: the draft had guessed it (else it is the target's own)."""
+    logprobs: tuple[TokenLogprob, ...]
+    """One for each id if they were asked for, else none."""
+    usage: Usage
+    finish: Finish | None
+    """In the last chunk only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole stream."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    guessed: tuple[bool, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    usage: Usage
+    finish: Finish
+    request_id: str
+    """By which the server's logs name it."""
+    num_calls: int
+    """1, and 1 more for each time that the call was made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of the served pair."""
+
+    name: str
+    architecture: str
+    dtype: str
+    device: str
+    num_parameters: int
+    vocab_size: int
+    max_context_tokens: int
+    kv_cache_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What unset sampling fields take."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the orchestrator that answered has observed, and how it drafts now."""
+
+    policy: str
+    sessions: int
+    draft_tokens: int
+    """Depth of a block; 0 while the draft rests."""
+    block_tokens: int
+    table_tokens: int
+    reason: str
+    """Why the last change was made."""
+    acceptance: tuple[float, ...]
+    hit_rate: float
+    verify_s: Mapping[int, float]
+    """Estimated seconds of a target pass, by rows."""
+    draft_s: Mapping[int, float]
+    wire_s: float
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served."""
+
+    model: str
+    target: Model
+    draft: Model | None
+    """None when the target is served without one."""
+    max_draft_tokens: int
+    verification: Verification
+    sampling_defaults: SamplingDefaults
+    control: Control | None
+    """None from an orchestrator that does not say."""

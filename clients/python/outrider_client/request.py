@@ -1,0 +1,168 @@
+"""What a caller asks for, and the message that it becomes: an argument that is None, or not given, is not sent.
+
+Knows names and types of fields; which values are allowed is the server's to say.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import grpc
+from google.protobuf.message import Message
+
+from outrider_client._proto import generation_pb2 as pb
+from outrider_client.errors import InvalidRequest
+from outrider_client.records import Verification
+
+SEED_BITS = 64
+_VERIFICATIONS = {
+    "coupled": pb.VERIFICATION_COUPLED,
+    "rejection": pb.VERIFICATION_REJECTION,
+    "block": pb.VERIFICATION_BLOCK,
+}
+
+
+class GenerateFields(TypedDict, total=False):
+    """The keyword arguments of `generate` and `stream`; None leaves a field to the server, as if it were not given."""
+
+    token_ids: Sequence[int] | None
+    """A prompt of token ids, instead of a text."""
+    messages: Sequence[Mapping[str, str]] | None
+    """A chat, instead of a text: each message has `role` and `content`."""
+    model: str | None
+    request_id: str | None
+    """Names the request in the server's logs; drawn when not given."""
+    timeout_s: float | None
+    """For the whole stream, over all its calls and the pauses between them."""
+    logprobs: int | None
+    """Alternatives to report with each token; 0 reports the token alone."""
+    resume_token_ids: Sequence[int] | None
+    """Output that the caller has already, of an earlier stream: only what follows is given. Give its seed, too."""
+
+    temperature: float | None
+    """0 is greedy."""
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    """Drawn by the client when not given, so that a stream can be resumed before it has said anything."""
+    logit_bias: Mapping[int, float] | None
+
+    max_tokens: int | None
+    """Of output in all."""
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    include_stop: bool | None
+
+    max_draft_tokens: int | None
+    """Guesses a round at most; 0 decodes plainly."""
+    verification: Verification | None
+
+
+def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
+    message.chat.messages.extend(pb.ChatMessage(**entry) for entry in messages)
+
+
+def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> None:
+    message.token_ids.SetInParent()  # an empty prompt is one, too, which the server refuses by its name
+    message.token_ids.ids.extend(token_ids)
+
+
+def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
+    message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
+
+
+def _put_verification(message: pb.GenerateRequest, verification: Verification) -> None:
+    if verification not in _VERIFICATIONS:
+        raise ValueError(f"must be one of {', '.join(_VERIFICATIONS)}, got {verification!r}")
+    message.speculation.verification = _VERIFICATIONS[verification]
+
+
+_PATHS = {
+    name: f"{group}{name}"
+    for group, names in {
+        "": ("model", "request_id", "timeout_s", "logprobs", "resume_token_ids", "text"),
+        "sampling.": (
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+            "logit_bias",
+        ),
+        "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
+        "speculation.": ("max_draft_tokens", "verification"),
+    }.items()
+    for name in names
+} | {"token_ids": "token_ids.ids", "messages": "chat.messages"}
+"""Where in the message each argument goes: the path that the server, too, names it by."""
+_SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
+    "messages": _put_chat,
+    "token_ids": _put_token_ids,
+    "stop": _put_stop,
+    "verification": _put_verification,
+}
+_PROMPTS = ("text", "token_ids", "messages")
+
+
+def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequest:
+    """The request, with a seed and an id, so that it means the same each time that it is sent.
+
+    Raises: TypeError for an argument that does not exist, InvalidRequest for a value that its field cannot hold.
+    """
+    given = {name: value for name, value in {"text": prompt, **fields}.items() if value is not None}
+    if unknown := fields.keys() - _PATHS.keys() | fields.keys() & {"text"}:
+        raise TypeError(f"there is no argument {min(unknown)!r}")
+    if sum(name in given for name in _PROMPTS) != 1:
+        raise _invalid("prompt", "exactly one of prompt, token_ids and messages must be given")
+    message = pb.GenerateRequest()
+    for name, value in given.items():
+        _put(message, name, value)
+    if message.HasField("timeout_s") and not (math.isfinite(message.timeout_s) and message.timeout_s > 0):
+        raise _invalid("timeout_s", f"must be a positive number of seconds, got {message.timeout_s!r}")
+    _make_repeatable(message)
+    return message
+
+
+def _make_repeatable(message: pb.GenerateRequest) -> None:
+    message.request_id = message.request_id or uuid.uuid4().hex
+    # The seed of an output that the caller brings is the caller's to know: any other would change it.
+    if not message.sampling.HasField("seed") and not message.resume_token_ids:
+        message.sampling.seed = secrets.randbits(SEED_BITS)
+
+
+def _put(message: pb.GenerateRequest, name: str, value: Any) -> None:
+    try:
+        if name in _SPECIAL:
+            _SPECIAL[name](message, value)
+        else:
+            _assign(message, _PATHS[name], value)
+    except (TypeError, ValueError) as error:
+        raise _invalid(_PATHS[name], str(error)) from None
+
+
+def _assign(message: Message, path: str, value: Any) -> None:
+    group, _, name = path.rpartition(".")
+    owner = getattr(message, group) if group else message
+    if isinstance(value, Mapping):
+        getattr(owner, name).update(value)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        getattr(owner, name).extend(value)
+    else:
+        setattr(owner, name, value)
+
+
+def _invalid(field: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {problem}", field)

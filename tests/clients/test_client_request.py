@@ -1,0 +1,178 @@
+"""What is asked for reaches the server's records, and everything that can be asked for can be asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+
+from core.records import GenerationRequest, Sampling, Verification
+from deploy import translate
+from outrider_client import InvalidRequest, records
+from outrider_client._proto import generation_pb2 as pb
+from outrider_client.request import _PATHS, GenerateFields, to_message
+from tests.deploy.rpc import CONFIG, INFO, TOKENIZER
+
+EVERYTHING = {
+    "model": "pair",
+    "request_id": "mine",
+    "timeout_s": 5.0,
+    "logprobs": 0,
+    "resume_token_ids": [11, 12],
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 0.5,
+    "min_p": 0.0,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.0,
+    "frequency_penalty": -2.0,
+    "seed": 0,
+    "logit_bias": {5: -100.0},
+    "max_tokens": 50,
+    "min_tokens": 0,
+    "stop": ["a", "b"],
+    "stop_token_ids": [7],
+    "ignore_eos": True,
+    "include_stop": True,
+    "max_draft_tokens": 0,
+    "verification": "rejection",
+}
+DEFAULTS = Sampling(temperature=0.7, top_k=40)
+
+
+def received(prompt="hello", **fields) -> GenerationRequest:
+    """The request as the server understands it."""
+    wire = pb.GenerateRequest.FromString(to_message(prompt, fields).SerializeToString())
+    return translate.to_generation_request(
+        wire, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
+    )
+
+
+def test_every_argument_arrives_and_zero_is_a_value():
+    request = received(**EVERYTHING)
+    assert request.sampling == Sampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=0.5,
+        repetition_penalty=1.5,
+        frequency_penalty=-2.0,
+        seed=0,
+        logit_bias=((5, -100.0),),
+        suppressed_ids=(7,),
+    )
+    assert request.prompt == TOKENIZER.encode("hello")
+    assert (request.request_id, request.deadline, request.num_logprobs) == ("mine", 105.0, 0)
+    assert (request.resume_tokens, request.max_tokens, request.stop) == ((11, 12), 50, ("a", "b"))
+    assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
+    assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
+
+
+def test_none_leaves_a_field_to_the_server():
+    nothing = dict.fromkeys(EVERYTHING)
+    message = to_message("hello", nothing)
+    message.ClearField("request_id")
+    message.sampling.ClearField("seed")
+    assert message == pb.GenerateRequest(text="hello", sampling=pb.SamplingParams())
+    assert received(**nothing).sampling.temperature == DEFAULTS.temperature
+
+
+def test_a_seed_and_an_id_are_drawn_for_each_request():
+    messages = [to_message("hello", {}) for _ in range(10)]
+    assert len({message.sampling.seed for message in messages}) == 10
+    assert len({message.request_id for message in messages}) == 10
+    assert max(message.sampling.seed for message in messages) > 2**56
+
+
+def test_no_seed_is_drawn_for_output_that_another_seed_gave():
+    assert not to_message("hello", {"resume_token_ids": [1]}).sampling.HasField("seed")
+
+
+def test_prompts_of_all_kinds_arrive():
+    assert received(None, token_ids=[4, 5]).prompt == (4, 5)
+    chat = to_message(None, {"messages": [{"role": "user", "content": "hi"}]}).chat
+    assert chat == pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+    assert to_message("hello", {"stop": "ab"}).stopping.stop == ["ab"], "one string is one stop string"
+    assert to_message(None, {"token_ids": []}).WhichOneof("prompt") == "token_ids"
+
+
+@pytest.mark.parametrize("fields", [{}, {"token_ids": [1], "messages": []}])
+def test_exactly_one_prompt_must_be_given(fields):
+    with pytest.raises(InvalidRequest) as caught:
+        to_message(None, fields)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("top_k", -1, "sampling.top_k"),
+        ("temperature", "warm", "sampling.temperature"),
+        ("seed", 2**64, "sampling.seed"),
+        ("token_ids", [-1], "token_ids.ids"),
+        ("messages", [{"role": "user", "text": "x"}], "chat.messages"),
+        ("verification", "blind", "speculation.verification"),
+        ("stop", [3], "stopping.stop"),
+        ("timeout_s", 0.0, "timeout_s"),
+        ("timeout_s", float("nan"), "timeout_s"),
+        ("logit_bias", {-3: 1.0}, "sampling.logit_bias"),
+    ],
+)
+def test_a_value_that_its_field_cannot_hold_is_refused_by_the_name_that_the_server_uses(name, value, field):
+    prompt = None if name in ("token_ids", "messages") else "hello"
+    with pytest.raises(InvalidRequest) as caught:
+        to_message(prompt, {name: value})
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"INVALID_ARGUMENT: {field}: ")
+
+
+@pytest.mark.parametrize("name", ["tempratur", "text"])
+def test_an_argument_that_does_not_exist_is_an_error_of_the_program(name):
+    with pytest.raises(TypeError, match=name):
+        to_message("hello", {name: None})
+
+
+def paths(descriptor, prefix=""):
+    for field in descriptor.fields:
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            yield prefix + field.name
+        else:
+            yield from paths(field.message_type, f"{prefix}{field.name}.")
+
+
+NOT_OFFERED = {"speculation.trace"}
+"""Of use to who looks into the server; `outrider generate --trace` does."""
+
+
+def test_whatever_a_request_may_hold_has_an_argument():
+    offered = set(_PATHS.values()) - {"chat.messages"} | {"chat.messages.role", "chat.messages.content"}
+    assert set(paths(pb.GenerateRequest.DESCRIPTOR)) == offered | NOT_OFFERED
+    assert set(GenerateFields.__annotations__) == set(_PATHS) - {"text"} >= set(EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("record", "message", "not_offered"),
+    [
+        (records.Usage, pb.Usage, set()),
+        (records.Speculation, pb.SpeculationStats, set()),
+        (records.Chunk, pb.GenerateChunk, {"request_id", "trace"}),
+        (records.Model, pb.ModelInfo, set()),
+        (records.ModelInfo, pb.GetModelInfoResponse, set()),
+        (records.Control, pb.ControlReport, set()),
+    ],
+)
+def test_whatever_a_reply_holds_has_a_field(record, message, not_offered):
+    named = {field.name for field in dataclasses.fields(record)}
+    assert named | not_offered == set(message.DESCRIPTOR.fields_by_name)
+
+
+def test_errors_survive_pickling():
+    with pytest.raises(InvalidRequest) as caught:
+        to_message(None, {})
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.code, again.field, str(again)) == (
+        InvalidRequest,
+        caught.value.code,
+        "prompt",
+        str(caught.value),
+    )
