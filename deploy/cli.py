@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,20 +17,15 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-import grpc
-
 from core.config import Dtype, EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import StartupError
-from deploy import terminal
-from deploy.client import CallFailed, Client
-from protos.outrider.v1 import generation_pb2 as pb
+from deploy.generate import DEFAULT_GRPC_PORT, EXIT_FAILED, add_generate
+from deploy.terminal import say
 
 if TYPE_CHECKING:
     from deploy.cluster import Endpoints
 
-DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
-EXIT_FAILED = 1
 EXIT_NO_START = 2
 EXIT_INTERRUPTED = 130
 
@@ -44,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(args)
     except StartupError as error:
-        _say(f"outrider: {error}")
+        say(f"outrider: {error}")
         return EXIT_NO_START
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -54,13 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="outrider", description="Speculative decoding, served.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="serve a pair of models on this machine until interrupted"))
-    _add_generate(commands.add_parser("generate", help="stream a completion from a server to the terminal"))
+    add_generate(commands)
     _add_check(commands.add_parser("check", help="whether a pair of models can be served, and why not"))
     return parser
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # outrider serve
@@ -91,7 +80,7 @@ def _serve(args: argparse.Namespace) -> int:
     started = time.monotonic()
 
     def report(stage: str) -> None:
-        _say(f"[{time.monotonic() - started:5.1f} s] {stage}")
+        say(f"[{time.monotonic() - started:5.1f} s] {stage}")
 
     config = _config(args)
     with (
@@ -130,11 +119,12 @@ def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
 
     address = f"localhost:{endpoints.grpc_port}"
     settings = ", ".join(changed_settings(config)) or "all as by default"
-    _say(
+    say(
         f"""
   {config.model_name}: {describe_models(config)}
   gRPC       {address} (all interfaces; no TLS, no authentication)
   HTTP       {endpoints.host}:{endpoints.http_port} (/-/healthz)
+  metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
   settings   {settings}
   try        outrider generate 'def fibonacci(n):' --address {address}
   stop       Ctrl-C
@@ -172,69 +162,6 @@ def _flag_overrides(args: argparse.Namespace) -> Iterator[str]:
         yield f"draft.engine.model={json.dumps(str(Path(args.draft).resolve()))}"
     if args.gamma is not None:
         yield f"speculation.max_draft_tokens={args.gamma}"
-
-
-# outrider generate
-
-
-def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=_generate)
-    parser.add_argument("prompt", help="text to go on from; - reads standard input")
-    parser.add_argument("--address", default=f"localhost:{DEFAULT_GRPC_PORT}", metavar="HOST:PORT")
-    parser.add_argument("--max-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="N")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end the output before this; may be repeated")
-    parser.add_argument("--verification", choices=("coupled", "rejection", "block"))
-    parser.add_argument("--no-draft", action="store_true", help="decode plainly")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-
-
-def _generate(args: argparse.Namespace) -> int:
-    try:
-        request = _request(args)
-    except ValueError as error:  # a number that the field cannot hold
-        _say(f"outrider: {error}")
-        return EXIT_FAILED
-    is_colored = terminal.use_color(args.color, sys.stdout, bool(os.environ.get("NO_COLOR")))
-    with Client(args.address) as client:
-        try:
-            _show(client, request, is_colored)
-        except CallFailed as error:
-            sys.stdout.flush()
-            _say(f"outrider: {_explain(error, client)}")
-            return EXIT_FAILED
-    return 0
-
-
-def _request(args: argparse.Namespace) -> pb.GenerateRequest:
-    """Only what was given is set; the server has defaults for the rest. Raises: ValueError."""
-    return pb.GenerateRequest(
-        text=sys.stdin.read() if args.prompt == "-" else args.prompt,
-        sampling=pb.SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed),
-        stopping=pb.StoppingParams(max_tokens=args.max_tokens, stop=args.stop),
-        speculation=pb.SpeculationParams(
-            max_draft_tokens=0 if args.no_draft else None,
-            verification=f"VERIFICATION_{args.verification.upper()}" if args.verification else None,
-        ),
-    )
-
-
-def _show(client: Client, request: pb.GenerateRequest, is_colored: bool) -> None:
-    """Stream to standard output; legend and statistics go to standard error. Raises: CallFailed."""
-    completion = client.complete(request, terminal.Writer(sys.stdout, client.token_text if is_colored else None))
-    print(flush=True)
-    if is_colored:
-        _say(f"\n{terminal.LEGEND}")
-    _say(f"{terminal.summary(completion)}; seed {completion.finish.seed}")
-
-
-def _explain(error: CallFailed, client: Client) -> str:
-    if error.code is grpc.StatusCode.UNAVAILABLE and not client.is_serving():
-        return f"no server answers at {client.address}; start one with: outrider serve"
-    return str(error)
 
 
 # outrider check

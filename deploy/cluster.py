@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import ray
@@ -34,6 +34,8 @@ class Endpoints:
     """Of HTTP; Serve's gRPC proxy listens on all interfaces."""
     grpc_port: int
     http_port: int
+    metrics_port: int = 0
+    """Where Prometheus finds the metrics of this node."""
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def local_cluster(
     try:
         _start_ray(num_cpus, resources or {})
         _start_serve(endpoints, request_timeout_s)
-        yield endpoints
+        yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
         ray.shutdown()
 

@@ -9,12 +9,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 from ray.serve.handle import DeploymentHandle
 
 from core.config import ServiceConfig
 from core.errors import Unavailable
+from core.ports import Clock
 from core.records import ModelInfo
+from deploy.meters import Meters
+from deploy.metrics import ServeRecorder
 from deploy.ports import ServeLeases
 from deploy.servicer import Served, Servicer
 from deploy.translate import sampling_defaults
@@ -26,6 +30,8 @@ logger = logging.getLogger(__name__)
 DESCRIBE_RETRY_S = 0.5
 DRAFT_GRACE_S = 60.0
 """How long requests wait for a draft that is still loading; after that they are served without, until it is there."""
+CONTROL_PERIOD_S = 1.0
+"""How often the metrics of control are brought up to date; Ray passes them on every ten seconds or so."""
 
 
 class MonotonicClock:
@@ -56,7 +62,9 @@ class Ingress(Servicer):
         target_info = await _described(leases.describe_target)
         clock = MonotonicClock()
         self._service = Service(config, target_info, None, tokenizer, leases, clock)
-        super().__init__(self._service, Served(target_info, None, tokenizer, defaults, config), clock)
+        meters = Meters(ServeRecorder(config.model_name), clock.now)
+        super().__init__(self._service, Served(target_info, None, tokenizer, defaults, config), clock, meters)
+        self._control_watch = asyncio.create_task(self._watch_control(clock))
         if draft is not None:
             self._introduction = asyncio.create_task(self._introduce_draft(leases))
             await asyncio.wait([self._introduction], timeout=DRAFT_GRACE_S)
@@ -66,6 +74,14 @@ class Ingress(Servicer):
         info = await _described(leases.describe_draft)
         self._service.use_draft(info)
         self.show_draft(info)
+
+    async def _watch_control(self, clock: Clock) -> NoReturn:
+        while True:
+            await clock.sleep(CONTROL_PERIOD_S)
+            try:
+                self._meters.saw_control(self._service.report())
+            except Exception:
+                logger.exception("the metrics of control are not up to date")
 
 
 async def _described(describe: Callable[[], Awaitable[ModelInfo]]) -> ModelInfo:

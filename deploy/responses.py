@@ -9,22 +9,32 @@ from collections.abc import Sequence
 
 from core.config import ServiceConfig
 from core.records import (
+    Call,
+    CallTrace,
     Chunk,
     FinishReason,
     GenerationRequest,
     ModelInfo,
     Sampling,
     SpeculationStats,
+    Timing,
     TokenLogprobs,
     Usage,
 )
 from deploy.translate import MODEL_SAMPLING, VERIFICATIONS
+from orchestrator.pilot import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
 
 _VERIFICATION_NUMBERS = {verification: number for number, verification in VERIFICATIONS.items()}
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_CALLS = {
+    Call.VERIFY: pb.CALL_VERIFY,
+    Call.BLOCK: pb.CALL_BLOCK,
+    Call.TABLE: pb.CALL_TABLE,
+    Call.PREFILL: pb.CALL_PREFILL,
 }
 
 
@@ -38,6 +48,7 @@ def to_chunk(chunk: Chunk, request: GenerationRequest) -> pb.GenerateChunk:
         logprobs=_logprobs(chunk),
         usage=_usage(chunk.usage),
         finish=_finish(chunk, request),
+        trace=map(_call, chunk.trace),
     )
 
 
@@ -51,13 +62,14 @@ def to_response(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Gener
         logprobs=[logprob for chunk in chunks for logprob in _logprobs(chunk)],
         usage=_usage(last.usage),
         finish=_finish(last, request),
+        trace=[_call(call) for chunk in chunks for call in chunk.trace],
     )
 
 
 def to_model_info(
-    config: ServiceConfig, target: ModelInfo, draft: ModelInfo | None, defaults: Sampling
+    config: ServiceConfig, target: ModelInfo, draft: ModelInfo | None, defaults: Sampling, control: ControlReport
 ) -> pb.GetModelInfoResponse:
-    """The served pair, and what a request gets that leaves everything unset."""
+    """The served pair, what a request gets that leaves everything unset, and how drafting is doing."""
     return pb.GetModelInfoResponse(
         model=config.model_name,
         target=_model(target),
@@ -65,6 +77,7 @@ def to_model_info(
         max_draft_tokens=config.speculation.max_draft_tokens if draft is not None else 0,
         verification=_VERIFICATION_NUMBERS[config.speculation.verification],
         sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
+        control=_control(control),
     )
 
 
@@ -119,4 +132,43 @@ def _speculation(stats: SpeculationStats) -> pb.SpeculationStats:
         accepted_per_position=stats.accepted_per_position,
         draft_failures=stats.num_draft_failures,
         target_failures=stats.num_target_failures,
+        hits=stats.num_hits,
+        misses=stats.num_misses,
+        draft_time_s=stats.draft_time_s,
+        hidden_draft_time_s=stats.hidden_draft_time_s,
+        lookup_tokens=stats.num_lookup_tokens,
+    )
+
+
+def _call(trace: CallTrace) -> pb.CallTrace:
+    return pb.CallTrace(
+        call=_CALLS[trace.call],
+        sent_s=trace.sent_s,
+        received_s=trace.received_s,
+        guesses=trace.num_guesses,
+        used=trace.num_used,
+        timing=_timing(trace.timing) if trace.timing is not None else None,
+    )
+
+
+def _timing(timing: Timing) -> pb.Timing:
+    return pb.Timing(
+        waited_s=timing.waited_s, computed_s=timing.computed_s, passes=timing.num_passes, rows=timing.num_rows
+    )
+
+
+def _control(report: ControlReport) -> pb.ControlReport:
+    return pb.ControlReport(
+        policy=report.policy,
+        sessions=report.num_sessions,
+        draft_tokens=report.draft_tokens,
+        block_tokens=report.block_tokens,
+        table_tokens=report.table_tokens,
+        reason=report.reason,
+        acceptance=report.acceptance,
+        hit_rate=report.hit_rate,
+        verify_s=report.verify_s,
+        draft_s=report.draft_s,
+        wire_s=report.wire_s,
+        changes=report.num_changes,
     )

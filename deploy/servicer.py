@@ -21,7 +21,9 @@ from core.errors import InvalidRequest
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
 from deploy import responses, translate
+from deploy.meters import Meters
 from deploy.status import DETAILS_KEY, Status, status_of
+from orchestrator.pilot import ControlReport
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -50,6 +52,8 @@ class Completions(Protocol):
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
 
+    def report(self) -> ControlReport: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -65,10 +69,11 @@ class Served:
 class Servicer:
     """Answers every RPC of the application. It never shows a client a stack trace."""
 
-    def __init__(self, completions: Completions, served: Served, clock: Clock) -> None:
+    def __init__(self, completions: Completions, served: Served, clock: Clock, meters: Meters) -> None:
         self._completions = completions
         self._served = served
         self._clock = clock
+        self._meters = meters
 
     def show_draft(self, draft: ModelInfo) -> None:
         """Name the draft in GetModelInfo from now on."""
@@ -92,7 +97,7 @@ class Servicer:
             raise RuntimeError(status.message) from None
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, grpc_context: CallContext) -> pb.GetModelInfoResponse:
-        """The models that are served, and what unset fields take."""
+        """The models that are served, what unset fields take, and how drafting is doing."""
         return await _answer(self._model_info(request), pb.GetModelInfoResponse(), grpc_context)
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: CallContext) -> pb.TokenizeResponse:
@@ -125,15 +130,17 @@ class Servicer:
         await asyncio.Event().wait()
 
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
-        request = await self._check(message)
-        async with aclosing(self._completions.generate(request)) as chunks:
-            return responses.to_response([chunk async for chunk in chunks], request)
+        with self._meters.request() as meter:
+            request = await self._check(message)
+            async with aclosing(self._completions.generate(request)) as chunks:
+                return responses.to_response([meter.saw(chunk) async for chunk in chunks], request)
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
-        request = await self._check(message)
-        async with aclosing(self._completions.generate(request)) as chunks:
-            async for chunk in chunks:
-                yield responses.to_chunk(chunk, request)
+        with self._meters.request() as meter:
+            request = await self._check(message)
+            async with aclosing(self._completions.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield responses.to_chunk(meter.saw(chunk), request)
 
     async def _check(self, message: pb.GenerateRequest) -> GenerationRequest:
         self._check_size(message)
@@ -152,7 +159,8 @@ class Servicer:
     async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
         served = self._served
         translate.check_model(message.model, served.config)
-        return responses.to_model_info(served.config, served.target, served.draft, served.defaults)
+        report = self._completions.report()
+        return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
 
     async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
         self._check_size(message)

@@ -5,7 +5,8 @@ Knows chunks and terminals; must not know how they were fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TextIO
 
@@ -16,6 +17,12 @@ GUESSED = "\x1b[32m"
 CORRECTED = "\x1b[1;33m"
 RESET = "\x1b[0m"
 LEGEND = f"{GUESSED}guessed by the draft, accepted by the target{RESET}   {CORRECTED}the target's own{RESET}"
+
+
+def say(line: str) -> None:
+    """A line beside the output: to standard error."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def use_color(choice: str, out: TextIO, is_refused: bool) -> bool:
@@ -36,6 +43,12 @@ class Writer:
         else:
             self._out.writelines(paint(text, is_guess) for text, is_guess in spans(chunk, self._text_of))
         self._out.flush()
+
+    def whole(self, chunks: Iterable[pb.GenerateChunk]) -> None:
+        """All of a stream at once, and the end of its line."""
+        for chunk in chunks:
+            self(chunk)
+        self._out.write("\n")
 
 
 def spans(chunk: pb.GenerateChunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bool]]:
@@ -70,5 +83,15 @@ def summary(completion: Completion) -> str:
         parts.append(f"{acceptance:.0%} of {stats.drafted_tokens} guesses accepted")
     else:
         parts.append("no drafting")
+    parts += _pipelining(stats)
     parts.append(f"{duration_s:.2f} s, {tokens / duration_s:.1f} tokens/s")
     return "; ".join(parts)
+
+
+def _pipelining(stats: pb.SpeculationStats) -> Iterator[str]:
+    """How often the next block was ready, and how much of the drafting nobody waited for."""
+    if num_asked := stats.hits + stats.misses:
+        yield f"{stats.hits / num_asked:.0%} of {num_asked} next blocks were ready"
+    if stats.draft_time_s > 0:
+        hidden = stats.hidden_draft_time_s / stats.draft_time_s
+        yield f"{hidden:.0%} of {stats.draft_time_s:.2f} s of drafting hidden"

@@ -90,6 +90,7 @@ def to_generation_request(
         ignore_eos=stopping.ignore_eos,
         num_logprobs=_num_logprobs(message, limits),
         include_stop=stopping.include_stop,
+        wants_trace=message.speculation.trace,
         deadline=_deadline(message, now),
     )
 

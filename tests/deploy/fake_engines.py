@@ -15,7 +15,8 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
-from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp, TokenTree, Verdict, VerifyRequest
+from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.trees import TokenTree
 from deploy.engines import CONTROL, DraftActor, TargetActor
 from deploy.ports import ServeLeases
 

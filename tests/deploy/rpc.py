@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,15 +12,44 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from core.config import EngineConfig, Limits, ServiceConfig, WorkerConfig
-from core.records import Chunk, FinishReason, GenerationRequest, ModelInfo, Sampling, SpeculationStats, Usage
+from core.records import (
+    Call,
+    CallTrace,
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Sampling,
+    SpeculationStats,
+    Timing,
+    Usage,
+)
 from deploy.ingress import MonotonicClock
+from deploy.meters import Meters
+from deploy.metrics import CATALOGUE, Kind, Metric
 from deploy.servicer import Served, Servicer
+from orchestrator.pilot import ControlReport
 from protos.outrider.v1 import generation_pb2_grpc
 from tests.vocabularies import as_product, byte_level
 
 TOKENIZER = as_product(byte_level())
 INFO = ModelInfo("target", "Llama", "float32", "cpu", 123, TOKENIZER.vocab_size, 200, 1000, (1,))
 CONFIG = ServiceConfig(WorkerConfig(EngineConfig("/t")), model_name="pair", limits=Limits(max_message_bytes=100_000))
+
+REPORT = ControlReport(
+    policy="adaptive",
+    num_sessions=2,
+    draft_tokens=5,
+    block_tokens=12,
+    table_tokens=48,
+    reason="draft length 4 -> 5: 61.5 > 60.0 tokens/s",
+    acceptance=(0.8, 0.7),
+    hit_rate=0.9,
+    verify_s={1: 0.01, 8: 0.0125},
+    draft_s={1: 0.002},
+    wire_s=0.001,
+    num_changes=3,
+)
 
 
 def ids_of(text: str) -> tuple[int, ...]:
@@ -49,6 +79,36 @@ class Script:
         finally:
             self.num_closed += 1
 
+    def report(self) -> ControlReport:
+        return REPORT
+
+
+class Recorded:
+    """Metrics as they would be exported: by name and label, totals of counters, last values, all observations."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str | None], float] = defaultdict(float)
+        self.observed: dict[str, list[float]] = defaultdict(list)
+
+    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
+        assert metric in CATALOGUE
+        assert (label is None) == (metric.label is None), f"{metric.name} is labelled by {metric.label}"
+        match metric.kind:
+            case Kind.COUNTER:
+                assert value >= 0
+                self.values[metric.name, label] += value
+            case Kind.GAUGE:
+                self.values[metric.name, label] = value
+            case Kind.HISTOGRAM:
+                self.observed[metric.name].append(value)
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a metric without a label."""
+        return self.values.get((name, None), 0.0)
+
+    def by_label(self, name: str) -> dict[str | None, float]:
+        return {label: value for (other, label), value in self.values.items() if other == name}
+
 
 def greeting() -> list[Chunk]:
     """Two rounds: the target's own "hello", then " wor" as the draft guessed it and the target's own "d"."""
@@ -58,10 +118,18 @@ def greeting() -> list[Chunk]:
         num_drafted_tokens=6,
         num_accepted_tokens=len(guessed),
         num_draft_rounds=1,
-        accepted_per_position=(1,),
+        accepted_per_position=(1, 1),
+        num_hits=3,
+        num_misses=1,
+        draft_time_s=0.5,
+        hidden_draft_time_s=0.4,
+        num_lookup_tokens=2,
     )
+    prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
+    table = CallTrace(Call.TABLE, 0.011, 0.014, 40, 6)
+    verify = CallTrace(Call.VERIFY, 0.015, 0.025, 6, len(guessed), Timing(0.0, 0.008, 1, 7))
     return [
-        Chunk("hello", hello, (False,) * len(hello), Usage(3, len(hello))),
+        Chunk("hello", hello, (False,) * len(hello), Usage(3, len(hello)), trace=(prefill,)),
         Chunk(
             " word",
             guessed + own,
@@ -70,8 +138,14 @@ def greeting() -> list[Chunk]:
             finish_reason=FinishReason.STOP,
             matched_stop="!",
             stats=stats,
+            trace=(table, verify),
         ),
     ]
+
+
+def servicer(completions: Script, record: Recorded | None = None) -> Servicer:
+    clock = MonotonicClock()
+    return Servicer(completions, served(), clock, Meters(record or Recorded(), clock.now))
 
 
 def served(config: ServiceConfig = CONFIG) -> Served:
@@ -91,9 +165,10 @@ class _Rpcs(Servicer):
 
 async def _start(completions: Script) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server()
-    servicer = _Rpcs(completions, served(), MonotonicClock())
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, grpc_server)
+    clock = MonotonicClock()
+    rpcs = _Rpcs(completions, served(), clock, Meters(Recorded(), clock.now))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(rpcs, grpc_server)
+    health_pb2_grpc.add_HealthServicer_to_server(rpcs, grpc_server)
     port = grpc_server.add_insecure_port("localhost:0")
     await grpc_server.start()
     return grpc_server, port

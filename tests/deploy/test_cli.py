@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 import sys
 
 import pytest
@@ -11,7 +13,7 @@ from deploy import cli, local, terminal
 from deploy.client import CallFailed, Client
 from protos.outrider.v1 import generation_pb2 as pb
 from tests import checkpoints
-from tests.deploy.rpc import Script, greeting, server
+from tests.deploy.rpc import REPORT, Script, greeting, server
 
 
 def run(*argv: str) -> int:
@@ -28,6 +30,7 @@ def test_text_goes_to_standard_output_and_statistics_to_standard_error(capsys):
     assert out == "hello word\n"
     assert "2 target passes" in err
     assert "guesses accepted" in err
+    assert "75% of 4 next blocks were ready; 80% of 0.50 s of drafting hidden" in err
     assert err.rstrip().endswith("seed 7")
 
 
@@ -94,6 +97,69 @@ def test_a_number_that_the_field_cannot_hold_is_refused_here(capsys):
     assert "outrider: " in capsys.readouterr().err
 
 
+def test_several_prompts_run_side_by_side_and_are_shown_in_order(capsys):
+    script = Script(*greeting())
+    with server(script) as address:
+        assert run("generate", "one", "two\n", "--address", address, "--max-tokens", "9") == 0
+    out, err = capsys.readouterr()
+    assert out == "hello word\n" * 2
+    assert len({request.prompt for request in script.requests}) == 2
+    assert err.index("--- one") < err.index("--- two\\n")
+    assert err.count("2 target passes") == 2
+
+
+# outrider generate --trace
+
+
+def test_a_trace_shows_the_rounds_of_each_prompt(tmp_path, capsys):
+    with server(Script(*greeting())) as address:
+        assert run("generate", "one", "two", "--address", address, "--trace", str(tmp_path / "t.json")) == 0
+    assert f"trace of 2 streams in {tmp_path}/t.json" in capsys.readouterr().err
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "stream 1: one",
+        "stream 2: two",
+    }
+    assert [event["args"]["text"] for event in events if event.get("cat") == "round"].count(" word") == 2
+    assert sum(event["name"] == "table of 40: hit" for event in events) == 2
+    assert sum(event["ph"] == "f" for event in events) == 2
+
+
+def test_a_trace_may_be_a_picture(tmp_path):
+    script = Script(*greeting())
+    with server(script) as address:
+        assert run("generate", "say", "--address", address, "--trace", str(tmp_path / "t.svg")) == 0
+    assert (tmp_path / "t.svg").read_text().startswith("<svg")
+    assert script.requests[0].wants_trace
+
+
+def test_only_who_wants_a_trace_asks_for_one():
+    script = Script(*greeting())
+    with server(script) as address:
+        run("generate", "say", "--address", address)
+    assert not script.requests[0].wants_trace
+
+
+def test_what_was_traced_of_a_stream_that_failed_is_kept(tmp_path, capsys):
+    with server(Script(greeting()[0], Unavailable("no target grants a place"))) as address:
+        assert run("generate", "say", "--address", address, "--trace", str(tmp_path / "t.json")) == 1
+    assert "no target grants a place" in capsys.readouterr().err
+    assert '"prefill"' in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "file", "problem"),
+    [
+        (Script(*[dataclasses.replace(chunk, trace=()) for chunk in greeting()]), "t.json", "nothing to trace"),
+        (Script(*greeting()), "no/such/t.json", "cannot be written"),
+    ],
+)
+def test_a_trace_that_was_not_written_is_a_failure(tmp_path, capsys, script, file, problem):
+    with server(script) as address:
+        assert run("generate", "say", "--address", address, "--trace", str(tmp_path / file)) == 1
+    assert problem in capsys.readouterr().err
+
+
 # Colours and statistics
 
 
@@ -143,7 +209,7 @@ def test_a_stream_that_is_dropped_is_cancelled_on_the_server():
         assert next(stream).text == "hello"
         stream.close()
         assert client.is_serving()
-        assert client.model_info().model == "pair"
+        assert client.model_info().control.reason == REPORT.reason
     assert script.num_closed == 1
 
 

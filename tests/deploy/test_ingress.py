@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from core.config import EngineConfig, Limits, ServiceConfig, WorkerConfig
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
 from deploy import cli
 from deploy.client import CallFailed, Client
 from deploy.local import served
@@ -32,6 +32,7 @@ def address(tmp_path_factory):
         WorkerConfig(EngineConfig(str(target))),
         WorkerConfig(EngineConfig(str(draft))),
         model_name="tiny",
+        speculation=SpeculationConfig(policy="static"),  # guesses of a random draft would not be worth their time
         limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5),
     )
     with served(config, lambda _: None) as endpoints:
@@ -135,7 +136,7 @@ def test_a_deadline_ends_the_stream_and_frees_its_place(client):
 
 def test_the_other_methods_answer(client, stub):
     info = client.model_info()
-    assert (info.model, info.target.architecture, info.max_draft_tokens) == ("tiny", "LlamaForCausalLM", 4)
+    assert (info.model, info.target.architecture, info.max_draft_tokens) == ("tiny", "LlamaForCausalLM", 8)
     ids = stub.Tokenize(pb.TokenizeRequest(text="안녕")).token_ids
     assert stub.Detokenize(pb.DetokenizeRequest(token_ids=ids)).text == "안녕"
 
@@ -170,6 +171,28 @@ def test_the_command_line_streams_from_it(address, capsys):
     out, err = capsys.readouterr()
     assert len(out) > 1
     assert "target passes" in err
+
+
+def test_model_info_reports_the_state_of_control(client):
+    client.complete(request(sampling=sampled()))
+    control = client.model_info().control
+    assert (control.policy, control.draft_tokens) == ("static", 8)
+    assert control.verify_s
+    assert min(control.verify_s.values()) > 0
+
+
+def test_a_trace_has_a_verification_for_every_target_pass(client):
+    chunks = list(client.stream(request(speculation=pb.SpeculationParams(trace=True))))
+    calls = [call for chunk in chunks for call in chunk.trace]
+    verified = [call for call in calls if call.call == pb.CALL_VERIFY]
+    stats = chunks[-1].finish.speculation
+    assert len(verified) == stats.target_passes
+    assert sum(call.guesses for call in verified) == stats.drafted_tokens
+    assert sum(call.used for call in verified) == stats.accepted_tokens
+    for call in calls:
+        assert 0 <= call.sent_s <= call.received_s
+        assert call.timing.waited_s + call.timing.computed_s <= call.received_s - call.sent_s
+    assert not any(chunk.trace for chunk in client.stream(request()))
 
 
 def test_streams_run_side_by_side(client):

@@ -13,7 +13,8 @@ from ray import serve
 
 from core.config import EngineConfig, Limits, WorkerConfig
 from core.errors import Unavailable, WorkerLost
-from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, TokenTree, VerifyRequest
+from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.trees import TokenTree
 from deploy.app import worker
 from deploy.ports import ServeLease, ServeLeases
 from deploy.workers import DraftWorker, TargetWorker

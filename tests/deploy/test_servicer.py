@@ -10,11 +10,11 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
-from deploy.ingress import MonotonicClock
 from deploy.servicer import THREAD_BYTES, Servicer
 from deploy.status import DETAILS_KEY, MAX_DETAILS_CHARS
 from protos.outrider.v1 import generation_pb2 as pb
-from tests.deploy.rpc import TOKENIZER, Script, greeting, ids_of, served
+from tests.deploy import rpc
+from tests.deploy.rpc import TOKENIZER, Recorded, Script, greeting, ids_of
 
 REQUEST = pb.GenerateRequest(text="say", request_id="mine", sampling=pb.SamplingParams(seed=42))
 
@@ -46,7 +46,7 @@ class Context:
 
 
 def servicer(*steps, **script) -> Servicer:
-    return Servicer(Script(*steps, **script), served(), MonotonicClock())
+    return rpc.servicer(Script(*steps, **script))
 
 
 async def test_a_stream_sends_each_chunk_and_ends_with_how_it_finished():
@@ -56,7 +56,10 @@ async def test_a_stream_sends_each_chunk_and_ends_with_how_it_finished():
     assert {chunk.request_id for chunk in chunks} == {"mine"}
     finish = chunks[-1].finish
     assert (finish.reason, finish.stop, finish.seed) == (pb.FINISH_REASON_STOP, "!", 42)
-    assert (finish.speculation.target_passes, finish.speculation.draft_passes) == (2, 1)
+    stats = finish.speculation
+    assert (stats.target_passes, stats.draft_passes, stats.drafted_tokens) == (2, 1, 6)
+    assert (stats.hits, stats.misses, stats.lookup_tokens) == (3, 1, 2)
+    assert (stats.draft_time_s, stats.hidden_draft_time_s) == (0.5, 0.4)
 
 
 async def test_a_unary_answer_is_the_whole_stream():
@@ -74,6 +77,75 @@ async def test_logprobs_stay_with_their_tokens():
     assert [(entry.token_id, entry.logprob) for entry in response.logprobs] == [(7, -0.5), (9, -2.0)]
     assert [(top.token_id, top.logprob) for top in response.logprobs[0].top] == [(7, -0.5), (8, -1.5)]
     assert (response.finish.reason, response.finish.stop_token_id) == (pb.FINISH_REASON_LENGTH, 9)
+
+
+async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
+    first, last = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
+    assert [call.call for call in first.trace] == [pb.CALL_VERIFY]
+    assert first.trace[0].timing == pb.Timing(waited_s=0.001, computed_s=0.005, passes=1, rows=3)
+    assert last.trace[0] == pb.CallTrace(call=pb.CALL_TABLE, sent_s=0.011, received_s=0.014, guesses=40, used=6)
+    assert not last.trace[0].HasField("timing")
+    response = await servicer(*greeting()).Generate(REQUEST, Context())
+    assert list(response.trace) == [*first.trace, *last.trace]
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_a_trace_is_made_when_it_is_asked_for(is_traced):
+    script = Script(*greeting())
+    message = pb.GenerateRequest(text="say", speculation=pb.SpeculationParams(trace=is_traced))
+    await rpc.servicer(script).Generate(message, Context())
+    assert script.requests[0].wants_trace is is_traced
+
+
+# Measurements
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_both_methods_are_measured_alike(method):
+    record = Recorded()
+    call = getattr(rpc.servicer(Script(*greeting()), record), method)(REQUEST, Context())
+    if method == "Generate":
+        await call
+    else:
+        assert [chunk async for chunk in call]
+    assert record["generation_tokens_total"] == len(ids_of("hello") + ids_of(" word"))
+    assert record.by_label("request_success_total") == {"stop": 1}
+    assert not record.by_label("request_failure_total")
+    assert record["num_requests_running"] == 0
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [(Unavailable("gone"), "UNAVAILABLE"), (Overloaded("full", 1.0), "RESOURCE_EXHAUSTED"), (KeyError(), "INTERNAL")],
+)
+async def test_a_failure_is_counted_by_the_code_that_the_client_sees(method, step, code):
+    record, context = Recorded(), Context()
+    call = getattr(rpc.servicer(Script(step), record), method)(REQUEST, context)
+    if method == "Generate":
+        await call
+    else:
+        with pytest.raises(RuntimeError):
+            await anext(call)
+    assert record.by_label("request_failure_total") == {code: 1}
+    assert context.code is grpc.StatusCode[code]
+    assert record["num_requests_running"] == 0
+
+
+async def test_a_refused_request_is_counted_too():
+    record = Recorded()
+    await rpc.servicer(Script(), record).Generate(pb.GenerateRequest(), Context())
+    assert record.by_label("request_failure_total") == {"INVALID_ARGUMENT": 1}
+
+
+async def test_a_client_that_goes_away_is_counted_as_cancelled_and_runs_no_longer():
+    record = Recorded()
+    stream = rpc.servicer(Script(greeting()[0], is_endless=True), record).GenerateStream(REQUEST, Context())
+    await anext(stream)
+    assert record["num_requests_running"] == 1
+    await stream.aclose()
+    assert record.by_label("request_failure_total") == {"CANCELLED": 1}
+    assert record["num_requests_running"] == 0
 
 
 # Errors
@@ -145,7 +217,7 @@ async def test_a_long_prompt_is_translated_all_the_same():
 
 async def test_cancelling_a_call_closes_its_completion():
     script = Script(greeting()[0], is_endless=True)
-    call = asyncio.create_task(Servicer(script, served(), MonotonicClock()).Generate(REQUEST, Context()))
+    call = asyncio.create_task(rpc.servicer(script).Generate(REQUEST, Context()))
     await script.is_waiting.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -155,7 +227,7 @@ async def test_cancelling_a_call_closes_its_completion():
 
 async def test_cancelling_a_stream_closes_its_completion():
     script = Script(greeting()[0], is_endless=True)
-    stream = Servicer(script, served(), MonotonicClock()).GenerateStream(REQUEST, Context())
+    stream = rpc.servicer(script).GenerateStream(REQUEST, Context())
     assert (await anext(stream)).text == "hello"
     waiting = asyncio.create_task(anext(stream))
     await script.is_waiting.wait()
@@ -167,7 +239,7 @@ async def test_cancelling_a_stream_closes_its_completion():
 
 async def test_a_stream_that_is_not_read_to_its_end_closes_its_completion():
     script = Script(*greeting())
-    async with aclosing(Servicer(script, served(), MonotonicClock()).GenerateStream(REQUEST, Context())) as stream:
+    async with aclosing(rpc.servicer(script).GenerateStream(REQUEST, Context())) as stream:
         await anext(stream)
     assert script.num_closed == 1
 
@@ -182,6 +254,14 @@ async def test_model_info_says_what_is_served_and_what_unset_fields_take():
     assert info.verification == pb.VERIFICATION_COUPLED
     assert info.sampling_defaults.temperature == 0.7
     assert not info.sampling_defaults.HasField("seed")
+
+
+async def test_model_info_explains_how_far_is_drafted_and_why():
+    control = (await servicer().GetModelInfo(pb.GetModelInfoRequest(), Context())).control
+    assert control == pb.ControlReport(
+        policy="adaptive", sessions=2, draft_tokens=5, block_tokens=12, table_tokens=48, reason=rpc.REPORT.reason,
+        acceptance=[0.8, 0.7], hit_rate=0.9, verify_s={1: 0.01, 8: 0.0125}, draft_s={1: 0.002}, wire_s=0.001, changes=3,
+    )  # fmt: skip
 
 
 async def test_tokenize_and_detokenize_are_inverse():

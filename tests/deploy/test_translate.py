@@ -65,6 +65,7 @@ def test_a_bare_request_takes_every_default():
         False,
     )
     assert (request.num_logprobs, request.deadline, request.resume_tokens) == (None, None, ())
+    assert not request.wants_trace
     assert request.request_id
 
 
@@ -80,7 +81,7 @@ def test_every_field_arrives():
             stopping=pb.StoppingParams(
                 max_tokens=20, min_tokens=2, stop=["a", "b"], stop_token_ids=[9, 8], include_stop=True
             ),
-            speculation=pb.SpeculationParams(max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK),
+            speculation=pb.SpeculationParams(max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK, trace=True),
             logprobs=0,
             resume_token_ids=[11, 12],
             timeout_s=2.5,
@@ -102,6 +103,7 @@ def test_every_field_arrives():
         stop_token_ids=frozenset({8, 9}),
         num_logprobs=0,
         include_stop=True,
+        wants_trace=True,
         deadline=NOW + 2.5,
     )  # fmt: skip
 

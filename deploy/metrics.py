@@ -1,0 +1,148 @@
+"""The numbers that operators see: each with its name, its meaning and its labels, and how it gets to Prometheus.
+
+Names and meanings are vLLM's where there is the like. Ray exports each as `ray_outrider_NAME` on every node (port:
+`--metrics-export-port`), and adds where it comes from: application, deployment, replica. What is recorded when is said
+in `deploy.meters`; docs/metrics.md is for readers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+PREFIX = "outrider_"
+MODEL_LABEL = "model_name"
+
+
+class Kind(StrEnum):
+    """What recording a value does."""
+
+    COUNTER = "counter"
+    """Adds it."""
+    GAUGE = "gauge"
+    """Puts it in place of the last one."""
+    HISTOGRAM = "histogram"
+    """Counts it in its bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name, and what its values mean. All of them are labelled by the model, besides."""
+
+    name: str
+    description: str
+    kind: Kind = Kind.COUNTER
+    label: str | None = None
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, in the unit of its name."""
+
+
+class Recorder(Protocol):
+    """Takes values; `label` is the value of the metric's own label, if it has one."""
+
+    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None: ...
+
+
+REQUEST_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0)
+TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+# Requests
+REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress.", Kind.GAUGE)
+REQUEST_SUCCESS = Metric("request_success_total", "Requests that came to their end.", label="finished_reason")
+REQUEST_FAILURE = Metric("request_failure_total", "Requests that did not, by their gRPC code.", label="code")
+PROMPT_TOKENS = Metric("prompt_tokens_total", "Tokens of prompts.")
+GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
+TIME_TO_FIRST_TOKEN = Metric(
+    "time_to_first_token_seconds", "From a request's arrival to its first token.", Kind.HISTOGRAM,
+    buckets=FIRST_TOKEN_BUCKETS_S,
+)  # fmt: skip
+INTER_TOKEN_LATENCY = Metric(
+    "inter_token_latency_seconds", "Between two chunks of a stream, which may bring several tokens at once.",
+    Kind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+)  # fmt: skip
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "request_time_per_output_token_seconds", "The same per token: the mean of a request that came to its end.",
+    Kind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+)  # fmt: skip
+REQUEST_LATENCY = Metric(
+    "e2e_request_latency_seconds", "From arrival to the last chunk, of requests that came to their end.",
+    Kind.HISTOGRAM, buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
+
+# Speculation, added when a request comes to its end
+NUM_DRAFTS = Metric("spec_decode_num_drafts_total", "Rounds that had guesses to verify.")
+NUM_DRAFT_TOKENS = Metric("spec_decode_num_draft_tokens_total", "Guesses that were verified.")
+NUM_ACCEPTED_TOKENS = Metric("spec_decode_num_accepted_tokens_total", "Guesses that were accepted.")
+ACCEPTED_PER_POSITION = Metric(
+    "spec_decode_num_accepted_tokens_per_pos_total", "Rounds that accepted a guess at this position, counted from 0.",
+    label="position",
+)  # fmt: skip
+TARGET_PASSES = Metric("target_passes_total", "Target passes that committed tokens, each for one stream.")
+LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that were looked up in the text so far.")
+DRAFT_HITS = Metric("draft_hits_total", "Verdicts whose next block was there when they came.")
+DRAFT_MISSES = Metric("draft_misses_total", "Verdicts that no prepared block answered, though one was asked for.")
+DRAFT_SECONDS = Metric("draft_seconds_total", "Time from asking the draft to having its answer.")
+DRAFT_HIDDEN_SECONDS = Metric(
+    "draft_hidden_seconds_total", "The part of it during which the target was verifying for the same stream."
+)
+DRAFT_FAILURES = Metric("draft_failures_total", "Rounds that went on without an expected answer of the draft.")
+TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to another target engine.")
+
+# Control: what is decided now, and the estimates that it is decided by
+GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", Kind.GAUGE)
+BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", Kind.GAUGE)
+TABLE_TOKENS = Metric("table_tokens", "Nodes of the table that is prepared during a verification.", Kind.GAUGE)
+DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", Kind.GAUGE)
+CONTROL_CHANGES = Metric(
+    "control_changes_total", "Changes of these, by the reason without its figures.", label="reason"
+)
+ESTIMATED_ACCEPTANCE = Metric(
+    "estimated_acceptance", "Chance of a guess at this position, given that those before it were accepted.",
+    Kind.GAUGE, label="position",
+)  # fmt: skip
+ESTIMATED_HIT_RATE = Metric(
+    "estimated_hit_rate", "Chance that the next block is there when a verdict comes.", Kind.GAUGE
+)
+ESTIMATED_VERIFY = Metric("estimated_verify_seconds", "Time of a target pass, by its rows.", Kind.GAUGE, label="rows")
+ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Time of a draft pass, by its rows.", Kind.GAUGE, label="rows")
+ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", Kind.GAUGE)
+
+CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All of them."""
+
+
+class ServeRecorder:
+    """Records through Ray Serve, in the process of a replica; about 8 µs a value."""
+
+    def __init__(self, model_name: str) -> None:
+        self._instruments = {metric.name: _instrument(metric, model_name) for metric in CATALOGUE}
+
+    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
+        instrument = self._instruments[metric.name]
+        tags = {metric.label: label} if metric.label is not None else None
+        match metric.kind:
+            case Kind.COUNTER:
+                if value > 0:  # Ray refuses to add nothing
+                    instrument.inc(value, tags)
+            case Kind.GAUGE:
+                instrument.set(value, tags)
+            case Kind.HISTOGRAM:
+                instrument.observe(value, tags)
+
+
+def _instrument(metric: Metric, model_name: str) -> Any:
+    from ray.serve import metrics  # a unit test of what is recorded needs none of it
+
+    name, labels = PREFIX + metric.name, tuple(filter(None, (MODEL_LABEL, metric.label)))
+    instrument: Any
+    match metric.kind:
+        case Kind.COUNTER:
+            instrument = metrics.Counter(name, metric.description, labels)
+        case Kind.GAUGE:
+            instrument = metrics.Gauge(name, metric.description, labels)
+        case Kind.HISTOGRAM:
+            instrument = metrics.Histogram(name, metric.description, list(metric.buckets), labels)
+    instrument.set_default_tags({MODEL_LABEL: model_name})
+    return instrument
