@@ -1,25 +1,45 @@
-"""`python -m bench NAME [--json FILE]` runs one benchmark."""
+"""`python -m bench NAME [--json FILE]` runs one benchmark; `python -m bench NAME --help` lists its settings."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from bench import overhead
+from bench import kills, overhead, rounds
 from bench.results import Result, report
 
-BENCHMARKS: dict[str, Callable[[], list[Result]]] = {"overhead": overhead.measure}
+
+class Benchmark(Protocol):
+    """What a module offers that is run from here."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Its settings."""
+        ...
+
+    def measure(self, args: argparse.Namespace) -> list[Result]:
+        """Measure with the settings that were given."""
+        ...
 
 
-def main() -> int:
+BENCHMARKS: Mapping[str, Benchmark] = {"kills": kills, "overhead": overhead, "rounds": rounds}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 when a goal was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("name", choices=sorted(BENCHMARKS))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
-    args = parser.parse_args()
-    results = BENCHMARKS[args.name]()
+    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, benchmark in BENCHMARKS.items():
+        summary = (benchmark.__doc__ or "").partition("\n")[0]
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+        benchmark.add_arguments(command)
+    args = parser.parse_args(argv)
+    results = BENCHMARKS[args.name].measure(args)
     report(results, args.json)
     return 1 if any(result.met is False for result in results) else 0
 

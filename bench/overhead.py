@@ -7,6 +7,7 @@ streams the two engines work at the same time, so that the parts cannot be told 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from collections.abc import Sequence
@@ -46,7 +47,11 @@ class Sample:
         return (self.wall_s - self.forward_s) / self.num_rounds * 1e3
 
 
-def measure() -> list[Result]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no settings."""
+
+
+def measure(args: argparse.Namespace) -> list[Result]:  # noqa: ARG001
     """Serve the demo pair and measure it."""
     with served(demo_config(), lambda stage: print(f"... {stage}", flush=True)) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}"))

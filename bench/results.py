@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,16 @@ def spread(name: str, values: Sequence[float], unit: str, **settings: Any) -> Re
     """The median of repeated measurements; minimum, maximum and count go into the settings."""
     extent = {"min": round(min(values), 3), "max": round(max(values), 3), "num_runs": len(values)}
     return Result(name, round(statistics.median(values), 3), unit, settings={**extent, **settings})
+
+
+def at_least(goal: float, result: Result) -> Result:
+    """The same figure, judged: the goal is reached from below."""
+    return replace(result, goal=goal, met=result.value >= goal)
+
+
+def at_most(goal: float, result: Result) -> Result:
+    """The same figure, judged: the goal is reached from above."""
+    return replace(result, goal=goal, met=result.value <= goal)
 
 
 def report(results: Sequence[Result], path: Path | None) -> None:

@@ -1,0 +1,100 @@
+"""Where the time of a stream went, from the traced calls to its engines.
+
+Knows the messages of a trace, and intervals; must not know how streams are made. A round begins when its block is sent
+to the target and ends when the next one is; the first verification, which is prefill, is no round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from protos.outrider.v1 import generation_pb2 as pb
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One verification, and the calls to the draft that began during it or until the next one."""
+
+    verify: pb.CallTrace
+    end_s: float
+    drafts: tuple[pb.CallTrace, ...]
+
+    @property
+    def is_hit(self) -> bool:
+        """The block that follows was in a table that had been asked for while this one was verified."""
+        return self.picked is not None
+
+    @property
+    def picked(self) -> pb.CallTrace | None:
+        """The table that the next block is from."""
+        return next((call for call in self.drafts if call.call == pb.CALL_TABLE and call.used), None)
+
+    @property
+    def was_asked(self) -> bool:
+        return any(call.call == pb.CALL_TABLE for call in self.drafts)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.verify.used + 1
+
+    @property
+    def not_model_s(self) -> float:
+        """What is left without the work of the engines that the round waited for: the wire and the orchestrator.
+
+        A draft call that was over when the verdict came took no time of the round; and where it was not, the time that
+        it shares with the verification counts once.
+        """
+        awaited = [call for call in self.drafts if self.verify.received_s < call.received_s <= self.end_s]
+        busy = [_busy(call) for call in (self.verify, *awaited)]
+        return self.end_s - self.verify.sent_s - _covered(busy, (self.verify.sent_s, self.end_s))
+
+
+def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
+    """The rounds of one stream but its last, which no block follows."""
+    ordered = sorted(calls, key=lambda call: call.sent_s)
+    verified = [call for call in ordered if call.call == pb.CALL_VERIFY]
+    drafts: list[list[pb.CallTrace]] = [[] for _ in verified]
+    for call in ordered:
+        if verified and call.call != pb.CALL_VERIFY:
+            drafts[_round_of(call, verified)].append(call)
+    return [
+        Round(verify, following.sent_s, tuple(own))
+        for verify, following, own in zip(verified[1:], verified[2:], drafts[1:], strict=False)
+    ]
+
+
+def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
+    """A table is asked for with its verification, a moment before or after it; anything else is when it is."""
+    if call.call == pb.CALL_TABLE:
+        return min(range(len(verified)), key=lambda index: abs(verified[index].sent_s - call.sent_s))
+    return max(sum(verify.sent_s <= call.sent_s for verify in verified) - 1, 0)
+
+
+def hidden_share(rounds: Iterable[Round]) -> float:
+    """Of the time that picked tables took, from asking to having, the share during which the target was verifying."""
+    tables = [(round_.picked, round_.verify) for round_ in rounds if round_.picked is not None]
+    total_s = sum(table.received_s - table.sent_s for table, _ in tables)
+    hidden_s = sum(
+        _covered([(verify.sent_s, verify.received_s)], (table.sent_s, table.received_s)) for table, verify in tables
+    )
+    return hidden_s / total_s if total_s else 0.0
+
+
+def _busy(call: pb.CallTrace) -> Interval:
+    """When the engine was at work on it, if both ways took equally long."""
+    wire_s = call.received_s - call.sent_s - call.timing.waited_s - call.timing.computed_s
+    start_s = call.sent_s + wire_s / 2 + call.timing.waited_s
+    return start_s, start_s + call.timing.computed_s
+
+
+def _covered(parts: Iterable[Interval], whole: Interval) -> float:
+    """How much of `whole` lies in at least one of `parts`."""
+    covered_s, reached_s = 0.0, whole[0]
+    for start_s, end_s in sorted(parts):
+        start_s, end_s = max(start_s, reached_s), min(end_s, whole[1])
+        covered_s += max(0.0, end_s - start_s)
+        reached_s = max(reached_s, end_s)
+    return covered_s

@@ -1,0 +1,77 @@
+"""A draft whose step costs a given share of the target's step, on this machine, now.
+
+Knows the runtime and grown checkpoints; nothing is served here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from bench.grow import cached
+from bench.sizes import Shape, read_shape
+from core.config import Dtype, EngineConfig
+from workers import weights
+from workers.runtime import ModelRuntime, StepRows
+
+CONTEXT_TOKENS = 128
+NUM_STEPS = 30
+MAX_LAYERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A grown draft, and what a step of it costs over a step of the target."""
+
+    model: Path
+    shape: Shape
+    cost_ratio: float
+
+
+def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, directory: Path) -> Draft:
+    """`source` grown to about `cost_ratio`: as it is if that is too dear already, else four times as wide and as deep
+    as it takes. A step's time is linear in the number of layers: two depths tell how many."""
+    goal_s = cost_ratio * step_s(target, dtype)
+    shape = read_shape(source)
+    wide = replace(
+        shape,
+        hidden_size=4 * shape.hidden_size,
+        num_attention_heads=4 * shape.num_attention_heads,
+        num_key_value_heads=2 * shape.num_key_value_heads,
+        intermediate_size=4 * shape.intermediate_size,
+    )
+    shallow, deep = wide, replace(wide, num_hidden_layers=4 * wide.num_hidden_layers)
+    shallow_s, deep_s = (step_s(cached(source, each, dtype, directory), dtype) for each in (shallow, deep))
+    layer_s = max(deep_s - shallow_s, 1e-6) / (deep.num_hidden_layers - shallow.num_hidden_layers)
+    num_layers = shallow.num_hidden_layers + round((goal_s - shallow_s) / layer_s)
+    if num_layers < shallow.num_hidden_layers:
+        chosen = shape
+    else:
+        chosen = replace(wide, num_hidden_layers=min(num_layers, MAX_LAYERS))
+    model = cached(source, chosen, dtype, directory)
+    return Draft(model, chosen, step_s(model, dtype) / (goal_s / cost_ratio))
+
+
+@torch.inference_mode()
+def step_s(model: Path, dtype: Dtype) -> float:
+    """The median time of a forward pass over one token after a short context, on one thread."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        config = EngineConfig(str(model), dtype=dtype, kv_cache_tokens=4 * CONTEXT_TOKENS)
+        runtime = ModelRuntime(weights.load(config, lambda _: None), config)
+        kv = runtime.cache.new_sequence()
+        runtime.forward([StepRows(kv, [0] * CONTEXT_TOKENS)])
+        return statistics.median(_timed(runtime, StepRows(kv, [0])) for _ in range(NUM_STEPS))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _timed(runtime: ModelRuntime, rows: StepRows) -> float:
+    started_s = time.perf_counter()
+    runtime.forward([rows])
+    return time.perf_counter() - started_s
