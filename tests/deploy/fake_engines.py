@@ -16,7 +16,6 @@ from ray.serve.handle import DeploymentHandle
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
 from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.trees import TokenTree
 from deploy.engines import CONTROL, DraftActor, TargetActor
 from deploy.ports import ServeLeases
 
@@ -91,8 +90,8 @@ class FakeTargetEngine(FakeEngine):
 class FakeDraftEngine(FakeEngine):
     def _reply(self, request: Any) -> Drafted:
         last = request.suffix[-1]
-        guesses = range(last + 1, last + 1 + request.num_tokens)
-        return Drafted(request.stamp, TokenTree.chain(list(guesses)), request.num_committed)
+        guesses = range(last + 1, last + 1 + len(request.growth))
+        return Drafted(request.stamp, tuple(guesses), request.num_committed)
 
 
 class FakeTargetActor(TargetActor):

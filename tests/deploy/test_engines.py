@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError
 from core.config import EngineConfig
 from core.errors import CheckpointError, WorkerLost
 from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.trees import Growth
 from deploy import engines
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor
 
@@ -53,8 +54,8 @@ async def test_an_engine_that_failed_is_never_ready_again(target):
 async def test_a_draft_actor_drafts():
     actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
     await actor.load()
-    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), 2, SPEC)])
-    assert drafted.block.tokens == (3, 4)
+    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Growth.chain(2), spec=SPEC)])
+    assert drafted.tokens == (3, 4)
     await actor._running.close()
 
 

@@ -14,7 +14,7 @@ from ray import serve
 from core.config import EngineConfig, Limits, WorkerConfig
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.trees import TokenTree
+from core.trees import Growth, TokenTree
 from deploy.app import worker
 from deploy.ports import ServeLease, ServeLeases
 from deploy.workers import DraftWorker, TargetWorker
@@ -79,9 +79,9 @@ async def has_no_sessions(engine: Any) -> bool:
 
 async def test_a_leased_draft_guesses(leases):
     lease = await leases.take_draft("a")
-    request = DraftRequest(Stamp(lease.name, lease.epoch, 1), Base(0, 0), (1, 2), 3, SPEC)
+    request = DraftRequest(Stamp(lease.name, lease.epoch, 1), Base(0, 0), (1, 2), Growth.chain(3), spec=SPEC)
     (drafted,) = await lease.port.draft([request])
-    assert drafted.block == TokenTree.chain([3, 4, 5])
+    assert drafted.tokens == (3, 4, 5)
     lease.release()
 
 
