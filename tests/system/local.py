@@ -18,6 +18,7 @@ import torch
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
 from core.errors import Unavailable
 from core.records import Chunk, GenerationRequest, Sampling
+from orchestrator.pilot import Pilots
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from workers.draft import DraftEngine
@@ -142,16 +143,22 @@ async def system(
     gamma: int = 4,
     limits: Limits | None = None,
     deterministic: bool = True,
+    speculation: SpeculationConfig | None = None,
+    pilots: Pilots | None = None,
     **engine: Any,
 ) -> AsyncIterator[System]:
-    """A service over the checkpoints; `engine` changes settings of both engines."""
+    """A service over the checkpoints; `engine` changes settings of both engines.
+
+    Drafts chains of `gamma` behind verification unless told otherwise: the adaptive policy would rest where a draft is
+    slow or wrong, and then nothing would be tested.
+    """
     torch.set_num_threads(1)
     target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
     draft_config = replace(target_config, model=str(draft)) if draft else None
     config = ServiceConfig(
         WorkerConfig(target_config),
         WorkerConfig(draft_config) if draft_config else None,
-        speculation=SpeculationConfig(max_draft_tokens=gamma, draft_timeout_s=30.0),
+        speculation=speculation or SpeculationConfig(policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0),
         limits=limits or Limits(),
     )
     target_engine = TargetEngine.load(target_config, 1, lambda _: None)
@@ -159,7 +166,7 @@ async def system(
     leases = LocalLeases(target_engine, draft_engine)
     tokenizer = Tokenizer.from_directory(target)
     draft_info = draft_engine.info if draft_engine else None
-    service = Service(config, target_engine.info, draft_info, tokenizer, leases, RealClock())
+    service = Service(config, target_engine.info, draft_info, tokenizer, leases, RealClock(), pilots)
     try:
         yield System(service, leases, tokenizer)
     finally:

@@ -9,8 +9,11 @@ import pytest
 import torch
 from local import DEMO, request, system
 from transformers import AutoModelForCausalLM
+from wild import WildPilots
 
+from core.config import SpeculationConfig
 from core.records import Sampling, Verification
+from orchestrator.pilot import Found
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
 
 PROMPTS = [
@@ -42,12 +45,46 @@ def generate(path, prompt, num_tokens):
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
-async def test_greedy_output_is_that_of_transformers(gamma):
-    async with system(gamma=gamma) as served:
+def static(gamma, pipelining):
+    return SpeculationConfig(policy="static", max_draft_tokens=gamma, pipelining=pipelining, draft_timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        static(0, True),
+        static(1, True),
+        static(4, True),
+        static(8, True),
+        static(4, False),
+        SpeculationConfig(draft_timeout_s=30.0),
+        SpeculationConfig(pipelining=False, draft_timeout_s=30.0),
+    ],
+    ids=lambda config: f"{config.policy} {config.max_draft_tokens} {'pipelined' if config.pipelining else 'in turn'}",
+)
+async def test_greedy_output_is_that_of_transformers(speculation):
+    async with system(speculation=speculation) as served:
         for text in PROMPTS[:4]:
             prompt = served.tokenizer.encode(text)
             assert await served.tokens(request(prompt, 48)) == generate(DEMO / "target", prompt, 48)
+        await served.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temperature):
+    """Trees and tables of any shape, blocks cut anywhere, drafts that rest or come too late; eight streams at once."""
+    pilots = WildPilots(seed=7)
+    async with system(pilots=pilots) as served:
+        jobs = [
+            request(served.tokenizer.encode(text), 48, sampling=Sampling(temperature=temperature, seed=number))
+            for number, text in enumerate(PROMPTS)
+        ]
+        expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
+        for _ in range(3):
+            assert await asyncio.gather(*map(served.tokens, jobs)) == expected
+        rounds = [seen for pilot in pilots.pilots for seen in pilot.rounds]
+        assert {seen.found for seen in rounds} == set(Found)
+        assert any(len(set(seen.shape.parents)) < len(seen.shape) and len(seen.path) > 1 for seen in rounds), "trees"
         await served.check_nothing_is_held()
 
 

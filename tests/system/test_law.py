@@ -1,0 +1,82 @@
+"""The law of the output through real engines and sessions: that of the target, whoever guesses, and however.
+
+Where sampling keeps two tokens of each row, five tokens can come out in 32 ways, whose chances follow from the target
+alone. Pilots decide by dice (`wild`), so blocks of all lengths are cut, hit, missed and abandoned on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from local import request, system
+from scipy import stats
+from wild import WildPilots
+
+from core.records import Sampling, Verification
+from tests import checkpoints
+
+PROMPT = (7, 11, 13, 17)
+NUM_TOKENS = 5
+NUM_STREAMS = 3000
+NUM_AT_ONCE = 64
+SIGNIFICANCE = 1e-6
+
+
+def perturbed(model, seed):
+    """Nearly the same model: most of its likely tokens are the other's, with other chances."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.04 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def law_of(model):
+    """The chance of each way in which the target may go on."""
+    chances = {(): 1.0}
+    for _ in range(NUM_TOKENS):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *path] for path in chances])).logits[:, -1, : checkpoints.VOCAB_SIZE]
+        kept = logits.double().topk(2)
+        chances = {
+            (*path, token): chance * share
+            for (path, chance), tokens, shares in zip(
+                chances.items(), kept.indices.tolist(), kept.values.softmax(-1).tolist(), strict=True
+            )
+            for token, share in zip(tokens, shares, strict=True)
+        }
+    return chances
+
+
+@pytest.mark.parametrize("verification", list(Verification))
+async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, tmp_path):
+    target = checkpoints.write("llama", tmp_path / "target", seed=3)
+    draft = checkpoints.write("llama", tmp_path / "draft", seed=3)
+    perturbed(checkpoints.build("llama", seed=3), seed=4).save_pretrained(draft)
+    counts, pilots = Counter(), WildPilots(seed=11)
+    async with system(target, draft, pilots=pilots) as served:
+        for first in range(0, NUM_STREAMS, NUM_AT_ONCE):
+            jobs = [
+                request(PROMPT, NUM_TOKENS, verification=verification, sampling=Sampling(1.0, top_k=2, seed=seed))
+                for seed in range(first, min(first + NUM_AT_ONCE, NUM_STREAMS))
+            ]
+            counts.update(tuple(tokens) for tokens in await asyncio.gather(*map(served.tokens, jobs)))
+        await served.check_nothing_is_held()
+
+    expected = law_of(checkpoints.build("llama", seed=3))
+    assert set(counts) <= set(expected)
+    common = [path for path, chance in expected.items() if chance * NUM_STREAMS > 5]
+    assert len(common) > 8, "a law worth testing"
+    seen = [counts[path] for path in common]
+    chances = [expected[path] for path in common]
+    fit = stats.chisquare(
+        [*seen, NUM_STREAMS - sum(seen)], NUM_STREAMS * np.array([*chances, max(1.0 - sum(chances), 1e-9)])
+    )
+    assert fit.pvalue > SIGNIFICANCE, fit
+    rounds = [seen for pilot in pilots.pilots for seen in pilot.rounds]
+    num_guesses, num_accepted = sum(len(seen.shape) for seen in rounds), sum(len(seen.path) for seen in rounds)
+    assert 0.2 * num_guesses < num_accepted < 0.95 * num_guesses, "some are accepted, some rejected"
