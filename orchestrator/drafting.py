@@ -121,7 +121,7 @@ class Drafting:
         depth_of_block = max(guess.block.depths, default=0)
         growth = self._growth(lambda limit: self._pilot.table(guess.shape, limit), depth, depth_of_block + 1)
         if not len(growth):
-            is_first = self._held.num_tokens == 0 and self._held.num_behind > 1  # a single token is sent with any question
+            is_first = self._held.num_tokens == 0 and self._held.num_behind > 1  # one token goes with any question
             return [self._ask(Trigger.CATCH_UP, NO_GROWTH)] if is_first else []
         self._has_asked_table = True
         return [self._ask(Trigger.PREPARE, growth, guess)]

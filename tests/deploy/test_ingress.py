@@ -32,7 +32,7 @@ def address(tmp_path_factory):
         WorkerConfig(EngineConfig(str(target))),
         WorkerConfig(EngineConfig(str(draft))),
         model_name="tiny",
-        speculation=SpeculationConfig(policy="static"),  # guesses of a random draft would not be worth their time
+        speculation=SpeculationConfig(policy="static", draft_timeout_s=30.0),  # though a random draft is not worth it
         limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5),
     )
     with served(config, lambda _: None) as endpoints:

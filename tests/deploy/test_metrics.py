@@ -44,7 +44,7 @@ def test_prometheus_finds_what_the_clients_saw(tmp_path):
         WorkerConfig(EngineConfig(str(target))),
         WorkerConfig(EngineConfig(str(draft))),
         model_name="tiny",
-        speculation=SpeculationConfig(policy="static"),  # guesses of a random draft would not be worth their time
+        speculation=SpeculationConfig(policy="static", draft_timeout_s=30.0),  # though a random draft is not worth it
     )
     with served(config, lambda _: None) as endpoints, Client(f"localhost:{endpoints.grpc_port}") as client:
         expected = used(client)
