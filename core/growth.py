@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.records import DraftRequest
-from core.trees import NO_Q, NO_TOKEN, ROOT, SparseDistribution, TokenTree, depths
+from core.trees import NO_GROWTH, NO_Q, NO_TOKEN, ROOT, Growth, SparseDistribution, TokenTree, depths
 
 MAX_RANKS = 32
 """Candidates kept of each node; a growth that asks for a higher rank gets nothing there."""
@@ -23,12 +23,23 @@ class Candidates:
     ranked: tuple[int, ...]
     """Token ids, likeliest first: by q with the shared noise in coupled mode, by q alone otherwise."""
     confidence: float = 1.0
-    """The largest probability of q."""
+    """How sure the draft is of the first: its share of what orders them, the shared noise included in coupled mode."""
     entropy: float = 0.0
     """Of q, in nats."""
     sampled: int = NO_TOKEN
     """The draft's own draw from q, where verification needs one."""
     q: SparseDistribution = NO_Q
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What became of a request, node by node, as `Drafted` has it."""
+
+    tokens: tuple[int, ...]
+    confidence: tuple[float, ...]
+    entropy: tuple[float, ...]
+    q: tuple[SparseDistribution, ...] = ()
+    growth: Growth = NO_GROWTH
 
 
 class Sprout:
@@ -39,9 +50,11 @@ class Sprout:
     """
 
     def __init__(self, request: DraftRequest, samples: bool, known: Mapping[int, Candidates]) -> None:
+        assert isinstance(request.growth, Growth), "a budget is grown by core.budgeted"
         self._request = request
         self._samples = samples
         block, growth = request.block, request.growth
+        self._growth = growth
         self._parents = (*block.parents, *growth.parents)
         self._depths = depths(self._parents)
         self._num_block = len(block)
@@ -115,14 +128,19 @@ class Sprout:
             depth, node = depth + 1, self._parents[node]
         return depth - 1 if depth else None
 
+    def grown(self) -> Grown:
+        """Each node of the growth: what it is, or `NO_TOKEN`."""
+        q = tuple(self.q) if self._samples else ()
+        return Grown(tuple(self.tokens[self._num_block :]), tuple(self.confidence), tuple(self.entropy), q)
+
     def _needed(self) -> set[int]:
         """Nodes below which something is to grow, and all that those must see."""
         needed: set[int] = set()
-        for node in self._request.growth.parents:
+        for node in self._growth.parents:
             while node not in needed and node != ROOT:
                 needed.add(node)
                 node = self._parents[node]
-        return needed | {ROOT} if len(self._request.growth) else needed
+        return needed | {ROOT} if len(self._growth) else needed
 
     def _grow(self, node: int, candidates: Candidates) -> None:
         children = self._children.get(node)
@@ -132,7 +150,7 @@ class Sprout:
         taken = self._taken.get(node, ())
         free = candidates.ranked if not taken else [token for token in candidates.ranked if token not in taken]
         for child in children:
-            rank = self._request.growth.ranks[child - self._num_block]
+            rank = self._growth.ranks[child - self._num_block]
             if is_sample and rank == 0:
                 self._fill(child, candidates.sampled, candidates, candidates.q)
             elif not is_sample and rank < len(free):

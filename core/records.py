@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from core.errors import InvalidRequest
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, SparseDistribution, TokenTree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, TokenTree
 
 
 class Verification(StrEnum):
@@ -205,7 +205,8 @@ class DraftRequest:
     stamp: Stamp
     base: Base
     suffix: tuple[int, ...]
-    growth: Growth = NO_GROWTH
+    growth: Growth | Budget = NO_GROWTH
+    """These nodes, or those that the draft thinks likeliest."""
     block: TokenTree = EMPTY_BLOCK
     is_table: bool = False
     max_passes: int = 0
@@ -231,10 +232,12 @@ class Drafted:
     q: tuple[SparseDistribution, ...] = ()
     """In rejection and block mode what each token was sampled from (`NO_Q` for outcomes and what was not grown)."""
     confidence: tuple[float, ...] = ()
-    """For each node the largest probability of the q that it came from, whichever token came; 0 if not grown."""
+    """For each node how sure the draft was of its first candidate there, whichever this is; 0 if not grown."""
     entropy: tuple[float, ...] = ()
-    """For each node the entropy of that q in nats; 0 if not grown."""
+    """For each node the entropy in nats of the q that it came from; 0 if not grown."""
     timing: Timing | None = None
+    growth: Growth = NO_GROWTH
+    """What was grown where the request gave a budget, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ short for lack of room, and a table of prepared answers are looked up in one way
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,6 +106,37 @@ class Growth:
 
 
 NO_GROWTH = Growth()
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a draft may grow by its own judgement, best first: it knows how sure it is, and nobody else does yet.
+
+    Only where any rule may choose guesses (coupled and greedy decoding). What was grown comes back with the answer.
+    """
+
+    num_nodes: int
+    """That come back at most."""
+    num_passes: int
+    rows_per_pass: int
+    """Nodes that may be fed in one pass."""
+    max_depth: int
+    """Of the blocks below the outcomes; of the tree where there is no table."""
+    fanout: int
+    """Guesses at one place."""
+    sureness: tuple[float, float] = (0.0, 1.0)
+    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its confidence."""
+    tail: tuple[float, ...] = ()
+    """If it is not the first: the chances of the second, the third, and so on."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_nodes, self.num_passes, self.rows_per_pass, self.max_depth, self.fanout) < 1:
+            raise ValueError("a budget needs room for a node")
+        if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
+            raise ValueError("a budget's chances are none")
+
+    def __len__(self) -> int:
+        return self.num_nodes
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:

@@ -11,9 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.records import Call, CallTrace, Drafted, DraftRequest, Missing, Refused, Stamp, Verification
-from core.trees import NO_GROWTH, Growth
+from core.trees import NO_GROWTH, Budget, Growth
 from orchestrator import messages as m
-from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, OutcomeTable, max_depth, read_block, read_table
+from orchestrator.guess import (
+    NO_GUESS,
+    NOWHERE,
+    Followed,
+    Guess,
+    OutcomeTable,
+    growth_of,
+    max_depth,
+    read_block,
+    read_table,
+)
 from orchestrator.held import Held
 from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Pilot
@@ -134,7 +144,7 @@ class Drafting:
         growth = self._growth(self._pilot.block, depth, 0)
         return [self._ask(Trigger.DRAFT, growth)] if len(growth) else []
 
-    def _growth(self, choose: Callable[[int], Growth], depth: int, depth_above: int) -> Growth:
+    def _growth(self, choose: Callable[[int], Growth | Budget], depth: int, depth_above: int) -> Growth | Budget:
         """What the pilot chooses within the client's wishes and the draft's own context."""
         draft = self._pair.draft
         assert draft is not None, "a draft is asked only where there is one"
@@ -142,7 +152,7 @@ class Drafting:
         limit = min(depth, room)
         return choose(limit) if limit > 0 else NO_GROWTH
 
-    def _ask(self, trigger: Trigger, growth: Growth, guess: Guess = NO_GUESS) -> m.Command:
+    def _ask(self, trigger: Trigger, growth: Growth | Budget, guess: Guess = NO_GUESS) -> m.Command:
         self._forget()
         self._machine.fire(trigger)
         stamp, base, suffix, spec = self._held.snapshot()
@@ -216,7 +226,7 @@ class Drafting:
             self._stats.trace.append(trace)
         if call is not Call.PREFILL:
             self._stats.record_draft(event.sent_s, event.received_s)
-            depth = max_depth(asked.growth, len(asked.block))
+            depth = max_depth(growth_of(asked, drafted), len(asked.block))
             elapsed_s = event.received_s - event.sent_s
             self._pilot.saw_draft(DraftSeen(asked.is_table, num_grown, depth, elapsed_s, drafted.timing))
 

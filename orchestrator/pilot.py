@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from core.records import GenerationRequest, StopRule, Timing
-from core.trees import Growth
+from core.trees import Budget, Growth
 
 
 class Source(StrEnum):
@@ -103,11 +103,14 @@ class Pilot(Protocol):
         """How long the draft may take to answer before the round goes on without it."""
         ...
 
-    def block(self, max_depth: int) -> Growth:
-        """What to draft just in time, below the root; no growth means: do not wait for the draft."""
+    def block(self, max_depth: int) -> Growth | Budget:
+        """What to draft just in time, below the root; no growth means: do not wait for the draft.
+
+        Where q counts it is a growth: what is sent of a draft's samples must not depend on them.
+        """
         ...
 
-    def table(self, shape: Shape, max_depth: int) -> Growth:
+    def table(self, shape: Shape, max_depth: int) -> Growth | Budget:
         """What to prepare while `shape` is verified, no growth means: nothing.
 
         `max_depth` bounds the blocks below the outcomes.

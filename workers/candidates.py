@@ -85,7 +85,9 @@ def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: 
         return _ranked(scores, _sureness(scores))
     log_q = sampling.distribution(scores, rows)
     if kind is Kind.COUPLED:
-        return _ranked(sampling.perturbed(log_q, rows), _sureness(log_q))
+        scores = sampling.perturbed(log_q, rows)
+        confidence, entropy = _sureness(scores)[:, :1], _sureness(log_q)[:, 1:]
+        return _ranked(scores, torch.cat([confidence, entropy], dim=1))
     return _drawn(log_q, places, q_top_tokens)
 
 

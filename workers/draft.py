@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from core.budgeted import AnySprout, sprout_of
 from core.config import EngineConfig
-from core.growth import Candidates, Sprout
+from core.growth import Candidates
 from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpec
-from core.trees import EMPTY_BLOCK, ROOT, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Budget, TokenTree
 from workers import sampling, weights
 from workers.candidates import Kind, Place, propose
 from workers.engine import Engine, Job
@@ -45,7 +46,7 @@ class DraftJob(Job[DraftRequest]):
     room: Room = field(kw_only=True)
     held_nodes: Mapping[int, int] = field(kw_only=True)
     """Nodes of the block whose KV and candidates are there from an earlier request."""
-    _sprout: Sprout = field(init=False)
+    _sprout: AnySprout = field(init=False)
     _rows: dict[int, int] = field(init=False)
     _feeding: list[int] = field(init=False, default_factory=list)
 
@@ -106,15 +107,16 @@ class DraftJob(Job[DraftRequest]):
         self._plant()
 
     def reply(self) -> Drafted:
-        sprout, request = self._sprout, self.request
+        request, grown = self.request, self._sprout.grown()
         return Drafted(
             request.stamp,
-            tuple(sprout.tokens[len(request.block) :]),
+            grown.tokens,
             request.num_committed,
-            tuple(sprout.q) if _samples(self.held.spec) else (),
-            tuple(sprout.confidence),
-            tuple(sprout.entropy),
+            grown.q,
+            grown.confidence,
+            grown.entropy,
             self.timing(),
+            grown.growth,
         )
 
     def _plant(self) -> None:
@@ -122,7 +124,7 @@ class DraftJob(Job[DraftRequest]):
         known = {node: tree.candidates[row] for node, row in self.held_nodes.items()}
         if not self.pending and tree.root is not None:
             known[ROOT] = tree.root
-        self._sprout = Sprout(self.request, _samples(self.held.spec), known)
+        self._sprout = sprout_of(self.request, _samples(self.held.spec), known)
         self._rows = {ROOT: ROOT, **self.held_nodes}
         self._prune()
 
@@ -170,7 +172,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
-    def _refusal_of_guesses(self, request: DraftRequest, spec: SequenceSpec | None) -> Refused | None:  # noqa: ARG002
+    def _refusal_of_guesses(self, request: DraftRequest, spec: SequenceSpec | None) -> Refused | None:
         block, num_block = request.block, len(request.block)
         if block and (min(block.tokens) < 0 or max(block.tokens) >= self.info.vocab_size):
             return Refused(request.stamp, f"a guess is outside the vocabulary of {self.info.vocab_size}")
@@ -178,6 +180,10 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             return Refused(request.stamp, "only a table is grown below a block")
         if len(set(zip(block.parents, block.tokens, strict=True))) < num_block:
             return Refused(request.stamp, "the block has the same guess twice below one node")
+        if isinstance(request.growth, Budget):
+            spec = request.spec or spec
+            is_bound = spec is not None and _samples(spec)
+            return Refused(request.stamp, "a draft may not choose which of its samples are sent") if is_bound else None
         parents = enumerate(request.growth.parents, num_block)
         if any(not ROOT <= parent < node for node, parent in parents):
             return Refused(request.stamp, "a node of the growth has a parent that does not come before it")

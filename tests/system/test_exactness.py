@@ -9,7 +9,7 @@ import pytest
 import torch
 from local import DEMO, request, system
 from transformers import AutoModelForCausalLM
-from wild import WildPilots
+from wild import PATIENT, WildPilots
 
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
@@ -74,7 +74,7 @@ async def test_greedy_output_is_that_of_transformers(speculation):
 async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temperature):
     """Trees and tables of any shape, blocks cut anywhere, drafts that rest or come too late; eight streams at once."""
     pilots = WildPilots(seed=7)
-    async with system(pilots=pilots) as served:
+    async with system(speculation=PATIENT, pilots=pilots) as served:
         jobs = [
             request(served.tokenizer.encode(text), 48, sampling=Sampling(temperature=temperature, seed=number))
             for number, text in enumerate(PROMPTS)

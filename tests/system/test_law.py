@@ -1,6 +1,6 @@
 """The law of the output through real engines and sessions: that of the target, whoever guesses, and however.
 
-Where sampling keeps two tokens of each row, five tokens can come out in 32 ways, whose chances follow from the target
+Where sampling keeps three tokens of each row, four tokens can come out in 81 ways, whose chances follow from the target
 alone. Pilots decide by dice (`wild`), so blocks of all lengths are cut, hit, missed and abandoned on the way.
 """
 
@@ -14,15 +14,15 @@ import pytest
 import torch
 from local import request, system
 from scipy import stats
-from wild import WildPilots
+from wild import PATIENT, WildPilots
 
 from core.records import Sampling, Verification
 from tests import checkpoints
 
 PROMPT = (7, 11, 13, 17)
-NUM_TOKENS = 5
+NUM_TOKENS = 4
 NUM_STREAMS = 3000
-NUM_AT_ONCE = 64
+NUM_AT_ONCE = 32
 SIGNIFICANCE = 1e-6
 
 
@@ -31,7 +31,7 @@ def perturbed(model, seed):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.04 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
     return model
 
 
@@ -41,7 +41,7 @@ def law_of(model):
     for _ in range(NUM_TOKENS):
         with torch.no_grad():
             logits = model(torch.tensor([[*PROMPT, *path] for path in chances])).logits[:, -1, : checkpoints.VOCAB_SIZE]
-        kept = logits.double().topk(2)
+        kept = logits.double().topk(3)
         chances = {
             (*path, token): chance * share
             for (path, chance), tokens, shares in zip(
@@ -54,20 +54,20 @@ def law_of(model):
 
 @pytest.mark.parametrize("verification", list(Verification))
 async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, tmp_path):
-    target = checkpoints.write("llama", tmp_path / "target", seed=3)
-    draft = checkpoints.write("llama", tmp_path / "draft", seed=3)
-    perturbed(checkpoints.build("llama", seed=3), seed=4).save_pretrained(draft)
+    target = checkpoints.write("llama", tmp_path / "target", seed=4)
+    draft = checkpoints.write("llama", tmp_path / "draft", seed=4)
+    perturbed(checkpoints.build("llama", seed=4), seed=5).save_pretrained(draft)
     counts, pilots = Counter(), WildPilots(seed=11)
-    async with system(target, draft, pilots=pilots) as served:
+    async with system(target, draft, speculation=PATIENT, pilots=pilots) as served:
         for first in range(0, NUM_STREAMS, NUM_AT_ONCE):
             jobs = [
-                request(PROMPT, NUM_TOKENS, verification=verification, sampling=Sampling(1.0, top_k=2, seed=seed))
+                request(PROMPT, NUM_TOKENS, verification=verification, sampling=Sampling(1.0, top_k=3, seed=seed))
                 for seed in range(first, min(first + NUM_AT_ONCE, NUM_STREAMS))
             ]
             counts.update(tuple(tokens) for tokens in await asyncio.gather(*map(served.tokens, jobs)))
         await served.check_nothing_is_held()
 
-    expected = law_of(checkpoints.build("llama", seed=3))
+    expected = law_of(checkpoints.build("llama", seed=4))
     assert set(counts) <= set(expected)
     common = [path for path, chance in expected.items() if chance * NUM_STREAMS > 5]
     assert len(common) > 8, "a law worth testing"

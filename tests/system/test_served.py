@@ -29,7 +29,9 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def running():
-    with server(demo_config(["speculation.max_draft_tokens=8"])) as running:
+    """With a static policy: the adaptive one would rest on a busy machine, and nothing would be drafted."""
+    settings = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=5")
+    with server(demo_config([f"speculation.{setting}" for setting in settings])) as running:
         yield running
 
 

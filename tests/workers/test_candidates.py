@@ -35,8 +35,14 @@ def places(draw):
     return Place(row, kind, draw(st.sampled_from([None, 0, 3])) if kind is Kind.DRAWN else None)
 
 
+def share(scores):
+    """The softmax of all that is possible."""
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
 def reference(raw, place):
-    """Scores that order the candidates, the law that says how sure they are, and the draw."""
+    """Scores that order the candidates, the laws of confidence and of entropy, and the draw."""
     row = place.row
     log_q = sampling.log_probs(raw, row.sampling, row.tokens, row.prompt_len)
     if place.kind is Kind.GREEDY:
@@ -49,17 +55,18 @@ def reference(raw, place):
             suppressed_ids=row.sampling.suppressed_ids,
         )
         law = sampling.log_probs(raw, at_one, row.tokens, row.prompt_len)
-        return law, np.exp(law), NO_TOKEN
+        return law, np.exp(law), np.exp(law), NO_TOKEN
     if place.kind is Kind.COUPLED:
         gumbel = noise.gumbel(row.sampling.seed, row.position, 0, Purpose.SHARED, len(raw))
-        return log_q.astype(np.float32) + gumbel, np.exp(log_q), NO_TOKEN
+        scores = log_q.astype(np.float32) + gumbel
+        return scores, share(scores), np.exp(log_q), NO_TOKEN
     q = sampling.truncate(log_q, TOP_TOKENS)
     scores = np.full(len(raw), -np.inf)
     scores[list(q.token_ids)] = np.log(q.probs)
     drawn = NO_TOKEN
     if place.sample is not None:
         drawn = sampling.draw_guess(q, len(raw), row.sampling.seed, row.position, place.sample)
-    return scores, np.array(q.probs), drawn
+    return scores, np.array(q.probs), np.array(q.probs), drawn
 
 
 @settings(deadline=None, max_examples=150)
@@ -68,12 +75,12 @@ def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
     # No two logits alike: which of several equals is cut away is nobody's business.
     logits = random_logits(len(batch), seed) + torch.rand(len(batch), VOCAB_SIZE) * 1e-2
     for at, raw, got in zip(batch, logits.numpy(), propose(logits, batch, TOP_TOKENS), strict=True):
-        scores, law, drawn = reference(raw, at)
+        scores, sure, law, drawn = reference(raw, at)
         possible = [token for token in np.argsort(-scores, kind="stable").tolist() if np.isfinite(scores[token])]
         ranked = [float(scores[token]) for token in got.ranked]
         assert ranked == pytest.approx([float(scores[token]) for token in possible[:MAX_RANKS]], abs=1e-3)
         assert len(set(got.ranked)) == len(got.ranked)
-        assert got.confidence == pytest.approx(float(law.max()), rel=1e-3, abs=1e-6)
+        assert got.confidence == pytest.approx(float(sure.max()), rel=1e-3, abs=1e-6)
         entropy = -sum(p * math.log(p) for p in law.tolist() if p > 0)
         assert got.entropy == pytest.approx(entropy, rel=1e-3, abs=1e-4)
         assert got.sampled == drawn
@@ -100,6 +107,15 @@ def test_a_token_that_cannot_come_is_no_candidate():
     ]:
         row = Row(sampling_, len(PROMPT), PROMPT, len(PROMPT))
         assert propose(logits, [place(row)], TOP_TOKENS)[0].ranked == ranked
+
+
+def test_a_coupled_draft_is_sure_where_the_noise_it_shares_leaves_no_doubt():
+    """Not where q is peaked: between two equal logits the noise decides, and the draft knows it."""
+    row = Row(Sampling(seed=3), 4, [], 3)
+    gumbel = noise.gumbel(3, 4, 0, Purpose.SHARED, 2)
+    [found] = propose(torch.zeros(1, 2), [place(row)], TOP_TOKENS)
+    assert found.confidence == pytest.approx(float(share(gumbel).max()), rel=1e-4)
+    assert found.entropy == pytest.approx(math.log(2))
 
 
 def test_a_greedy_draft_is_as_sure_as_its_logits_are():

@@ -1,0 +1,222 @@
+"""How a draft grows a tree by its own judgement: in each pass it feeds what is likeliest to be needed.
+
+Knows tokens, chances and the order of work; must not know models, KV or time. A plan made beforehand (`core.growth`)
+knows how often a second candidate is right; the draft knows whether it is sure at this place. So rows that a plan would
+spend on alternatives to a sure guess go where there is doubt. The order is best first: a node is worth the chance that
+the text reaches it, and is never likelier than its parent. Source: the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv
+2406.16858), here for all outcomes of a verification at once, and with the shared noise in the confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from core.growth import Candidates, Grown, Sprout
+from core.records import DraftRequest
+from core.trees import ROOT, Budget, Growth
+
+MIN_CHANCE = 2e-4
+"""What is less likely is not worth its place in a message."""
+UNKNOWN_CONFIDENCE = 0.5
+"""Where the draft has not been yet."""
+PLACE = -1
+"""Level of the block's nodes and, below a table, of the root: where outcomes hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What may follow one node."""
+
+    tokens: tuple[int, ...]
+    chances: tuple[float, ...]
+    """That the text goes on with each of them, if it gets there."""
+    candidates: Candidates
+
+
+class BudgetSprout:
+    """One tree in the making; `core.growth.Sprout` says how it is used. It never samples."""
+
+    def __init__(self, request: DraftRequest, budget: Budget, known: Mapping[int, Candidates]) -> None:
+        block = request.block
+        self._budget = budget
+        self._num_block = len(block)
+        self._parents = list(block.parents)
+        self._depths = list(block.depths)
+        self._levels = [PLACE] * len(block)
+        self._root_level = PLACE if request.is_table else 0
+        self._ranks: list[int] = []
+        self._said: dict[int, _Said] = {}
+        self._open: list[tuple[float, int, int, int]] = []
+        """Guesses to consider, likeliest first: (-chance, order, parent, rank)."""
+        self._order = count()
+        self._is_full = False
+        self.tokens = list(block.tokens)
+        self.num_passes = 0
+        self._reach = self._reach_of_block(known)
+        places = (ROOT, *range(len(block)))
+        self._chosen = [place for place in places if place not in known][: max(1, budget.rows_per_pass)]
+        for place in places:
+            if place in known:
+                self._expand(place, known[place])
+
+    def __repr__(self) -> str:
+        return f"<BudgetSprout {len(self.tokens)} nodes, {self.num_passes} of {self._budget.num_passes} passes>"
+
+    @property
+    def is_done(self) -> bool:
+        return not self.frontier()
+
+    def frontier(self) -> list[int]:
+        """Nodes to feed in the next pass, parents first; ROOT stands for what is left of the suffix."""
+        if self.num_passes >= self._budget.num_passes:
+            return []
+        if not self._is_full:
+            self._choose()
+        return self._chosen
+
+    def take(self, found: Mapping[int, Candidates]) -> None:
+        """What the model says after each node of the frontier, or of a first part of it."""
+        self.num_passes += 1
+        self._chosen = [node for node in self._chosen if node not in found]
+        for node, candidates in found.items():
+            self._expand(node, candidates)
+
+    def drop(self, nodes: Iterable[int]) -> None:
+        """There is no room to feed these nodes, nor any more."""
+        dropped = set(nodes)
+        if dropped:
+            self._is_full = True
+            self._chosen = [node for node in self._chosen if node not in dropped]
+
+    def depth(self, node: int) -> int:
+        """Distance from the root."""
+        return 0 if node == ROOT else self._depths[node]
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the root's child down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self._parents[node]
+        return tokens[::-1]
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def place(self, node: int) -> int | None:  # noqa: ARG002  as Sprout.place
+        """Nothing is sampled."""
+        return None
+
+    def grown(self) -> Grown:
+        """The likeliest nodes, likeliest first, so that a prefix of any block is the best of its size."""
+        self._add_leaves()
+        nodes = sorted(range(self._num_block, len(self.tokens)), key=lambda node: -self._reach[node])
+        nodes = self._answering(nodes[: self._budget.num_nodes])
+        number = {node: index for index, node in enumerate(nodes, start=self._num_block)}
+        parents = tuple(number.get(self._parents[node], self._parents[node]) for node in nodes)
+        said = [self._said[self._parents[node]].candidates for node in nodes]
+        return Grown(
+            tokens=tuple(self.tokens[node] for node in nodes),
+            confidence=tuple(each.confidence for each in said),
+            entropy=tuple(each.entropy for each in said),
+            growth=Growth(parents, tuple(self._ranks[node - self._num_block] for node in nodes)),
+        )
+
+    # Chances
+
+    def _reach_of_block(self, known: Mapping[int, Candidates]) -> list[float]:
+        """Chance of each node of the block to be accepted."""
+        reach: list[float] = []
+        for parent, token in zip(self._parents, self.tokens, strict=True):
+            candidates = known.get(parent)
+            above = 1.0 if parent == ROOT else reach[parent]
+            if candidates is None:
+                reach.append(above * self._head(UNKNOWN_CONFIDENCE))
+            else:
+                chances = dict(zip(candidates.ranked, self._chances(candidates), strict=False))
+                reach.append(above * chances.get(token, MIN_CHANCE))
+        return reach
+
+    def _head(self, confidence: float) -> float:
+        """Chance that the first candidate is the target's token."""
+        confidence = min(max(confidence, 1e-4), 1.0 - 1e-4)
+        intercept, slope = self._budget.sureness
+        log_odds = intercept + slope * math.log(confidence / (1.0 - confidence))
+        return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))
+
+    def _chances(self, candidates: Candidates) -> list[float]:
+        """Of the candidates in order, as far as there is a chance for them."""
+        head = self._head(candidates.confidence)
+        return [head, *((1.0 - head) * share for share in self._budget.tail)]
+
+    # Growing
+
+    def _expand(self, node: int, candidates: Candidates) -> None:
+        """The likeliest child of `node` is open from now on; each of the others when the one before it is taken."""
+        taken = {self.tokens[n] for n in range(self._num_block) if self._parents[n] == node}
+        free = [
+            pair for pair in zip(candidates.ranked, self._chances(candidates), strict=False) if pair[0] not in taken
+        ]
+        tokens, chances = zip(*free[: self._budget.fanout], strict=True) if free else ((), ())
+        self._said[node] = _Said(tokens, chances, candidates)
+        if self._level(node) < self._budget.max_depth:
+            self._offer(node, 0)
+
+    def _offer(self, parent: int, rank: int) -> None:
+        said = self._said[parent]
+        if rank < len(said.tokens):
+            chance = (1.0 if parent == ROOT else self._reach[parent]) * said.chances[rank]
+            if chance >= MIN_CHANCE:
+                heappush(self._open, (-chance, next(self._order), parent, rank))
+
+    def _choose(self) -> None:
+        """Fill the next pass with the likeliest of what is open; leaves at full depth are grown but not fed."""
+        while self._open and len(self._chosen) < self._budget.rows_per_pass:
+            node = self._grow_one()
+            if self._level(node) < self._budget.max_depth:
+                self._chosen.append(node)
+
+    def _grow_one(self) -> int:
+        chance, _, parent, rank = heappop(self._open)
+        node = len(self.tokens)
+        self.tokens.append(self._said[parent].tokens[rank])
+        self._parents.append(parent)
+        self._ranks.append(rank)
+        self._reach.append(-chance)
+        self._depths.append(self.depth(parent) + 1)
+        self._levels.append(self._level(parent) + 1)
+        self._offer(parent, rank + 1)
+        return node
+
+    def _level(self, node: int) -> int:
+        """Distance from the outcome above: 0 for outcomes themselves, `PLACE` for what they hang below."""
+        return self._root_level if node == ROOT else self._levels[node]
+
+    def _add_leaves(self) -> None:
+        """What is open and likelier than what there is; an outcome without a block would answer nothing."""
+        fed = sorted(self._reach[self._num_block :], reverse=True)
+        self._open = [guess for guess in self._open if self._level(guess[2]) != PLACE]
+        heapify(self._open)
+        for place in reversed(range(self._budget.num_nodes)):
+            if not self._open or (place < len(fed) and fed[place] >= -self._open[0][0]):
+                break
+            self._grow_one()
+
+    def _answering(self, nodes: Sequence[int]) -> list[int]:
+        """Without the outcomes below which nothing has grown."""
+        has_children = {self._parents[node] for node in nodes}
+        return [node for node in nodes if self._levels[node] != 0 or node in has_children]
+
+
+AnySprout = Sprout | BudgetSprout
+
+
+def sprout_of(request: DraftRequest, samples: bool, known: Mapping[int, Candidates]) -> AnySprout:
+    """The tree that `request` asks for."""
+    if isinstance(request.growth, Budget):
+        return BudgetSprout(request, request.growth, known)
+    return Sprout(request, samples, known)
