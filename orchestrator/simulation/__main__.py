@@ -1,0 +1,58 @@
+"""`python -m orchestrator.simulation --seed N` replays one chaotic run; `--seeds A:B` runs many."""
+
+# ruff: noqa: T201  what it prints is its work
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections import Counter
+
+from orchestrator.simulation.chaos import Story, run_seed
+
+
+def main() -> int:
+    """Returns the exit status: 1 when an invariant was broken."""
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.simulation", description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, metavar="N", help="tell the story of one seed")
+    which.add_argument("--seeds", type=_range, metavar="A:B", help="run seeds A to B - 1, and sum up")
+    args = parser.parse_args()
+    if args.seed is not None:
+        return _tell(run_seed(args.seed))
+    return _sum_up([run_seed(seed) for seed in args.seeds])
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition(":")
+    return range(int(first), int(last))
+
+
+def _tell(story: Story) -> int:
+    for at_s, line in story.lines:
+        print(f"{at_s:9.4f}  {line}")
+    _print_counts(story.counts)
+    if story.error is None:
+        print("every invariant held")
+        return 0
+    traceback.print_exception(story.error)
+    return 1
+
+
+def _sum_up(stories: list[Story]) -> int:
+    _print_counts(sum((story.counts for story in stories), Counter()))
+    broken = [story for story in stories if story.error is not None]
+    print(f"{len(stories)} seeds, {len(broken)} broken")
+    for story in broken:
+        print(f"  {story.command}: {story.error}")
+    return 1 if broken else 0
+
+
+def _print_counts(counts: Counter[str]) -> None:
+    for kind, number in sorted(counts.items()):
+        print(f"{number:9}  {kind}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

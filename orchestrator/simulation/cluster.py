@@ -1,0 +1,213 @@
+"""Replicas of simulated engines behind `core.ports`: leases, calls over a wire, deaths and restarts.
+
+Knows where engines are and how far away; must not know sessions. What goes wrong on the wire is a `Wire`'s affair, so
+that the same cluster serves measurements (`scenario`) and chaos (`faults`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+from random import Random
+from typing import Any, Generic, TypeVar
+
+from core.config import Limits
+from core.errors import Unavailable, WorkerLost
+from core.ports import DraftPort, Lease, TargetPort
+from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from orchestrator.simulation.draft import SimDraft
+from orchestrator.simulation.engines import SimEngine
+from orchestrator.simulation.hardware import HopLaw
+from orchestrator.simulation.target import SimTarget
+
+GRANT_RETRY_S = 0.2
+"""Pause before another replica is asked for a place."""
+
+Engine = TypeVar("Engine", bound=SimTarget | SimDraft)
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+
+
+class DoubleAsk(AssertionError):
+    """A session has sent an engine a message before the last one was answered."""
+
+
+class Wire:
+    """What is between the orchestrator and the engines: here, time and nothing else."""
+
+    def __init__(self, hop: HopLaw, random: Random) -> None:
+        self._hop = hop
+        self._random = random
+
+    async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
+        """There, and back with the replies. Raises: WorkerLost."""
+        await self.travel()
+        replies = await engine.answer(batch)
+        await self.travel()
+        return replies
+
+    async def travel(self) -> None:
+        await asyncio.sleep(self._hop.one_way_s(self._random))
+
+    async def drain(self) -> None:
+        """Wait for what still travels by itself: on this wire, nothing does."""
+
+    async def grant(self, kind: str, session: str) -> None:  # noqa: ARG002
+        """The way to a lease. Raises: Unavailable."""
+        await self.travel()
+        await self.travel()
+
+
+class Replica(Generic[Engine]):
+    """One place for an engine, through all its incarnations."""
+
+    def __init__(self, name: str, build: Callable[[str, int], Engine], epochs: Callable[[], int]) -> None:
+        self._name = name
+        self._build = build
+        self._epochs = epochs
+        self.num_leases = 0
+        self.past_busy_s = 0.0
+        self.engine = self._start()
+
+    def __repr__(self) -> str:
+        return f"<Replica {self._name}, {self.num_leases} leases>"
+
+    @property
+    def busy_s(self) -> float:
+        """Time in passes, over all incarnations."""
+        return self.past_busy_s + self.engine.busy_s
+
+    def restart(self) -> None:
+        """Another incarnation, with nothing of the last one's."""
+        self.engine.kill()
+        self.past_busy_s += self.engine.busy_s
+        self.engine = self._start()
+
+    def _start(self) -> Engine:
+        return self._build(self._name, self._epochs())
+
+
+class SimPort(Generic[Request, Reply]):
+    """One incarnation as those see it who hold leases on it."""
+
+    def __init__(
+        self, engine: SimEngine[Request, Reply], wire: Wire, timeout_s: float, breaches: list[AssertionError]
+    ) -> None:
+        self._engine = engine
+        self._wire = wire
+        self._timeout_s = timeout_s
+        self._breaches = breaches
+        self.unanswered: set[str] = set()
+        """Leases that wait for a reply."""
+
+    async def verify(self, batch: Sequence[Request]) -> Sequence[Reply]:
+        return await self._call(batch)
+
+    async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
+        return await self._call(batch)
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Raises: WorkerLost."""
+        await self._wire.travel()
+        if self._engine.is_dead:
+            raise WorkerLost(f"{self._engine.engine_id} is gone")
+        self._engine.release(sessions)
+
+    async def _call(self, batch: Sequence[Request]) -> Sequence[Reply]:
+        sessions = {request.stamp.session for request in batch}
+        if len(sessions) < len(batch) or sessions & self.unanswered:
+            self._breaches.append(DoubleAsk(f"{sorted(sessions)} asked {self._engine!r} before it had answered"))
+        self.unanswered |= sessions
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._wire.call(self._engine, batch)
+        except TimeoutError as error:
+            raise WorkerLost(f"{self._engine.engine_id} has not answered for {self._timeout_s:g} s") from error
+        finally:
+            self.unanswered -= sessions
+
+
+class SimLease(Generic[Engine]):
+    """A place on one incarnation."""
+
+    def __init__(self, name: str, replica: Replica[Engine], port: SimPort[Any, Any], held: set[str]) -> None:
+        self.name = name
+        self.epoch = replica.engine.epoch
+        self.engine_id = f"{replica.engine.engine_id} epoch {self.epoch}"
+        self.port = port
+        self._replica = replica
+        self._held = held
+        held.add(name)
+        replica.num_leases += 1
+
+    def release(self) -> None:
+        """May be called twice."""
+        if self.name in self._held:
+            self._held.remove(self.name)
+            self._replica.num_leases -= 1
+
+
+class Fleet(Generic[Engine]):
+    """The replicas of one model."""
+
+    def __init__(
+        self, kind: str, num_replicas: int, build: Callable[[str, int], Engine], wire: Wire, limits: Limits
+    ) -> None:
+        epochs = count(1)
+        self.replicas = [Replica(f"{kind} {index}", build, lambda: next(epochs)) for index in range(num_replicas)]
+        self.held: set[str] = set()
+        """Leases that have been granted and not given back."""
+        self.kind = kind
+        self._wire = wire
+        self._limits = limits
+        self._numbers = count(1)
+        self.ports: dict[int, SimPort[Any, Any]] = {}
+        """By epoch, so that all leases on one incarnation share a port."""
+        self.breaches: list[AssertionError] = []
+        """Rules of the protocol that the orchestrator has broken."""
+
+    @property
+    def busy_s(self) -> float:
+        return sum(replica.busy_s for replica in self.replicas)
+
+    async def take(self, session: str) -> SimLease[Engine]:
+        """A place where there are fewest. Raises: Unavailable."""
+        try:
+            async with asyncio.timeout(self._limits.lease_timeout_s):
+                await self._wire.grant(self.kind, session)
+                replica = await self._alive()
+        except TimeoutError as error:
+            raise Unavailable(f"no {self.kind} granted a place") from error
+        return SimLease(f"{session}@{self.kind} lease {next(self._numbers)}", replica, self._port(replica), self.held)
+
+    async def _alive(self) -> Replica[Engine]:
+        """The replica with the fewest leases, as soon as one lives."""
+        while True:
+            alive = [replica for replica in self.replicas if not replica.engine.is_dead]
+            if alive:
+                return min(alive, key=lambda replica: replica.num_leases)
+            await asyncio.sleep(GRANT_RETRY_S)
+
+    def _port(self, replica: Replica[Engine]) -> SimPort[Any, Any]:
+        epoch = replica.engine.epoch
+        if epoch not in self.ports:
+            self.ports[epoch] = SimPort(replica.engine, self._wire, self._limits.reply_timeout_s, self.breaches)
+        return self.ports[epoch]
+
+
+class Cluster:
+    """Both fleets, as `core.ports.Leases`."""
+
+    def __init__(self, targets: Fleet[SimTarget], drafts: Fleet[SimDraft]) -> None:
+        self.targets = targets
+        self.drafts = drafts
+
+    async def take_target(self, session: str) -> Lease[TargetPort]:
+        return await self.targets.take(session)
+
+    async def take_draft(self, session: str) -> Lease[DraftPort]:
+        """Raises: Unavailable, at once where there is no draft to serve."""
+        if not self.drafts.replicas:
+            raise Unavailable("this pair has no draft")
+        return await self.drafts.take(session)

@@ -1,0 +1,181 @@
+"""A draft engine without a model: it grows trees by the real engine's plan, and takes its time for each pass.
+
+In rejection and block mode it samples by itself, and its sample is the target's token as often as real verification
+would accept it: the coin that a real target tosses is tossed here, so that the target's text stays the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from core.budgeted import AnySprout, sprout_of
+from core.errors import WorkerLost
+from core.growth import Candidates
+from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Verification
+from core.trees import ROOT, Budget, Growth
+from orchestrator.simulation.engines import Held, Job, SimEngine
+from orchestrator.simulation.hardware import EngineLaw
+from orchestrator.simulation.text import Place, Text
+
+
+class Says:
+    """What the draft model says after each node of one request's tree."""
+
+    def __init__(self, text: Text, root: Place, request: DraftRequest, spec: SequenceSpec, has_noise: bool) -> None:
+        self.samples = spec.verification is not Verification.COUPLED and not spec.sampling.is_greedy
+        self._text = text
+        self._request = request
+        self._verification = spec.verification
+        self._has_noise = has_noise
+        self._places = {ROOT: root}
+        for node, (token, parent) in enumerate(zip(request.block.tokens, request.block.parents, strict=True)):
+            self._places[node] = text.after(self._places[parent], token)
+        self._num_ranks = Counter(request.block.parents)  # a rank counts only tokens that are no children already
+        self._fanout = 0
+        self._block_lens: Mapping[int, tuple[int, int]] = {}
+        if isinstance(request.growth, Budget):
+            self._fanout = request.growth.fanout
+        else:
+            self._count_ranks(request.growth)
+            self._block_lens = _block_lens(request, request.growth)
+
+    def after(self, node: int) -> Candidates:
+        """The candidates there, as many as the growth can ask for."""
+        place, num_ranks = self._places[node], self._num_ranks[node] + self._fanout
+        if not self.samples:
+            return self._text.coupled(place, num_ranks, has_noise=self._has_noise)
+        is_judged = node in self._request.block.parents
+        return self._text.sampled(place, num_ranks, is_right=self._is_right(node), is_judged=is_judged)
+
+    def _count_ranks(self, growth: Growth) -> None:
+        for parent, rank in zip(growth.parents, growth.ranks, strict=True):
+            self._num_ranks[parent] = max(self._num_ranks[parent], self._request.block.parents.count(parent) + rank + 1)
+
+    def grow(self, node: int, parent: int, token: int) -> None:
+        """A node of the growth has got its token."""
+        self._places[node] = self._text.after(self._places[parent], token)
+
+    def _is_right(self, node: int) -> bool:
+        """Whether verification would accept the sample drawn after `node`."""
+        place, (depth, length) = self._places[node], self._block_lens.get(node, (0, 0))
+        if self._verification is Verification.BLOCK and length:
+            num_accepted = self._text.law.num_accepted_of_block(place.seed, place.index - depth, length)
+            if num_accepted is not None:
+                return depth < num_accepted
+        return self._text.is_accepted(place)
+
+
+def _block_lens(request: DraftRequest, growth: Growth) -> Mapping[int, tuple[int, int]]:
+    """For each node that a sample is drawn after: guesses before that sample in its block, and the block's length."""
+    num_block, parents = len(request.block), growth.parents
+    tops: dict[int, int] = {} if request.is_table else {ROOT: ROOT}
+    depths: dict[int, int] = {} if request.is_table else {ROOT: 0}
+    for node, parent in enumerate(parents, start=num_block):
+        if request.is_table and parent < num_block:
+            tops[node], depths[node] = node, 0
+        else:
+            tops[node], depths[node] = tops[parent], depths[parent] + 1
+    longest: dict[int, int] = {}
+    for node, top in tops.items():
+        longest[top] = max(longest.get(top, 0), depths[node])
+    return {node: (depths[node], longest[top]) for node, top in tops.items()}
+
+
+@dataclass(eq=False)
+class DraftJob(Job[DraftRequest, DraftReply]):
+    """A tree in the making."""
+
+    sprout: AnySprout = field(kw_only=True)
+    says: Says = field(kw_only=True)
+    numbers: dict[int, int] = field(kw_only=True)
+    """Of the sprout's nodes that are held: their number in the held tree."""
+    frontier: list[int] = field(default_factory=list)
+
+    def look_ahead(self) -> None:
+        """Decide what the next pass takes."""
+        self.frontier = [] if self.sprout.is_done else self.sprout.frontier()
+        for node in self.frontier:
+            if node >= len(self.request.block):
+                self.says.grow(node, self.sprout.parent(node), self.sprout.tokens[node])
+
+    def hold(self, node: int, candidates: Candidates) -> None:
+        """A node has been computed."""
+        tree = self.held.tree
+        if node == ROOT:
+            tree.root = candidates
+            return
+        parent = self.sprout.parent(node)
+        number = ROOT if parent == ROOT else self.numbers[parent]
+        self.numbers[node] = tree.add(number, self.sprout.tokens[node], candidates)
+
+    def drafted(self, now_s: float) -> Drafted:
+        grown, num_held = self.sprout.grown(), self.request.num_committed
+        return Drafted(
+            self.request.stamp,
+            grown.tokens,
+            num_held,
+            grown.q,
+            grown.confidence,
+            grown.entropy,
+            self.timing(now_s),
+            grown.growth,
+        )
+
+
+class SimDraft(SimEngine[DraftRequest, DraftReply]):
+    """Guesses by the text's law of agreement."""
+
+    def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw, *, has_noise: bool = True) -> None:
+        """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
+        super().__init__(engine_id, epoch, text, law)
+        self._has_noise = has_noise
+
+    def _begin(
+        self, request: DraftRequest, held: Held, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
+    ) -> DraftJob | DraftReply:
+        num_pending, numbers = _rebase(request, held)
+        says = Says(self._text, self._text.place(held.log, held.spec), request, held.spec, self._has_noise)
+        known = [*numbers, *([ROOT] if num_pending == 0 and held.tree.root is not None else [])]
+        sprout = sprout_of(request, says.samples, {node: says.after(node) for node in known})
+        job = DraftJob(request, held, num_pending, now_s, answer, sprout=sprout, says=says, numbers=numbers)
+        job.look_ahead()
+        return job if num_pending or job.frontier else job.drafted(now_s)
+
+    def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
+        assert isinstance(job, DraftJob)
+        return sum(node != ROOT for node in job.frontier)
+
+    def _advance(self, job: Job[DraftRequest, DraftReply], now_s: float) -> None:
+        assert isinstance(job, DraftJob)
+        found = {node: job.says.after(node) for node in job.frontier}
+        for node, candidates in found.items():
+            job.hold(node, candidates)
+        if found:
+            job.sprout.take(found)
+        job.look_ahead()
+        if not job.frontier:
+            self._conclude(job, job.drafted(now_s))
+
+
+def _rebase(request: DraftRequest, held: Held) -> tuple[int, dict[int, int]]:
+    """Bring log and tree to the request's prefix, and keep what is held of it and of the request's block.
+
+    Answers the committed tokens that are still to be computed, and for each held node of the block its number.
+    """
+    log, tree, suffix = held.log, held.tree, request.suffix
+    num_agreeing = log.common_prefix_len(request.base.num_tokens, suffix)
+    if request.base.num_tokens + num_agreeing < len(log):
+        tree.clear()
+    log.truncate(request.base.num_tokens + num_agreeing)
+    rest = suffix[num_agreeing:]
+    log.extend(rest)
+    path = tree.walk(rest)
+    if len(path) < len(rest):
+        tree.clear()
+        return len(rest) - len(path), {}
+    _, numbers = tree.rebase(path, request.block)
+    is_known = tree.root is not None or not len(request.growth)
+    return 0 if is_known else 1, numbers

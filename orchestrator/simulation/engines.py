@@ -1,0 +1,254 @@
+"""What both simulated engines share: sessions by the real protocol, and continuous batching on a law of time.
+
+Knows messages, rows and time; what is computed is the subclasses' affair (`target`, `draft`). The rules for epochs,
+bases, overtaken and ended messages are those of the real engines, in the same order, so that an orchestrator that gets
+along here gets along there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
+
+from core.errors import WorkerLost
+from core.growth import HeldTree
+from core.records import DraftReply, DraftRequest, Missing, Refused, SequenceSpec, Timing, VerifyReply, VerifyRequest
+from core.token_log import TokenLog
+from orchestrator.simulation.hardware import EngineLaw
+from orchestrator.simulation.text import Text
+
+DECODE_TOKENS = 32
+"""A job with no more tokens to compute than this goes before prefill, and whole."""
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """What an engine holds of one session."""
+
+    spec: SequenceSpec
+    log: TokenLog = field(default_factory=TokenLog)
+    tree: HeldTree = field(default_factory=HeldTree)
+    """Guesses below the log; empty at a target."""
+    last_round: int = -1
+
+
+@dataclass(eq=False)
+class Job(Generic[Request, Reply]):
+    """A request in progress."""
+
+    request: Request
+    held: Held
+    num_pending: int
+    """Committed tokens that are still to be computed."""
+    arrived_s: float
+    answer: asyncio.Future[Reply | WorkerLost]
+    started_s: float | None = None
+    num_passes: int = 0
+    num_rows: int = 0
+
+    def timing(self, now_s: float) -> Timing:
+        started_s = now_s if self.started_s is None else self.started_s
+        return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
+
+
+class SimEngine(ABC, Generic[Request, Reply]):
+    """One incarnation of an engine.
+
+    A step takes all that is ready; what arrives meanwhile waits for the next. A call is answered when its last request
+    is. Once killed, nothing is ever answered again but WorkerLost.
+    """
+
+    def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
+        self.engine_id = engine_id
+        self.epoch = epoch
+        self.slowness = 1.0
+        """Passes take so many times what the law says."""
+        self.busy_s = 0.0
+        self.num_passes = 0
+        self.num_rows = 0
+        self.is_dead = False
+        self._text = text
+        self._law = law
+        self._sessions: dict[str, Held] = {}
+        self._ended: set[str] = set()
+        self._jobs: list[Job[Request, Reply]] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._thaw = asyncio.Event()
+        self._thaw.set()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.engine_id} epoch {self.epoch}, {len(self._jobs)} jobs>"
+
+    @property
+    def sessions(self) -> Sequence[str]:
+        """Names of those that something is held for."""
+        return tuple(self._sessions)
+
+    # Messages
+
+    async def answer(self, batch: Sequence[Request]) -> list[Reply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        replies: list[Reply] = []
+        for answer in [self._take(request) for request in batch]:
+            reply = await answer
+            if isinstance(reply, WorkerLost):
+                raise reply
+            replies.append(reply)
+        return replies
+
+    def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; a message that comes later stays without effect."""
+        for session in sessions:
+            self._ended.add(session)
+            if (held := self._sessions.pop(session, None)) is not None:
+                self._supersede(held)
+
+    def forget(self, session: str) -> None:
+        """Drop what an idle session holds, as an engine does that runs out of room."""
+        if not any(job.request.stamp.session == session for job in self._jobs):
+            self._sessions.pop(session, None)
+
+    def _take(self, request: Request) -> asyncio.Future[Reply | WorkerLost]:
+        answer: asyncio.Future[Reply | WorkerLost] = asyncio.get_running_loop().create_future()
+        if self.is_dead:
+            answer.set_result(WorkerLost(f"{self.engine_id} is gone"))
+        elif isinstance(work := self._admit(request, answer), Job):
+            self._jobs.append(work)
+            if self._worker is None:
+                self._worker = asyncio.create_task(self._work(), name=f"work of {self.engine_id}")
+        else:
+            answer.set_result(work)
+        return answer
+
+    def _admit(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> Job[Request, Reply] | Reply:
+        """A job for this request, or the reply to it where there is nothing to compute."""
+        stamp, base = request.stamp, request.base
+        held = self._sessions.get(stamp.session)
+        if (reason := self._objection(request, held)) is not None:
+            return cast("Reply", Refused(stamp, reason))
+        if base.num_tokens == 0 and request.spec is not None:
+            held = self._open(stamp.session, request.spec)
+        elif held is None or not held.log.holds(base):
+            is_behind = held is not None and len(held.log) < base.num_tokens
+            return cast("Reply", Missing(stamp, len(held.log) if held is not None and is_behind else 0))
+        self._supersede(held)
+        held.last_round = stamp.round
+        return self._begin(request, held, asyncio.get_running_loop().time(), answer)
+
+    def _objection(self, request: Request, held: Held | None) -> str | None:
+        """Why this message must change nothing."""
+        stamp = request.stamp
+        if stamp.epoch != self.epoch:
+            return "the message is for another incarnation of this engine"
+        if stamp.session in self._ended:
+            return "the session has ended"
+        if held is not None and stamp.round <= held.last_round:
+            return "the message was overtaken by a later one"
+        if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
+            return "the message lacks a suffix, or a first one its sampling parameters"
+        tokens = (*request.suffix, *request.block.tokens)
+        if min(tokens) < 0 or max(tokens) >= self._text.vocab_size:
+            return f"a token id is outside the vocabulary of {self._text.vocab_size}"
+        return None
+
+    def _open(self, session: str, spec: SequenceSpec) -> Held:
+        held = self._sessions.setdefault(session, Held(spec))
+        held.spec = spec
+        return held
+
+    def _supersede(self, held: Held) -> None:
+        for job in [job for job in self._jobs if job.held is held]:
+            overtaken = Refused(job.request.stamp, "the message was overtaken by a later one")
+            self._conclude(job, cast("Reply", overtaken))
+
+    def _conclude(self, job: Job[Request, Reply], reply: Reply | WorkerLost) -> None:
+        self._jobs.remove(job)
+        if not job.answer.done():  # the caller may have stopped waiting
+            job.answer.set_result(reply)
+
+    # Passes
+
+    async def _work(self) -> None:
+        try:
+            while self._jobs:
+                await self._thaw.wait()
+                await self._step()
+        finally:
+            self._worker = None
+
+    async def _step(self) -> None:
+        """One forward pass over what is ready, and what it leads to."""
+        shares = self._plan()
+        num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
+        duration_s = self._law.pass_s(num_rows) * self.slowness
+        loop = asyncio.get_running_loop()
+        for job, _, _ in shares:
+            job.started_s = loop.time() if job.started_s is None else job.started_s
+            job.num_passes += 1
+            job.num_rows += num_rows
+        self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
+        await asyncio.sleep(duration_s)
+        self.busy_s += duration_s
+        for job, num_tokens, _ in shares:
+            if job in self._jobs:  # else it was overtaken, or its session ended, during the pass
+                job.num_pending -= num_tokens
+                if job.num_pending == 0:
+                    self._advance(job, loop.time())
+
+    def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
+        """Who is in the next pass, with how many committed tokens and guesses: decoding first, prefill in chunks."""
+        shares: list[tuple[Job[Request, Reply], int, int]] = []
+        rows_left = self._law.max_step_tokens
+        for job in sorted(self._jobs, key=lambda job: job.num_pending > DECODE_TOKENS):
+            num_guesses, is_decoding = self._num_guesses(job), job.num_pending <= DECODE_TOKENS
+            if shares and not is_decoding:
+                rows_left = min(rows_left, self._law.prefill_chunk_tokens)
+            if job.num_pending + num_guesses <= rows_left or (is_decoding and not shares):
+                share = (job, job.num_pending, num_guesses)
+            elif not is_decoding and rows_left > 0:
+                share = (job, min(rows_left, job.num_pending - 1), 0)
+            else:
+                continue
+            shares.append(share)
+            rows_left -= share[1] + share[2]
+        return shares
+
+    # Faults
+
+    def kill(self) -> None:
+        """End this incarnation; whoever waits is told."""
+        self.is_dead = True
+        if self._worker is not None:
+            self._worker.cancel()
+        for job in list(self._jobs):
+            self._conclude(job, WorkerLost(f"{self.engine_id} died"))
+        self._sessions.clear()
+
+    def freeze(self) -> None:
+        """Stand still after the pass in progress, without dying."""
+        self._thaw.clear()
+
+    def thaw(self) -> None:
+        self._thaw.set()
+
+    # What target and draft do differently
+
+    @abstractmethod
+    def _begin(
+        self, request: Request, held: Held, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
+    ) -> Job[Request, Reply] | Reply:
+        """Bring what is held to the request's prefix; a job for the rest, or the reply if there is none."""
+
+    @abstractmethod
+    def _num_guesses(self, job: Job[Request, Reply]) -> int:
+        """Rows that go with the last of the job's committed tokens."""
+
+    @abstractmethod
+    def _advance(self, job: Job[Request, Reply], now_s: float) -> None:
+        """A pass has taken the job's last committed token and its guesses: conclude it, or prepare its next pass."""

@@ -1,0 +1,70 @@
+"""Replies that no sound engine gives: what a broken one, or a broken network, may put in their place.
+
+Each lie takes a sound reply and a source of chance. A draft may lie about anything, and the output must not change. Of
+a target's lies only those stand here that can be seen through: its word is the output, so nothing guards against a
+target that says another token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from core.records import Drafted, Missing, Stamp, Verdict
+from core.trees import NO_Q, NO_TOKEN, ROOT, Growth
+
+DraftLie = Callable[[Drafted, Random], Drafted | Missing]
+TargetLie = Callable[[Verdict, Random], Verdict | Missing]
+
+
+def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
+    index = random.randrange(len(values)) if values else 0
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _tokens(tokens: tuple[int, ...], token: int, random: Random) -> tuple[int, ...]:
+    index = random.randrange(len(tokens)) if tokens else 0
+    return (*tokens[:index], token, *tokens[index + 1 :])
+
+
+def _other_epoch(stamp: Stamp) -> Stamp:
+    return replace(stamp, epoch=stamp.epoch + 1)
+
+
+def _all_below(parent: int, num_nodes: int) -> Growth:
+    """What a draft may say that it grew where it was left the choice."""
+    return Growth((parent,) * num_nodes, tuple(range(num_nodes)))
+
+
+DRAFT_LIES: dict[str, DraftLie] = {
+    "a token outside the vocabulary": lambda d, r: replace(d, tokens=_tokens(d.tokens, r.choice((10**6, -7)), r)),
+    "a token too many": lambda d, _: replace(d, tokens=(*d.tokens, 1)),
+    "a token too few": lambda d, _: replace(d, tokens=d.tokens[:-1]) if d.tokens else replace(d, held=-1),
+    "one token for all": lambda d, _: replace(d, tokens=(1,) * len(d.tokens)),
+    "other tokens": lambda d, r: replace(d, tokens=tuple(r.randrange(1, 40) for _ in d.tokens)),
+    "holes": lambda d, r: replace(d, tokens=tuple(t if r.random() < 0.5 else NO_TOKEN for t in d.tokens)),
+    "confidence that is no number": lambda d, r: replace(d, confidence=_somewhere(d.confidence, math.nan, r)),
+    "confidence above one": lambda d, r: replace(d, confidence=_somewhere(d.confidence, 3.0, r)),
+    "endless entropy": lambda d, r: replace(d, entropy=_somewhere(d.entropy, math.inf, r)),
+    "another growth": lambda d, _: replace(d, growth=_all_below(ROOT, len(d.tokens))),
+    "a growth below nothing": lambda d, r: replace(d, growth=_all_below(r.choice((9999, -5)), len(d.tokens))),
+    "too much held": lambda d, r: replace(d, held=d.held + r.randrange(1, 1000)),
+    "too little held": lambda d, r: replace(d, held=d.held - r.randrange(1, 1000)),
+    "no q": lambda d, _: replace(d, q=()),
+    "empty q": lambda d, _: replace(d, q=(NO_Q,) * len(d.tokens)),
+    "another epoch": lambda d, _: replace(d, stamp=_other_epoch(d.stamp)),
+    "missing": lambda d, r: Missing(d.stamp, r.choice((0, d.held, -1, 10**6))),
+}
+
+TARGET_LIES: dict[str, TargetLie] = {
+    "a path that is none": lambda v, r: replace(v, path=(r.randrange(300, 400), *v.path)),
+    "a path upside down": lambda v, _: replace(v, path=(*(v.path or (0, 1, 2))[::-1], 0)),
+    "a token outside the vocabulary": lambda v, r: replace(v, next_token=r.choice((10**6, -1))),
+    "too much held": lambda v, r: replace(v, held=v.held + r.randrange(1, 1000)),
+    "too little held": lambda v, r: replace(v, held=max(0, v.held - r.randrange(1, 1000))),
+    "less than nothing held": lambda v, _: replace(v, held=-1),
+    "another epoch": lambda v, _: replace(v, stamp=_other_epoch(v.stamp)),
+    "missing": lambda v, r: Missing(v.stamp, r.choice((0, v.held, -1, 10**6))),
+}

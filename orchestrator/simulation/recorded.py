@@ -1,0 +1,102 @@
+"""Agreement as it was measured on a real pair: `bench.traces` records it, `TraceLaw` replays it.
+
+Knows the file and what its numbers mean; must not know the models they came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.simulation.text import NEVER_RANKED, Agreement
+
+DEMO_TRACES = Path(__file__).parent / "traces" / "demo.npz"
+"""Of the embedded demo pair: 40 held-out prompts, 160 tokens each, at three temperatures."""
+RECORDED_TEMPERATURES = (0.0, 0.7, 1.0)
+MAX_RANK = 255
+"""Stands for this rank and all above."""
+MAX_GAMMA = 8
+"""Longest chain that was judged by block verification."""
+
+
+class Column(StrEnum):
+    """What is kept of each token."""
+
+    RANK = "rank"
+    PLAIN_RANK = "plain_rank"
+    CORRECTION_RANK = "correction_rank"
+    ALPHA = "alpha"
+    CONFIDENCE = "confidence"
+    PLAIN_CONFIDENCE = "plain_confidence"
+    ENTROPY = "entropy"
+
+
+COLUMNS = {
+    Column.RANK: 1,
+    Column.PLAIN_RANK: 1,
+    Column.CORRECTION_RANK: 1,
+    Column.ALPHA: 255,
+    Column.CONFIDENCE: 255,
+    Column.PLAIN_CONFIDENCE: 255,
+    Column.ENTROPY: 32,
+}
+"""By what a value is multiplied to be kept in a byte."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TraceLaw:
+    """Text `seed` is recording `seed`, and goes on with the next one where that ends."""
+
+    columns: dict[Column, NDArray[np.uint8]]  # each [texts, tokens]
+    blocks: NDArray[np.uint8] | None  # [texts, tokens, MAX_GAMMA]
+
+    @classmethod
+    def load(cls, temperature: float, path: Path = DEMO_TRACES) -> TraceLaw:
+        """Raises: KeyError when nothing was recorded at this temperature."""
+        traces, suffix = _read(path), f"@{temperature:g}"
+        return cls({column: traces[f"{column}{suffix}"] for column in COLUMNS}, traces.get(f"blocks{suffix}"))
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.columns[Column.RANK])
+
+    @lru_cache(maxsize=1 << 16)  # noqa: B019  laws are few, and live as long as the program
+    def at(self, seed: int, index: int) -> Agreement:
+        text, token = self._find(seed, index)
+        values = {column: int(self.columns[column][text, token]) for column in COLUMNS}
+        return Agreement(
+            rank=_rank(values[Column.RANK]),
+            plain_rank=_rank(values[Column.PLAIN_RANK]),
+            correction_rank=_rank(values[Column.CORRECTION_RANK]),
+            alpha=values[Column.ALPHA] / COLUMNS[Column.ALPHA],
+            confidence=values[Column.CONFIDENCE] / COLUMNS[Column.CONFIDENCE],
+            entropy=values[Column.ENTROPY] / COLUMNS[Column.ENTROPY],
+            plain_confidence=values[Column.PLAIN_CONFIDENCE] / COLUMNS[Column.PLAIN_CONFIDENCE],
+        )
+
+    def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
+        """None beyond what was recorded: longer chains, and greedy decoding, which needs none of it."""
+        if self.blocks is None or num_guesses > MAX_GAMMA:
+            return None
+        text, token = self._find(seed, index)
+        return int(self.blocks[text, token, num_guesses - 1])
+
+    def _find(self, seed: int, index: int) -> tuple[int, int]:
+        num_texts, num_tokens = self.columns[Column.RANK].shape
+        return (seed + index // num_tokens) % num_texts, index % num_tokens
+
+
+def _rank(value: int) -> int:
+    return value if value < MAX_RANK else NEVER_RANKED
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    with np.load(path) as file:
+        return dict(file)

@@ -1,0 +1,101 @@
+"""A real orchestrator between simulated fleets, on a virtual clock: put together here, for measurements and chaos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import cast
+
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.records import ModelInfo
+from orchestrator.pilot import Pilots
+from orchestrator.service import Service
+from orchestrator.simulation.clock import VirtualClock, VirtualLoop
+from orchestrator.simulation.cluster import Cluster, Fleet, Wire
+from orchestrator.simulation.draft import SimDraft
+from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from orchestrator.simulation.target import SimTarget
+from orchestrator.simulation.text import EOS, SteadyLaw, Text
+from orchestrator.text import Tokenizer
+
+CONTEXT_TOKENS = 8192
+
+
+class SimTokenizer:
+    """One letter a token; the end of a text has none."""
+
+    is_byte_level = True
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id == EOS
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id == EOS else bytes([ord("a") + token_id % 26])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A pair, its hardware, and how it is to be served."""
+
+    target: EngineLaw = field(default_factory=lambda: EngineLaw(PassLaw.flat(0.025, 64)))
+    draft: EngineLaw = field(default_factory=lambda: EngineLaw(PassLaw.flat(0.003, 64)))
+    target_hop: HopLaw = field(default_factory=lambda: HopLaw(0.001))
+    draft_hop: HopLaw = field(default_factory=lambda: HopLaw(0.001))
+    text: Text = field(default_factory=lambda: Text(SteadyLaw()))
+    num_targets: int = 1
+    num_drafts: int = 1
+    has_noise: bool = True
+    """Whether the draft ranks candidates with the noise it shares with the target."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    limits: Limits = field(default_factory=Limits)
+
+
+class Rig:
+    """One orchestrator and its cluster."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        loop: VirtualLoop,
+        random: Random,
+        new_wire: Callable[[HopLaw, Random], Wire] = Wire,
+        pilots: Pilots | None = None,
+    ) -> None:
+        """`new_wire` makes the way to either fleet."""
+        self.blueprint = blueprint
+        self.clock = VirtualClock(loop)
+        self.target_wire, self.draft_wire = (
+            new_wire(hop, random) for hop in (blueprint.target_hop, blueprint.draft_hop)
+        )
+        limits = blueprint.limits
+        self.cluster = Cluster(
+            Fleet("target", blueprint.num_targets, _target_builder(blueprint), self.target_wire, limits),
+            Fleet("draft", blueprint.num_drafts, _draft_builder(blueprint), self.draft_wire, limits),
+        )
+        engine = WorkerConfig(EngineConfig("simulated"))
+        config = ServiceConfig(engine, engine, speculation=blueprint.speculation, limits=blueprint.limits)
+        info = model_info(blueprint.text)
+        draft = info if blueprint.num_drafts else None
+        tokenizer = cast("Tokenizer", SimTokenizer())
+        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, pilots)
+
+
+def model_info(text: Text) -> ModelInfo:
+    """What the pair says of itself."""
+    return ModelInfo(
+        "simulated", "Simulated", "float32", "none", 0, text.vocab_size, CONTEXT_TOKENS, 2**20, eos_token_ids=(EOS,)
+    )
+
+
+def _target_builder(blueprint: Blueprint) -> Callable[[str, int], SimTarget]:
+    return lambda engine_id, epoch: SimTarget(engine_id, epoch, blueprint.text, blueprint.target)
+
+
+def _draft_builder(blueprint: Blueprint) -> Callable[[str, int], SimDraft]:
+    return lambda engine_id, epoch: SimDraft(
+        engine_id, epoch, blueprint.text, blueprint.draft, has_noise=blueprint.has_noise
+    )

@@ -1,0 +1,181 @@
+"""A question of scale: this hardware, these texts, this load, these settings; how fast is it? `simulate` answers.
+
+Knows how streams arrive and what is measured of them (`report`); the orchestrator that serves them is the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from core.config import Limits, SpeculationConfig
+from core.errors import OutriderError
+from core.records import GenerationRequest, Sampling, Verification
+from orchestrator.pilot import ControlReport, Pilots
+from orchestrator.simulation.clock import VirtualLoop, new_loop
+from orchestrator.simulation.presets import PRESETS, Hardware
+from orchestrator.simulation.recorded import TraceLaw
+from orchestrator.simulation.report import Report, StreamSeen, sum_up
+from orchestrator.simulation.rig import Blueprint, Rig
+from orchestrator.simulation.text import Law, Text, mix
+
+SEED_STRIDE = 100_003
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """So many streams at any time: where one ends the next begins."""
+
+    num_at_once: int = 1
+    num_streams: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Streams that come when they come (Poisson), at rates that may change."""
+
+    phases: tuple[tuple[float, float], ...]
+    """(seconds, streams per second), one phase after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From `at_s` on, passes of this kind of engine take `slowness` times what they did at first."""
+
+    at_s: float
+    kind: str
+    slowness: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that a simulation follows from."""
+
+    hardware: Hardware = field(default_factory=lambda: PRESETS["70b+1b"])
+    temperature: float = 0.0
+    verification: Verification = Verification.COUPLED
+    law: Law | None = None
+    """How well the draft guesses; None replays the demo pair at this temperature."""
+    has_noise: bool = True
+    """Whether the draft ranks its candidates with the noise that it shares with the target."""
+    load: Closed | Arrivals = field(default_factory=Closed)
+    prompt_tokens: int = 128
+    max_tokens: int = 160
+    num_targets: int = 1
+    num_drafts: int = 1
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    changes: tuple[Change, ...] = ()
+    seed: int = 0
+
+    def blueprint(self) -> Blueprint:
+        hardware = self.hardware
+        return Blueprint(
+            target=hardware.target,
+            draft=hardware.draft,
+            target_hop=hardware.target_hop,
+            draft_hop=hardware.draft_hop,
+            text=Text(self.law or TraceLaw.load(self.temperature)),
+            num_targets=self.num_targets,
+            num_drafts=self.num_drafts,
+            has_noise=self.has_noise,
+            speculation=replace(self.speculation, verification=self.verification),
+            limits=Limits(max_sessions=100_000),
+        )
+
+
+NewPilots = Callable[[Blueprint], Pilots | None]
+
+
+def simulate(scenario: Scenario, new_pilots: NewPilots = lambda _: None) -> Report:
+    """What happens, on a virtual clock. `new_pilots` makes other pilots than the settings name."""
+    return _Simulation(scenario, new_pilots).run()
+
+
+class _Simulation:
+    """One scenario in progress."""
+
+    def __init__(self, scenario: Scenario, new_pilots: NewPilots) -> None:
+        self._scenario = scenario
+        self._loop: VirtualLoop = new_loop()
+        self._random = Random(scenario.seed)  # noqa: S311  chance that can be repeated is the point
+        self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  streams come alike whatever calls follow
+        blueprint = scenario.blueprint()
+        self._rig = Rig(blueprint, self._loop, self._random, pilots=new_pilots(blueprint))
+        self._seen: list[StreamSeen] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self) -> Report:
+        logger = logging.getLogger("orchestrator")
+        level, logger.level = logger.level, logging.ERROR
+        try:
+            control = self._loop.run_until_complete(self._all())
+        finally:
+            logger.setLevel(level)
+            self._loop.close()
+        return sum_up(self._seen, self._rig.cluster, control)
+
+    async def _all(self) -> ControlReport:
+        changes = [asyncio.create_task(self._change(change)) for change in self._scenario.changes]
+        load = self._scenario.load
+        if isinstance(load, Closed):
+            numbers = iter(range(load.num_streams))
+            await asyncio.gather(*(self._one_after_the_other(numbers) for _ in range(load.num_at_once)))
+        else:
+            async for number in self._arrivals(load.phases):
+                self._tasks.add(asyncio.create_task(self._stream(number)))
+            await asyncio.gather(*self._tasks)
+        for change in changes:
+            change.cancel()
+        control = self._rig.service.report()
+        await self._rig.service.close()
+        return control
+
+    async def _one_after_the_other(self, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            await self._stream(number)
+
+    async def _arrivals(self, phases: Sequence[tuple[float, float]]) -> AsyncIterator[int]:
+        number, ends_s = 0, 0.0
+        for lasts_s, rate in phases:
+            ends_s += lasts_s
+            while rate > 0:
+                pause_s = self._arrival_random.expovariate(rate)
+                if self._loop.time() + pause_s > ends_s:
+                    break
+                await asyncio.sleep(pause_s)
+                yield number
+                number += 1
+            await asyncio.sleep(max(0.0, ends_s - self._loop.time()))
+
+    async def _stream(self, number: int) -> None:
+        seen = StreamSeen(started_s=self._loop.time())
+        self._seen.append(seen)
+        try:
+            async for chunk in self._rig.service.generate(self._request(number)):
+                seen.take(chunk, self._loop.time())
+        except OutriderError as error:
+            seen.error = error
+
+    def _request(self, number: int) -> GenerationRequest:
+        """Another seed of the scenario begins with other texts."""
+        scenario = self._scenario
+        number += SEED_STRIDE * scenario.seed
+        prompt = tuple(1 + mix(number, place) % 999 for place in range(scenario.prompt_tokens))
+        return GenerationRequest(
+            f"stream-{number}",
+            prompt,
+            Sampling(temperature=scenario.temperature, seed=number),
+            scenario.max_tokens,
+            scenario.verification,
+            ignore_eos=True,
+            wants_trace=True,
+        )
+
+    async def _change(self, change: Change) -> None:
+        await asyncio.sleep(change.at_s)
+        fleet = self._rig.cluster.targets if change.kind == "target" else self._rig.cluster.drafts
+        for replica in fleet.replicas:
+            replica.engine.slowness = change.slowness

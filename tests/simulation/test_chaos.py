@@ -1,0 +1,67 @@
+"""The orchestrator under two thousand seeds of chaos; a seed that breaks an invariant is named with its replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from orchestrator.simulation.chaos import run_seed
+from orchestrator.simulation.faults import CallFault, EngineFault
+from orchestrator.simulation.lies import DRAFT_LIES, TARGET_LIES
+
+SEEDS = range(2000)
+NUM_PARTS = 20
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return Counter()
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_every_invariant_holds(part, counts):
+    broken = []
+    for seed in SEEDS[part::NUM_PARTS]:
+        story = run_seed(seed)
+        counts.update(story.counts)
+        if story.error is not None:
+            broken.append(f"{story.command}: {story.error}")
+    assert not broken, "\n".join(broken)
+
+
+AT_LEAST = {
+    500: ("num_hits", "num_misses", "num_lookup_tokens", "table: hit", "table: miss", "table: not asked"),
+    200: ("table: late", "tree verified", "num_draft_failures", "num_target_failures"),
+    100: ("finished a resumed one", "finished with a slow reader", "cancelled", "echo"),
+    50: ("shutdown", "failed Overloaded", "failed Unavailable", "failed DeadlinePassed"),
+}
+
+
+def test_nothing_that_can_happen_is_left_out(counts):
+    """A chaos that no longer hits, fails over or lies would pass everything."""
+    if counts["finished"] < 1000:
+        pytest.skip("the parts above have not run")
+    for number, kinds in AT_LEAST.items():
+        for kind in kinds:
+            assert counts[kind] >= number, kind
+    for side, lies in (("target", TARGET_LIES), ("draft", DRAFT_LIES)):
+        for fault in CallFault:
+            assert counts[f"{side} call {fault}"] > 10, f"{side} {fault}"
+        for fault in EngineFault:
+            assert counts[f"{side} engine {fault}"] > 100, f"{side} {fault}"
+        for lie in lies:
+            assert counts[f"{side} says {lie}"] > 0, f"{side} {lie}"
+        for kind in ("lease refused", "lease granted late"):
+            assert counts[f"{side} {kind}"] > 10, f"{side} {kind}"
+
+
+def test_the_same_seed_tells_the_same_story():
+    first, second = run_seed(7), run_seed(7)
+    assert first.lines == second.lines
+    assert first.counts == second.counts
+    assert first.lines, "a story without a single fault shows nothing"
+
+
+def test_other_seeds_tell_other_stories():
+    assert len({tuple(run_seed(seed).lines) for seed in range(10)}) > 8

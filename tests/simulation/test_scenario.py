@@ -1,0 +1,180 @@
+"""Scenarios whose figures can be worked out by hand: what the simulator measures is what must come of its laws of time.
+
+A target pass takes 20 ms, a draft pass 2 ms, a hop 1 ms there and back, whatever the rows; prompts are of 8 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core.config import SpeculationConfig
+from core.records import Verification
+from core.theory import expected_tokens
+from orchestrator.simulation.compare import plain, sequential
+from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from orchestrator.simulation.presets import Hardware
+from orchestrator.simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
+from orchestrator.simulation.text import Agreement, SteadyLaw
+
+TARGET_S, DRAFT_S, HOP_S = 0.020, 0.002, 0.001
+VERIFY_S = TARGET_S + HOP_S
+HARDWARE = Hardware(
+    "by hand",
+    EngineLaw(PassLaw.flat(TARGET_S, 10_000)),
+    EngineLaw(PassLaw.flat(DRAFT_S, 10_000)),
+    HopLaw(HOP_S),
+    HopLaw(HOP_S),
+)
+INFALLIBLE = SteadyLaw((1.0,), (1.0,), alpha=1.0)
+GAMMA, NUM_ROUNDS = 4, 10
+NUM_TOKENS = 1 + NUM_ROUNDS * (GAMMA + 1)
+BY_HAND = Scenario(
+    hardware=HARDWARE,
+    law=INFALLIBLE,
+    load=Closed(1, 3),
+    prompt_tokens=8,
+    max_tokens=NUM_TOKENS,
+    speculation=SpeculationConfig(
+        policy="static", lookup=False, max_draft_tokens=GAMMA, max_block_tokens=GAMMA, table_fanout=1
+    ),
+)
+LEASE_S = HOP_S
+"""To the lease and back, once a stream."""
+
+
+def test_an_infallible_draft_behind_verification_makes_each_round_cost_one_verification():
+    """During prefill the draft prepares the first block: 5 passes behind 20 ms, so all of it is hidden."""
+    report = simulate(BY_HAND)
+    assert (report.num_streams, report.num_failed, report.num_tokens) == (3, 0, 3 * NUM_TOKENS)
+    assert report.num_rounds == 3 * NUM_ROUNDS
+    assert report.tokens_per_round == GAMMA + 1
+    assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / VERIFY_S)
+    assert report.formula_tokens_per_s == pytest.approx((GAMMA + 1) / VERIFY_S)
+    assert (report.hit_rate, report.share_of_hits) == (1.0, 1.0)
+    assert report.time_hidden == pytest.approx(1.0)
+    assert report.acceptance_rate == 1.0
+    assert report.verify_s == pytest.approx(VERIFY_S)
+    assert report.table_s <= (GAMMA + 1) * DRAFT_S + HOP_S + 1e-9
+    assert report.block_s == 0.0
+
+
+def test_latencies_and_utilisation_are_those_of_the_calls():
+    report = simulate(BY_HAND)
+    first_s = LEASE_S + VERIFY_S
+    whole_s = first_s + NUM_ROUNDS * VERIFY_S
+    assert report.ttft_s.p50 == pytest.approx(first_s)
+    assert report.ttft_s.p99 == pytest.approx(first_s)
+    assert report.end_to_end_s.p95 == pytest.approx(whole_s)
+    assert report.inter_token_s.p50 == 0.0, "four of five tokens come with the one before them"
+    assert report.inter_token_s.p99 == pytest.approx(VERIFY_S)
+    assert report.inter_token_s.mean == pytest.approx(VERIFY_S / (GAMMA + 1))
+    assert report.elapsed_s == pytest.approx(3 * whole_s)
+    assert report.tokens_per_s == pytest.approx(NUM_TOKENS / whole_s)
+    assert report.target_utilisation == pytest.approx((NUM_ROUNDS + 1) * TARGET_S / whole_s)
+    assert 0 < report.draft_utilisation < (NUM_ROUNDS + 1) * (GAMMA + 1) * DRAFT_S / whole_s + 1e-9
+
+
+def test_a_table_that_takes_longer_than_verification_sets_the_pace():
+    """One pass more than guesses: the last guess of a block has not been fed when all of it is accepted."""
+    slow = replace(HARDWARE, draft=EngineLaw(PassLaw.flat(0.010, 10_000)))
+    report = simulate(replace(BY_HAND, hardware=slow))
+    assert report.hit_rate == 1.0
+    table_s = (GAMMA + 1) * 0.010 + HOP_S
+    assert report.table_s == pytest.approx(table_s, rel=0.02)
+    assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / table_s, rel=0.02)
+    assert report.time_hidden == pytest.approx(VERIFY_S / table_s, rel=0.02)
+
+
+def test_prefill_takes_its_time_and_is_counted_apart():
+    """200 rows in one pass, in proportion beyond 64; rounds are not slower for it."""
+    narrow = replace(HARDWARE, target=EngineLaw(PassLaw.flat(TARGET_S, 64)))
+    report = simulate(replace(BY_HAND, hardware=narrow, prompt_tokens=200))
+    assert report.ttft_s.p50 == pytest.approx(LEASE_S + TARGET_S * 200 / 64 + HOP_S)
+    assert report.verify_s == pytest.approx(VERIFY_S)
+    assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / VERIFY_S)
+
+
+def test_plain_decoding_makes_a_token_a_pass():
+    report = simulate(plain(BY_HAND))
+    assert report.tokens_per_s_a_stream == pytest.approx(1 / VERIFY_S)
+    assert report.tokens_per_round == 1.0
+    assert (report.draft_utilisation, report.hit_rate, report.time_hidden) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize("verification", [Verification.COUPLED, Verification.REJECTION])
+def test_in_turn_is_theorem_3_8_with_the_wire(gamma, verification):
+    """E(gamma) / (t_v + gamma t_d + two hops), within 2%."""
+    alpha = 0.7
+    law = SteadyLaw((alpha,), (alpha,), alpha=alpha)
+    scenario = replace(BY_HAND, law=law, temperature=1.0, load=Closed(1, 8), max_tokens=500)
+    report = simulate(replace(sequential(scenario, gamma), verification=verification))
+    expected = expected_tokens(alpha, gamma) / (VERIFY_S + gamma * DRAFT_S + HOP_S)
+    assert report.tokens_per_s_a_stream == pytest.approx(expected, rel=0.02)
+    assert report.formula_tokens_per_s == pytest.approx(expected, rel=0.02)
+    assert report.time_hidden == 0.0
+
+
+class TwoOfFour:
+    """Block verification accepts two guesses of each block, however long."""
+
+    def at(self, seed, index):
+        return Agreement(rank=0, plain_rank=0, correction_rank=0, alpha=1.0, confidence=0.9)
+
+    def num_accepted_of_block(self, seed, index, num_guesses):
+        return min(2, num_guesses)
+
+
+@pytest.mark.parametrize("is_pipelined", [False, True])
+def test_block_verification_accepts_what_was_recorded_of_whole_blocks(is_pipelined):
+    """Whether a block was drafted in turn or comes from a table."""
+    scenario = replace(
+        BY_HAND, law=TwoOfFour(), temperature=1.0, max_tokens=1 + 3 * 12, verification=Verification.BLOCK
+    )
+    report = simulate(scenario if is_pipelined else sequential(scenario, GAMMA))
+    assert report.tokens_per_round == 3.0
+    assert report.hit_rate == (1.0 if is_pipelined else 0.0)
+
+
+def test_streams_that_share_a_target_share_its_passes():
+    """Two at a time, of one length, fall into step: each pass verifies for both."""
+    alone, both = simulate(plain(BY_HAND)), simulate(plain(replace(BY_HAND, load=Closed(2, 6))))
+    assert both.tokens_per_s == pytest.approx(2 * alone.tokens_per_s, rel=0.02)
+    assert both.target_utilisation == pytest.approx(alone.target_utilisation, rel=0.02)
+
+
+def test_arrivals_come_at_their_rate_and_not_after_their_time():
+    quiet_then_busy = Arrivals(((10.0, 1.0), (5.0, 0.0), (10.0, 20.0)))
+    report = simulate(plain(replace(BY_HAND, load=quiet_then_busy, max_tokens=2)))
+    assert report.num_streams == pytest.approx(210, rel=0.15)
+    assert report.elapsed_s < 26
+    assert report.num_failed == 0
+
+
+def test_an_engine_that_slows_down_slows_the_streams():
+    usual = simulate(plain(BY_HAND))
+    slowed = simulate(plain(replace(BY_HAND, changes=(Change(0.0, "target", 2.0),))))
+    assert slowed.tokens_per_s_a_stream == pytest.approx(1 / (2 * TARGET_S + HOP_S))
+    assert slowed.tokens_per_s_a_stream < usual.tokens_per_s_a_stream
+
+
+def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
+    jittery = replace(HARDWARE, target_hop=HopLaw(HOP_S, jitter=0.5))
+    scenario = replace(BY_HAND, hardware=jittery, law=SteadyLaw())
+    assert simulate(scenario) == simulate(scenario)
+    assert simulate(scenario).elapsed_s != simulate(replace(scenario, seed=1)).elapsed_s
+
+
+def test_without_shared_noise_a_draft_hits_less():
+    law = SteadyLaw((0.8, 0.15), (0.4, 0.1))
+    scenario = replace(BY_HAND, law=law, temperature=1.0)
+    assert simulate(replace(scenario, has_noise=False)).hit_rate < simulate(scenario).hit_rate
+
+
+def test_a_draft_at_hand_is_not_asked_again_and_again_for_nothing():
+    """A prompt of one token is nothing to catch up with before the first question. It was asked for ever once."""
+    at_hand = replace(HARDWARE, draft_hop=HopLaw(0.0))
+    scenario = replace(sequential(BY_HAND, GAMMA), hardware=at_hand, prompt_tokens=1)
+    assert simulate(scenario).num_tokens == 3 * NUM_TOKENS
