@@ -1,4 +1,4 @@
-"""The command `outrider`: serve a pair of models, generate with a server, check whether a pair can be served.
+"""The command `outrider`: serve a pair, generate with a server, simulate other hardware, check whether a pair fits.
 
 Knows arguments and terminals. What needs Ray or torch is imported by the command that needs it, so that `generate`
 starts at once.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from core.config import Dtype, EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import StartupError
 from deploy.generate import DEFAULT_GRPC_PORT, EXIT_FAILED, add_generate
+from deploy.simulate import add_simulate
 from deploy.terminal import say
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="serve a pair of models on this machine until interrupted"))
     add_generate(commands)
+    add_simulate(commands)
     _add_check(commands.add_parser("check", help="whether a pair of models can be served, and why not"))
     return parser
 
