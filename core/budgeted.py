@@ -23,6 +23,7 @@ MIN_CHANCE = 2e-4
 """What is less likely is not worth its place in a message."""
 UNKNOWN_CONFIDENCE = 0.5
 """Where the draft has not been yet."""
+ITSELF = -1
 PLACE = -1
 """Level of the block's nodes and, below a table, of the root: where outcomes hang."""
 
@@ -51,17 +52,19 @@ class BudgetSprout:
         self._ranks: list[int] = []
         self._said: dict[int, _Said] = {}
         self._open: list[tuple[float, int, int, int]] = []
-        """Guesses to consider, likeliest first: (-chance, order, parent, rank)."""
+        """What may be fed, likeliest first: (-chance, order, parent, rank), or (-chance, order, place, `ITSELF`)."""
         self._order = count()
         self._is_full = False
         self.tokens = list(block.tokens)
         self.num_passes = 0
         self._reach = self._reach_of_block(known)
-        places = (ROOT, *range(len(block)))
-        self._chosen = [place for place in places if place not in known][: max(1, budget.rows_per_pass)]
-        for place in places:
+        self._chosen: list[int] = []
+        for place in (ROOT, *range(len(block))):
             if place in known:
                 self._expand(place, known[place])
+            else:
+                heappush(self._open, (-self._chance(place), next(self._order), place, ITSELF))
+        self._choose()
 
     def __repr__(self) -> str:
         return f"<BudgetSprout {len(self.tokens)} nodes, {self.num_passes} of {self._budget.num_passes} passes>"
@@ -169,14 +172,15 @@ class BudgetSprout:
     def _offer(self, parent: int, rank: int) -> None:
         said = self._said[parent]
         if rank < len(said.tokens):
-            chance = (1.0 if parent == ROOT else self._reach[parent]) * said.chances[rank]
+            chance = self._chance(parent) * said.chances[rank]
             if chance >= MIN_CHANCE:
                 heappush(self._open, (-chance, next(self._order), parent, rank))
 
     def _choose(self) -> None:
         """Fill the next pass with the likeliest of what is open; leaves at full depth are grown but not fed."""
         while self._open and len(self._chosen) < self._budget.rows_per_pass:
-            node = self._grow_one()
+            is_place = self._open[0][3] == ITSELF
+            node = heappop(self._open)[2] if is_place else self._grow_one()
             if self._level(node) < self._budget.max_depth:
                 self._chosen.append(node)
 
@@ -192,6 +196,10 @@ class BudgetSprout:
         self._offer(parent, rank + 1)
         return node
 
+    def _chance(self, node: int) -> float:
+        """That the text gets to `node`."""
+        return 1.0 if node == ROOT else self._reach[node]
+
     def _level(self, node: int) -> int:
         """Distance from the outcome above: 0 for outcomes themselves, `PLACE` for what they hang below."""
         return self._root_level if node == ROOT else self._levels[node]
@@ -199,7 +207,7 @@ class BudgetSprout:
     def _add_leaves(self) -> None:
         """What is open and likelier than what there is; an outcome without a block would answer nothing."""
         fed = sorted(self._reach[self._num_block :], reverse=True)
-        self._open = [guess for guess in self._open if self._level(guess[2]) != PLACE]
+        self._open = [guess for guess in self._open if self._level(guess[2]) != PLACE and guess[3] != ITSELF]
         heapify(self._open)
         for place in reversed(range(self._budget.num_nodes)):
             if not self._open or (place < len(fed) and fed[place] >= -self._open[0][0]):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.growth import Candidates, Sprout
+from core.budgeted import sprout_of
+from core.growth import Candidates
 from core.records import (
     NEVER_STOP,
     Drafted,
@@ -115,10 +116,11 @@ class FakeDraftEngine(FakeEngine):
         log = self._extend(request)
         if isinstance(log, Missing):
             return log
-        sprout = Sprout(request, samples=False, known={})
+        sprout = sprout_of(request, samples=False, known={})
         while not sprout.is_done:
             sprout.take({n: Candidates(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
-        return Drafted(request.stamp, tuple(sprout.tokens[len(request.block) :]), held=len(log))
+        grown = sprout.grown()
+        return Drafted(request.stamp, grown.tokens, held=len(log), growth=grown.growth)
 
 
 @dataclass

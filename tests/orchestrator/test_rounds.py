@@ -11,6 +11,7 @@ from fakes import FakeDraftEngine, FakePilots, FakeTargetEngine, FakeTokenizer, 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
 from core.records import Refused
+from orchestrator.drafting import PREFILL_SUFFIX_TOKENS
 from orchestrator.service import Service
 
 ENGINE = WorkerConfig(EngineConfig("m"))
@@ -168,7 +169,8 @@ async def test_a_long_prompt_goes_by_itself_and_holds_nobody_up(world):
 
 async def test_a_draft_that_is_still_prefilling_is_not_waited_for(world):
     world.leases.draft.gate.clear()
-    assert await world.tokens(request((1,), 10)) == plain((1,), 10)
+    prompt = (1,) * (PREFILL_SUFFIX_TOKENS + 1)
+    assert await world.tokens(request(prompt, 10)) == plain(prompt, 10)
 
 
 async def test_a_late_block_is_waited_for_until_its_time_is_up(world):

@@ -1,0 +1,242 @@
+"""What a pass costs, by its rows, as observed; and what the wire adds.
+
+Knows seconds and rows; must not know what the rows are for. A cost is a profile over rows, learned slowly, times a
+pace, learned within a few passes: so an engine that slows down is noticed at every number of rows, also at those that
+are not in use, and one late answer changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from core.records import Timing
+
+YOUNG = 5.0
+"""Observations at one number of rows until they are averaged."""
+MAX_WEIGHT = 50.0
+FIT_EVERY = 8
+"""Observations after which a profile that has settled is fitted anew: it moves slowly, and that takes a while."""
+OUTLIER = 1.25
+"""Times the mean, or a part of it, that one observation counts for at most; what is more than noise is the pace's."""
+NUM_RECENT = 5
+"""The pace is the median of so many: two outliers in a row change nothing, three are a change."""
+MAX_EXPONENT = 1.0
+"""Beyond what was seen a pass costs at most in proportion to its rows."""
+MIN_EXPONENT = 0.07
+"""And at least 5% more for twice the rows: hopeful, since only what is tried is learned."""
+BELOW_EXPONENT = 0.5
+"""Where a prompt's prefill is all that was seen, a narrower pass may cost in proportion to its rows, or as much."""
+HOPE = 4.0
+"""Hope ends at so many times what was seen; from there on a pass costs in proportion to its rows."""
+PRIOR_ROWS = 16.0
+"""Rows at which a pass is thought to cost what it costs with one, before any was seen."""
+NUM_WIRES = 9
+"""Calls of which the median tells what the wire takes."""
+PRIOR_WIRE_S = 0.001
+HOP_CALLS = 100
+NUM_HOPS = 20
+"""Of so many times `HOP_CALLS` calls the quickest tells what the wire takes when nothing is waited for."""
+
+
+def _bucket(rows: float) -> int:
+    return round(2.0 * math.log2(max(rows, 1.0)))
+
+
+@dataclass(slots=True)
+class _Knot:
+    """What passes of about so many rows cost: the median of the first few, so that none rules; then a slow mean."""
+
+    rows: float
+    seconds: float
+    weight: float = 1.0
+    young: list[float] = field(default_factory=list)
+
+    def see(self, rows: float, seconds: float) -> None:
+        self.weight = min(self.weight + 1.0, MAX_WEIGHT)
+        self.rows += (rows - self.rows) / self.weight
+        if self.weight <= YOUNG:
+            self.young.append(seconds)
+            self.seconds = median(self.young)
+        else:
+            near = min(max(seconds, self.seconds / OUTLIER), self.seconds * OUTLIER)
+            self.seconds += (near - self.seconds) / self.weight
+
+
+class Curve:
+    """Seconds of a pass by its rows, as believed at one moment; hopeful where nothing was seen."""
+
+    def __init__(self, places: Sequence[float], seconds: Sequence[float]) -> None:
+        self._places = tuple(places)
+        self._seconds = tuple(seconds)
+        self._known: dict[float, float] = {}
+
+    def times(self, factor: float) -> Curve:
+        """The same, all of it so many times slower."""
+        return Curve(self._places, [factor * second for second in self._seconds])
+
+    def __call__(self, rows: float) -> float:
+        found = self._known.get(rows)
+        if found is None:
+            found = self._known[rows] = self._at(rows)
+        return found
+
+    def differs(self, other: Curve, tolerance: float) -> bool:
+        """Whether the two are apart by so much, relatively, where either was seen."""
+        places = {*self._places, *other._places}
+        return any(abs(math.log(self(rows) / other(rows))) > tolerance for rows in places)
+
+    def _at(self, rows: float) -> float:
+        places, seconds = self._places, self._seconds
+        if rows <= places[0]:
+            exponent = self._exponent(0) if len(places) > 1 else BELOW_EXPONENT
+            return seconds[0] * math.pow(rows / places[0], exponent)
+        if rows >= places[-1]:
+            beyond = rows / places[-1]
+            hope = math.pow(min(beyond, HOPE), self._exponent(len(places) - 2))
+            return seconds[-1] * hope * max(beyond / HOPE, 1.0)
+        return self._between(bisect_right(places, rows) - 1, rows)
+
+    def _between(self, left: int, rows: float) -> float:
+        """The least that a convex law allows between two knots: above the lines through their neighbours.
+
+        Passes cost little until, at some width, they cost in proportion. Where that is has to be tried out, and a chord
+        between a narrow pass and somebody's prefill would say that it cannot be worth it.
+        """
+        chord = self._line(left, left + 1, rows)
+        below = self._line(left - 1, left, rows) if left else self._seconds[0]
+        above = self._line(left + 1, left + 2, rows) if left + 2 < len(self._places) else 0.0
+        return min(max(below, above), chord)
+
+    def _line(self, first: int, second: int, rows: float) -> float:
+        share = (rows - self._places[first]) / (self._places[second] - self._places[first])
+        return self._seconds[first] + share * (self._seconds[second] - self._seconds[first])
+
+    def _exponent(self, left: int) -> float:
+        """Of the power law through two neighbouring knots, to go on beyond the ends."""
+        places, seconds = self._places, self._seconds
+        if len(places) < 2:
+            return MIN_EXPONENT
+        exponent = math.log(seconds[left + 1] / seconds[left]) / math.log(places[left + 1] / places[left])
+        return min(max(exponent, MIN_EXPONENT), MAX_EXPONENT)
+
+
+class PassCost:
+    """Learns seconds of one forward pass as a function of its rows: a profile that never falls, times a pace."""
+
+    def __init__(self, prior_s: float) -> None:
+        self._prior_s = prior_s
+        self._knots: dict[int, _Knot] = {}
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._profile = Curve(*self._fitted())
+        self._num_unfitted = 0
+        self.pace = 1.0
+
+    def __repr__(self) -> str:
+        return f"<PassCost {', '.join(f'{rows:.0f}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
+
+    def see(self, rows: float, seconds: float) -> None:
+        """One pass of `rows` rows took `seconds`."""
+        if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
+            return
+        knot = self._knots.get(_bucket(rows))
+        self._num_unfitted += 1
+        if knot is None:
+            self._knots[_bucket(rows)] = _Knot(rows, seconds / self.pace, young=[seconds / self.pace])
+            self._fit()
+        else:
+            self._recent.append(seconds / self._profile(rows))
+            self.pace = median(self._recent)
+            knot.see(rows, seconds / self.pace)
+            if self._num_unfitted >= FIT_EVERY or knot.weight <= YOUNG:
+                self._fit()
+
+    def _fit(self) -> None:
+        self._num_unfitted = 0
+        self._profile = Curve(*self._fitted())
+
+    def __call__(self, rows: float) -> float:
+        """Expected seconds of a pass of `rows` rows at the present pace."""
+        return self.pace * self._profile(rows)
+
+    def curve(self) -> Curve:
+        """The present belief, for keeps."""
+        return self._profile.times(self.pace)
+
+    def points(self) -> dict[int, float]:
+        """Where it was observed, for people."""
+        return {round(knot.rows): self(knot.rows) for knot in self._sorted()}
+
+    def _sorted(self) -> list[_Knot]:
+        return sorted(self._knots.values(), key=lambda knot: knot.rows)
+
+    def _fitted(self) -> tuple[list[float], list[float]]:
+        """The knots, pooled where they fall: isotonic regression by pool-adjacent-violators."""
+        if not self._knots:
+            return [1.0, PRIOR_ROWS], [self._prior_s, self._prior_s]
+        pools: list[list[_Knot]] = []
+        for knot in self._sorted():
+            pools.append([knot])
+            while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+                pools[-2:] = [[*pools[-2], *pools[-1]]]
+        seconds = [_mean(pool) for pool in pools for _ in pool]
+        return [knot.rows for pool in pools for knot in pool], seconds
+
+
+def _mean(pool: list[_Knot]) -> float:
+    return sum(knot.seconds * knot.weight for knot in pool) / sum(knot.weight for knot in pool)
+
+
+class EngineCost:
+    """One kind of engine: its passes, and the wire to it."""
+
+    def __init__(self, prior_s: float) -> None:
+        self.passes = PassCost(prior_s)
+        self._wires: deque[float] = deque(maxlen=NUM_WIRES)
+        self._hops: deque[float] = deque(maxlen=NUM_HOPS)
+        self._num_calls = 0
+        self._last: Timing | None = None
+
+    def __repr__(self) -> str:
+        return f"<EngineCost {self.passes}, wire {self.wire_s * 1e3:.1f} ms>"
+
+    @property
+    def wire_s(self) -> float:
+        """Of a call and its answer, and of gathering the call with others: the median of the last few."""
+        return median(self._wires) if self._wires else PRIOR_WIRE_S
+
+    @property
+    def hop_s(self) -> float:
+        """Of a call and its answer alone: where calls wait for one another the others contain that wait."""
+        return min(self._hops, default=PRIOR_WIRE_S)
+
+    def see(self, timing: Timing, elapsed_s: float) -> None:
+        """One answered call. Those who shared its passes tell the same, and it counts once."""
+        if timing.num_passes < 1:
+            return
+        self._see_wire(max(0.0, elapsed_s - timing.waited_s - timing.computed_s))
+        if self._last is None or not _is_same(timing, self._last):
+            self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes)
+        self._last = timing
+
+    def _see_wire(self, wire_s: float) -> None:
+        self._wires.append(wire_s)
+        if self._num_calls % HOP_CALLS == 0:
+            self._hops.append(wire_s)
+        self._hops[-1] = min(self._hops[-1], wire_s)
+        self._num_calls += 1
+
+    def see_late(self, rows: float, num_passes: int, elapsed_s: float) -> None:
+        """No answer after `elapsed_s`: each of its passes takes at least its share of that."""
+        rows = max(rows, 1.0)
+        self.passes.see(rows, max(elapsed_s / max(num_passes, 1), self.passes(rows)))
+
+
+def _is_same(one: Timing, other: Timing) -> bool:
+    """Whether two answers tell of the same passes."""
+    is_same_work = (one.num_rows, one.num_passes) == (other.num_rows, other.num_passes)
+    return is_same_work and math.isclose(one.computed_s, other.computed_s, rel_tol=1e-9)

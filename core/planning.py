@@ -1,0 +1,210 @@
+"""How many tokens a second a way of guessing would yield.
+
+Knows acceptance (RankLaw) and costs (Economy) as they are believed to be at the moment; must not know how they were
+learned, and keeps nothing. The objective is the formula G of docs/control.md: tokens of a round over its time, with a
+table for every likely outcome on hits and drafting just in time on misses; without tables, Leviathan et al. 2023,
+Theorem 3.8. All sessions that share an engine are assumed to act alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from core.costs import Curve
+from core.shapes import BestTree, RankLaw, best_tree
+from core.tables import TableBudget, prepared
+from core.trees import Budget
+
+NORM = 12.0
+"""Order of the norm that stands for the maximum of two times that jitter."""
+SHARED_SESSIONS = 2.0
+"""From here on sessions meet in the passes of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a session may do at most."""
+
+    max_depth: int
+    max_block_tokens: int
+    max_table_tokens: int
+    max_fanout: int
+    is_pipelined: bool
+    is_chain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Economy:
+    """What things cost at the moment."""
+
+    verify_pass_s: Curve
+    draft_pass_s: Curve
+    verify_wire_s: float
+    draft_wire_s: float
+    num_verifying: float = 1.0
+    """Sessions that share a pass of the target."""
+    num_drafting: float = 1.0
+    """Sessions that share a pass of the draft."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether sessions meet in the passes of the target."""
+        return self.num_verifying >= SHARED_SESSIONS
+
+    def halved(self) -> Economy:
+        """The same for half of the sessions."""
+        return replace(self, num_verifying=self.num_verifying / 2.0, num_drafting=max(1.0, self.num_drafting / 2.0))
+
+    def verify_s(self, nodes: float) -> float:
+        """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
+        return self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.verify_wire_s
+
+    def draft_s(self, rows: tuple[int, ...]) -> float:
+        """A round trip to the draft for passes of so many rows of each session."""
+        return sum(self.draft_pass_s(self.num_drafting * row) for row in rows if row) + self.draft_wire_s
+
+    def price(self, rate: float, nodes: float) -> float:
+        """Tokens that the batch loses by one more row in a pass, when each session yields `rate` tokens a second.
+
+        The Lagrange multiplier of a shared budget of rows: equal for all sessions, so that verifying whatever is worth
+        more is the same as filling the budget by survival.
+        """
+        rows = self.num_verifying * (nodes + 1.0)
+        more = max(1.0, rows / 8.0)
+        slope = (self.verify_pass_s(rows + more) - self.verify_pass_s(rows)) / more
+        return self.num_verifying * rate * slope
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way of guessing."""
+
+    block_nodes: int = 0
+    """Of a block at most; 0 is plain decoding."""
+    depth: int = 0
+    """Of a block at most."""
+    num_passes: int = 0
+    """Of the draft for a table; 0 prepares none."""
+    rows_per_pass: int = 0
+    jit_nodes: int = 0
+    """Of a block drafted just in time, on a miss; 0 goes on without."""
+    jit_depth: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        return self.block_nodes == 0
+
+    @property
+    def gamma(self) -> int:
+        """Guesses in a row at most."""
+        return min(self.depth, self.block_nodes)
+
+
+PLAIN = Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a plan would yield."""
+
+    plan: Plan
+    rate: float
+    """Tokens a second of one session."""
+    tokens: float
+    """Of a round."""
+    round_s: float
+    hit_rate: float
+    block_tokens: float
+    """Nodes verified in a round that hits."""
+    table_tokens: int
+
+
+def table_budget(plan: Plan, bounds: Bounds, max_depth: int) -> TableBudget:
+    """What a plan allows a table when no block may be deeper than `max_depth`."""
+    return TableBudget(
+        num_nodes=bounds.max_table_tokens,
+        num_passes=plan.num_passes,
+        rows_per_pass=plan.rows_per_pass,
+        max_depth=min(plan.depth, max_depth),
+        block_nodes=plan.block_nodes,
+        fanout=bounds.max_fanout,
+        is_chain=bounds.is_chain,
+    )
+
+
+def free_budget(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float, float], max_depth: int) -> Budget:
+    """The same for a draft that chooses by itself: what is forecast for the plan is the least that this yields."""
+    head, *others = law.at(1)
+    tail = tuple(chance / (1.0 - head) for chance in others[: bounds.max_fanout - 1])
+    excess = max(1.0, sum(tail))
+    return Budget(
+        num_nodes=bounds.max_table_tokens,
+        num_passes=plan.num_passes,
+        rows_per_pass=plan.rows_per_pass,
+        max_depth=min(plan.depth, max_depth),
+        fanout=bounds.max_fanout,
+        sureness=sureness,
+        tail=tuple(chance / excess for chance in tail),
+    )
+
+
+def forecast(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:
+    """What `plan` would yield."""
+    if plan.is_plain:
+        round_s = economy.verify_s(0.0)
+        return Forecast(plan, 1.0 / round_s, 1.0, round_s, 0.0, 0.0, 0)
+    if plan.num_passes == 0:
+        return _in_turn(plan, law, economy, bounds)
+    return _pipelined(plan, law, economy, bounds)
+
+
+def block_of(law: RankLaw, num_nodes: int, depth: int, bounds: Bounds) -> BestTree:
+    """The best block of so many nodes within the bounds."""
+    return best_tree(law, num_nodes, depth, is_chain=bounds.is_chain)
+
+
+def _in_turn(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:
+    """Draft, then verify: E(gamma) / (t_v + gamma t_d).
+
+    Sessions that share engines fall into two halves, since who drafts misses the others' pass: each half drafts while
+    the other is verified, and neither engine serves both at once.
+    """
+    tree = block_of(law, plan.block_nodes, plan.depth, bounds)
+    tokens = 1.0 + tree.tokens
+    if economy.is_shared:
+        half = economy.halved()
+        round_s = 2.0 * max(half.verify_s(len(tree)), half.draft_s(tree.rows))
+    else:
+        round_s = economy.verify_s(len(tree)) + economy.draft_s(tree.rows)
+    return Forecast(plan, tokens / round_s, tokens, round_s, 0.0, len(tree), 0)
+
+
+def _pipelined(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:
+    """G: [h E_hit + (1 - h) E_miss] / [h max(t_v, t_table) + (1 - h)(max(t_v, t_table) + t_jit)].
+
+    Where a pass is shared, hits and misses are verified together: t_v is that of their mean.
+    """
+    block = block_of(law, plan.block_nodes, plan.depth, bounds)
+    above = block.growth
+    table = prepared(above.parents, above.ranks, law, table_budget(plan, bounds, plan.depth))
+    hit = table.hit_rate
+    table_s = economy.draft_s(table.rows)
+    nodes = table.block_tokens / hit if hit else 0.0
+    jit = block_of(law, plan.jit_nodes, plan.jit_depth, bounds)
+    if economy.is_shared:
+        round_s = longer_of(economy.verify_s(hit * nodes + (1.0 - hit) * len(jit)), table_s)
+    else:
+        jit_s = economy.draft_s(jit.rows) if len(jit) else 0.0
+        miss_s = longer_of(economy.verify_s(len(jit)), table_s) + jit_s
+        round_s = hit * longer_of(economy.verify_s(nodes), table_s) + (1.0 - hit) * miss_s
+    tokens = 1.0 + table.accepted + (1.0 - hit) * jit.tokens
+    return Forecast(plan, tokens / round_s, tokens, round_s, hit, nodes, len(table.growth))
+
+
+def longer_of(verify_s: float, table_s: float) -> float:
+    """Mean time until both have come, where each takes about so long: max(t_v, t_table), and 6% more if they are equal.
+
+    Both jitter, so what is nearly as long as the other is sometimes the longer one. A norm of high order says so.
+    """
+    longest, other = max(verify_s, table_s), min(verify_s, table_s)
+    return float(longest * (1.0 + (other / longest) ** NORM) ** (1.0 / NORM))

@@ -1,0 +1,56 @@
+"""The pilots of one orchestrator's sessions: which policy, what they share, and a report for people.
+
+Knows settings and pilots; must not know sessions or engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from core.config import Policy, SpeculationConfig
+from core.records import GenerationRequest
+from orchestrator.adaptive import AdaptivePilot
+from orchestrator.knowledge import Knowledge
+from orchestrator.pilot import ControlReport, Pilot
+from orchestrator.policies import HeuristicPilot, StaticPilot, SurePilot
+
+_PILOTS: Mapping[Policy, Callable[[GenerationRequest, SpeculationConfig, Knowledge], Pilot]] = {
+    "adaptive": AdaptivePilot,
+    "static": StaticPilot,
+    "heuristic": HeuristicPilot,
+    "confidence": SurePilot,
+    "entropy": SurePilot,
+}
+
+
+class Controls:
+    """Gives each session its pilot, by the policy of the settings; keeps what all of them learn."""
+
+    def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
+        """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""
+        self._config = config
+        self._known = Knowledge(config.max_draft_tokens, num_targets, num_drafts)
+
+    def __repr__(self) -> str:
+        return f"<Controls {self._config.policy} {self._known}>"
+
+    def pilot(self, request: GenerationRequest) -> Pilot:
+        return _PILOTS[self._config.policy](request, self._config, self._known)
+
+    def report(self) -> ControlReport:
+        known, doing = self._known, self._known.doing
+        profile = known.most_used_profile()
+        return ControlReport(
+            policy=self._config.policy,
+            num_sessions=known.num_sessions,
+            draft_tokens=doing.draft_tokens,
+            block_tokens=doing.block_tokens,
+            table_tokens=doing.table_tokens,
+            reason=known.reason,
+            acceptance=profile.heads() if profile else (),
+            hit_rate=known.hits.mean(),
+            verify_s=known.verify.passes.points(),
+            draft_s=known.draft.passes.points(),
+            wire_s=known.verify.hop_s,
+            num_changes=known.num_changes,
+        )

@@ -1,0 +1,144 @@
+"""One plan for all sessions of a kind: those that share engines wait for each other, so they had better act alike.
+
+Knows estimates, plans and decisions, and connects them; must not know tokens. What a single session's text is like
+shows in its tables and in how much of a block it has verified; the number and width of passes are common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from core.control import Decision, Observation, State, decide
+from core.estimators import RankProfile, rounded_level
+from core.planning import PLAIN, Bounds, Plan
+from core.search import Outlook
+from core.shapes import RankLaw
+from orchestrator.knowledge import Doing, Knowledge
+
+DECISION_ROUNDS = 4
+"""Rounds of each session between decisions."""
+
+
+class Course:
+    """What the sessions of one kind do at present, and why."""
+
+    def __init__(self, kind: str, profile: RankProfile, bounds: Bounds, known: Knowledge) -> None:
+        self.kind = kind
+        self.bounds = bounds
+        self.price = 0.0
+        """Tokens that one more row of verification costs."""
+        self.just_in_time = PLAIN
+        """What to draft on a miss."""
+        self._profile = profile
+        self._known = known
+        self._levels: dict[Hashable, float] = {}
+        self._level = 0.0
+        self._trying: Hashable | None = None
+        self._num_tried = 0
+        self._num_rounds = 0
+        self._num_planned = known.num_sharing
+        self._patience = 1
+        self._state = State()
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<Course of {len(self._levels)} sessions, {self.kind}: {self._state}>"
+
+    @property
+    def plan(self) -> Plan:
+        """What is done by all; during a trial only by the one that tries."""
+        return self._state.plan
+
+    def plan_of(self, session: Hashable) -> Plan:
+        """What this session does."""
+        return PLAIN if self._state.is_trial and session != self._trying else self._state.plan
+
+    def join(self, session: Hashable) -> None:
+        self._levels[session] = self._level
+
+    def leave(self, session: Hashable) -> None:
+        self._levels.pop(session, None)
+        if session == self._trying:
+            self._trying = None
+
+    def saw_round(self, session: Hashable, level: float) -> None:
+        """A verdict; `level` is how much easier than most this session's text is, in logits."""
+        self._levels[session] = level
+        if self._state.is_trial and self._trying is None:
+            self._trying = session
+        self._num_rounds += 1
+        if self._num_rounds >= self._patience * len(self._levels) or self._known.is_crowded(self._num_planned):
+            self._decide(session)
+
+    def saw_answer(self, session: Hashable) -> None:
+        """The draft has answered this session, or failed to."""
+        self._num_tried += session == self._trying
+
+    def law(self) -> RankLaw:
+        """Acceptance in the text of all sessions at the moment."""
+        if self._levels:
+            self._level = rounded_level(sum(self._levels.values()) / len(self._levels), self._level)
+        return self._profile.law(self._level)
+
+    def _begin(self) -> None:
+        outlook = self._outlook()
+        best = outlook.best()
+        self._state = State(plan=best.plan)
+        self._take(outlook)
+        reason = f"{self.kind}: gamma {best.plan.gamma}, first choice: {_figures(outlook, best.plan)}"
+        self._known.begin(self._known.doing, reason)
+
+    def _decide(self, session: Hashable) -> None:
+        self._num_rounds = 0
+        self._patience = min(self._patience + 1, DECISION_ROUNDS)  # the first rounds tell most
+        self._num_planned = self._known.num_sharing
+        outlook = self._outlook()
+        before = self._state
+        decision, self._state = decide(self._observation(outlook), before)
+        if before.is_trial != self._state.is_trial:
+            self._trying = session if self._state.is_trial else None
+            self._num_tried = 0
+            if self._state.is_trial:
+                self._profile.doubt()
+        self._take(outlook, self._reason(outlook, before.plan, decision) if decision.is_change else "")
+
+    def _outlook(self) -> Outlook:
+        return self._known.outlook(self.law(), self.bounds, self._state.plan)
+
+    def _observation(self, outlook: Outlook) -> Observation:
+        return Observation(
+            plain=outlook.forecast(PLAIN).rate,
+            current=outlook.forecast(self.plan).rate,
+            best=outlook.best(),
+            num_tried=self._num_tried,
+            is_pipelined=self.bounds.is_pipelined,
+        )
+
+    def _take(self, outlook: Outlook, reason: str = "") -> None:
+        """Act by the present plan, and say so."""
+        expected = outlook.forecast(self.plan)
+        if self._state.is_trial:  # to learn, every guess must be verified, and nothing else be tried
+            self.price, self.just_in_time = 0.0, PLAIN
+        else:
+            self.price = outlook.economy.price(expected.rate, expected.block_tokens)
+            self.just_in_time = outlook.just_in_time(self.plan) if self.plan.num_passes else PLAIN
+        self._known.change(Doing(self.plan.gamma, self.plan.block_nodes, expected.table_tokens), reason)
+
+    def _reason(self, outlook: Outlook, before: Plan, decision: Decision) -> str:
+        """The change with the figures that decided it: of the plan that guesses, where only one of the two does."""
+        judged = before if decision.plan.is_plain else decision.plan
+        change = f"gamma {before.gamma} -> {decision.plan.gamma}, {decision.why}"
+        return f"{self.kind}: {change}: {_figures(outlook, judged)}"
+
+
+def _figures(outlook: Outlook, plan: Plan) -> str:
+    """What speaks for and against `plan`."""
+    economy, expected = outlook.economy, outlook.forecast(plan)
+    num = economy.num_verifying
+    rows = num * (expected.block_tokens + 1.0)
+    wide_ms, plain_ms = 1e3 * economy.verify_s(expected.block_tokens), 1e3 * economy.verify_s(0.0)
+    gain = expected.rate / outlook.forecast(PLAIN).rate
+    return (
+        f"{num:.1f} sessions, verify of {rows:.0f} rows {wide_ms:.1f} ms against {plain_ms:.1f} ms for {num:.0f}, "
+        f"{expected.tokens:.2f} tokens in {1e3 * expected.round_s:.1f} ms; {gain:.2f}x of plain"
+    )

@@ -1,0 +1,181 @@
+"""What the pilots of one orchestrator know in common: costs, what guesses are worth, how many they are.
+
+Knows estimates; must not know what is decided with them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from core.costs import EngineCost
+from core.estimators import ConfidenceFit, RankProfile, Rate
+from core.planning import SHARED_SESSIONS, Bounds, Economy, Plan
+from core.search import Outlook
+from core.shapes import RankLaw
+
+if TYPE_CHECKING:
+    from orchestrator.course import Course
+
+PRIOR_VERIFY_S = 0.025
+PRIOR_DRAFT_S = 0.003
+MAX_OUTLOOKS = 64
+GRAIN = 0.08
+"""Costs may drift by so much, relatively, before plans are made anew."""
+LOAD_CHANGE = 1.15
+"""Where so many times more or fewer sessions share an engine, plans are made anew."""
+
+
+@dataclass(slots=True)
+class Lookups:
+    """What became of guesses that were looked up in the text, by depth."""
+
+    rates: list[Rate] = field(default_factory=lambda: [Rate(0.5, weight=4.0, window=200.0) for _ in range(16)])
+
+    def see(self, num_guesses: int, num_accepted: int) -> None:
+        for depth in range(min(num_accepted + 1, num_guesses, len(self.rates))):
+            self.rates[depth].see(depth < num_accepted)
+
+    def survival(self, num_tokens: int) -> list[float]:
+        """Chance that each of so many guesses in a row is accepted, with those before it."""
+        found, reach, before = [], 1.0, self.rates[0].prior
+        for depth in range(num_tokens):
+            before = self.rates[min(depth, len(self.rates) - 1)].mean(before)
+            reach *= before
+            found.append(reach)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """How far is guessed at present."""
+
+    draft_tokens: int = 0
+    block_tokens: int = 0
+    table_tokens: int = 0
+
+
+class Knowledge:
+    """Shared by all pilots of an orchestrator; each adds what it sees."""
+
+    def __init__(self, max_depth: int, num_targets: float, num_drafts: float) -> None:
+        self._num_targets = num_targets
+        self._num_drafts = num_drafts
+        self.verify = EngineCost(PRIOR_VERIFY_S)
+        self.draft = EngineCost(PRIOR_DRAFT_S)
+        self.lookups = Lookups()
+        self.hits = Rate(0.8, weight=1.0)
+        self.num_sessions = 0
+        self._max_depth = max_depth
+        self._profiles: dict[str, RankProfile] = {}
+        self._fits: dict[str, ConfidenceFit] = {}
+        self._priors: dict[str, RankLaw] = {}
+        self._outlooks: OrderedDict[object, Outlook] = OrderedDict()
+        self._courses: dict[Hashable, Course] = {}
+        self._economy: Economy | None = None
+        self.doing = Doing()
+        self.num_changes = 0
+        self.reason = ""
+
+    def __repr__(self) -> str:
+        return f"<Knowledge of {self.num_sessions} sessions, {self._profiles}, {self.verify}, {self.draft}>"
+
+    def profile(self, kind: str, *, is_sampled: bool) -> RankProfile:
+        """Acceptance of this kind of verification."""
+        if kind not in self._profiles:
+            self._profiles[kind] = RankProfile(self._max_depth, is_sampled=is_sampled)
+        return self._profiles[kind]
+
+    def fit(self, kind: str) -> ConfidenceFit:
+        return self._fits.setdefault(kind, ConfidenceFit())
+
+    def prior_law(self, kind: str, *, is_sampled: bool) -> RankLaw:
+        """Acceptance before anything has been seen, for policies that do not learn."""
+        if kind not in self._priors:
+            self._priors[kind] = RankProfile(1, is_sampled=is_sampled).law()
+        return self._priors[kind]
+
+    def most_used_profile(self) -> RankProfile | None:
+        """Of the kind of verification that most has been seen of."""
+        return max(self._profiles.values(), key=lambda profile: profile.num_seen, default=None)
+
+    def course(self, key: Hashable, new: Callable[[], Course]) -> Course:
+        """What all sessions of a kind do together."""
+        if key not in self._courses:
+            self._courses[key] = new()
+        return self._courses[key]
+
+    def begin(self, doing: Doing, reason: str) -> None:
+        """A first choice, and why."""
+        self.doing, self.reason = doing, reason
+
+    def change(self, doing: Doing, reason: str = "") -> None:
+        """What is done from now on; and why, where that is something else than before."""
+        self.doing = doing
+        if reason:
+            self.num_changes += 1
+            self.reason = reason
+
+    @property
+    def num_sharing(self) -> float:
+        """Sessions that share a pass of the target, when none of them is late for it."""
+        return max(1.0, self.num_sessions / self._num_targets)
+
+    def is_crowded(self, num_planned: float) -> bool:
+        """Whether so many more share an engine than was planned for that the next round decides anew.
+
+        That some have left can wait for the next decision: where one stream ends another often begins.
+        """
+        return self.num_sharing > LOAD_CHANGE * num_planned
+
+    @property
+    def lately(self) -> Economy:
+        """Costs as they were believed to be when somebody looked last."""
+        return self._economy or self.economy()
+
+    def economy(self) -> Economy:
+        """Costs as they were when they last had drifted noticeably, so that plans made for them hold a while."""
+        loads = self.num_sharing, max(1.0, self.num_sessions / self._num_drafts)
+        now = self._economy
+        if now is None or self._is_other_load(now.num_verifying) or self._has_drifted(now):
+            verify_wire_s, draft_wire_s = self._wires_s()
+            now = self._economy = Economy(
+                verify_pass_s=self.verify.passes.curve(),
+                draft_pass_s=self.draft.passes.curve(),
+                verify_wire_s=verify_wire_s,
+                draft_wire_s=draft_wire_s,
+                num_verifying=loads[0],
+                num_drafting=loads[1],
+            )
+        return now
+
+    def _wires_s(self) -> tuple[float, float]:
+        """Of target and draft. Where passes are shared, what a call waits for the others' is a cost of the passes."""
+        if self.num_sharing < SHARED_SESSIONS:
+            return self.verify.wire_s, self.draft.wire_s
+        return self.verify.hop_s, self.draft.hop_s
+
+    def _is_other_load(self, num_then: float) -> bool:
+        now = self.num_sharing
+        return max(now, num_then) > LOAD_CHANGE * min(now, num_then)
+
+    def _has_drifted(self, then: Economy) -> bool:
+        verify_wire_s, draft_wire_s = self._wires_s()
+        return (
+            abs(verify_wire_s - then.verify_wire_s) + abs(draft_wire_s - then.draft_wire_s) > GRAIN * then.verify_s(0.0)
+            or self.verify.passes.curve().differs(then.verify_pass_s, GRAIN)
+            or self.draft.passes.curve().differs(then.draft_pass_s, GRAIN)
+        )
+
+    def outlook(self, law: RankLaw, bounds: Bounds, start: Plan) -> Outlook:
+        """All that follows for those who believe in `law`. The search for the best plan begins at `start`."""
+        economy = self.economy()
+        key = (law, bounds)
+        found = self._outlooks.get(key)
+        if found is None or found.economy is not economy:
+            found = self._outlooks[key] = Outlook(law, economy, bounds, start)
+            if len(self._outlooks) > MAX_OUTLOOKS:
+                self._outlooks.popitem(last=False)
+        return found

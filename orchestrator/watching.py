@@ -1,0 +1,173 @@
+"""What every pilot does, whatever its policy: learn from what it sees, be patient, look guesses up.
+
+Knows shapes, ranks and times; must not know tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from core.config import SpeculationConfig
+from core.estimators import ConfidenceFit, Level, RankProfile, placed
+from core.planning import Bounds
+from core.records import NEVER_STOP, GenerationRequest, StopRule, Verification
+from core.shapes import RankLaw
+from core.tables import Prepared, TableBudget, prepared
+from core.trees import NO_GROWTH, ROOT, Growth
+from orchestrator.knowledge import Doing, Knowledge
+from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
+
+PATIENCE = 4.0
+"""Times its usual pace that a draft is waited for."""
+MAX_PATIENCE_S = 0.4
+"""Not longer than this, unless the draft is usually that slow: a stream must not stall for a draft that has died."""
+LAW_ROUNDS = 4
+"""Rounds after which a session's own acceptance is estimated anew."""
+LOOK_ROUNDS = 16
+"""Rounds after which costs are looked at anew, where nobody has decided anything meanwhile."""
+UNKNOWN_LOOKUP_TOKENS = 3
+MAX_CACHED_TABLES = 64
+LEARNING_LOOKUPS = 8
+"""Lookups of which so many have been verified are known well enough to be given up."""
+
+
+def kind_of(request: GenerationRequest) -> str:
+    """Under which name what is seen of this request is learned: its acceptance follows another law than others'."""
+    if request.sampling.is_greedy:
+        return "greedy"
+    return "coupled" if request.verification is Verification.COUPLED else "rejection"
+
+
+class WatchingPilot:
+    """What the policies have in common; a policy adds `block`, `table` and what follows from them."""
+
+    def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
+        asked = request.max_draft_tokens
+        self.kind = kind_of(request)
+        self._is_sampled = self.kind == "rejection"
+        self._max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
+        self._config = config
+        self._known = knowledge
+        self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
+        self._fit: ConfidenceFit = knowledge.fit(self.kind)
+        self._level = Level()
+        self._law: RankLaw = self.law()
+        self._asked_rows: tuple[int, ...] = ()
+        self._tables: OrderedDict[object, Prepared] = OrderedDict()
+        self._num_rounds = 0
+        self._is_open = True
+        knowledge.num_sessions += 1
+        if self._max_depth == 0 and not knowledge.reason:
+            knowledge.begin(Doing(), f"{self.kind}: gamma 0, as the request or the settings say")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.kind}, {self._num_rounds} rounds>"
+
+    @property
+    def wants_draft(self) -> bool:
+        return self._max_depth > 0
+
+    @property
+    def stop(self) -> StopRule:
+        return NEVER_STOP
+
+    @property
+    def patience_s(self) -> float:
+        expected = self._known.lately.draft_s(self._asked_rows)
+        return max(min(max(self._config.draft_timeout_s, PATIENCE * expected), MAX_PATIENCE_S), 1.5 * expected)
+
+    def num_to_verify(self, shape: Shape) -> int:
+        return len(shape)
+
+    def num_to_look_up(self, max_depth: int) -> int:
+        """The chain of guesses that yields the most tokens for the time of its verification; none, if none does."""
+        most = min(max_depth, self._max_depth)
+        if not self._config.lookup or most < 1:
+            return 0
+        economy, survival = self._known.lately, self._known.lookups.survival(most)
+        tokens, best, best_rate = 1.0, 0, 1.0 / economy.verify_s(0.0)
+        for num_tokens, chance in enumerate(survival, start=1):
+            tokens += chance
+            rate = tokens / economy.verify_s(num_tokens)
+            if rate > best_rate:
+                best, best_rate = num_tokens, rate
+        is_unknown = self._known.lookups.rates[0].seen < LEARNING_LOOKUPS
+        return min(best or 1, UNKNOWN_LOOKUP_TOKENS, most) if is_unknown else best
+
+    def saw_round(self, seen: RoundSeen) -> None:
+        self._num_rounds += 1
+        if self._num_rounds % LOOK_ROUNDS == 0:
+            self._known.economy()
+        if self._num_rounds % LAW_ROUNDS == 0:
+            self._law = self.law()
+        self._level.fade()
+        if seen.shape.source is Source.LOOKUP:
+            self._known.lookups.see(len(seen.shape), len(seen.path))
+        else:
+            self._learn(seen)
+        if seen.found in (Found.HIT, Found.MISS):
+            self._known.hits.see(seen.found is Found.HIT)
+        if seen.timing is not None:
+            self._known.verify.see(seen.timing, seen.elapsed_s)
+
+    def saw_draft(self, seen: DraftSeen) -> None:
+        if seen.timing is not None:
+            self._known.draft.see(seen.timing, seen.elapsed_s)
+
+    def saw_late_draft(self) -> None:
+        rows = self._asked_rows
+        mean = self._known.num_sharing * sum(rows) / max(len(rows), 1)
+        self._known.draft.see_late(mean, len(rows), self.patience_s)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._known.num_sessions -= 1
+
+    def law(self) -> RankLaw:
+        """Acceptance as it is believed to be for this session."""
+        return self._profile.law(self._level.estimate(self._profile.heads()))
+
+    def bounds(self, *, is_chain: bool) -> Bounds:
+        """What this session may do at most: q travels with a table where the draft samples, and takes its room."""
+        config = self._config
+        return Bounds(
+            max_depth=self._max_depth,
+            max_block_tokens=self._max_depth if is_chain or self._is_sampled else config.max_block_tokens,
+            max_table_tokens=config.max_table_tokens // (4 if self._is_sampled else 1),
+            max_fanout=32,
+            is_pipelined=config.pipelining,
+            is_chain=is_chain or self._is_sampled,
+        )
+
+    def _table(self, shape: Shape, law: RankLaw, budget: TableBudget) -> Growth:
+        """The best table; what is asked for every few rounds is made once."""
+        if budget.max_depth < 1 or budget.num_passes < 1:
+            return NO_GROWTH
+        is_fed = shape.source is Source.DRAFT
+        key = (shape.parents, shape.ranks, budget, law, is_fed)
+        found = self._tables.get(key)
+        if found is None:
+            found = self._tables[key] = prepared(shape.parents, shape.ranks, law, budget, is_fed=is_fed)
+            if len(self._tables) > MAX_CACHED_TABLES:
+                self._tables.popitem(last=False)
+        self._asked_rows = found.rows
+        return found.growth
+
+    def _learn(self, seen: RoundSeen) -> None:
+        shape = seen.shape
+        places = placed(shape.parents, shape.ranks, seen.path, seen.rank, seen.num_listed)
+        for place, parent in zip(places, (ROOT, *seen.path), strict=True):
+            self._profile.see(place)
+            if place.num_known and 0 in place.taken:
+                self._level.see(place.depth, place.rank == 0)
+                confidence = shape.confidence[_likeliest(shape, parent)]
+                self._fit.see(self._law.at(place.depth)[0], confidence, place.rank == 0)
+
+
+def _likeliest(shape: Shape, parent: int) -> int:
+    """The guess of rank 0 there."""
+    node = shape.parents.index(parent)
+    while shape.ranks[node] != 0:
+        node = shape.parents.index(parent, node + 1)
+    return node

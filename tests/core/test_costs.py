@@ -1,0 +1,116 @@
+"""Costs as they are learned from timings: robust to single outliers, quick to follow a change, rising with rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.costs import HOPE, MIN_EXPONENT, Curve, EngineCost, PassCost
+from core.records import Timing
+
+ROWS = (1, 4, 16, 48)
+
+
+def law(rows):
+    return 0.003 * max(1.0, rows / 64.0)
+
+
+def learned(num=40, factor=1.0):
+    cost = PassCost(0.02)
+    for index in range(num):
+        rows = ROWS[index % len(ROWS)]
+        cost.see(rows, factor * law(rows))
+    return cost
+
+
+def test_the_profile_of_a_steady_engine_is_found():
+    cost = learned()
+    for rows in ROWS:
+        assert cost(rows) == pytest.approx(law(rows), rel=0.02)
+
+
+def test_one_pause_of_the_collector_changes_nothing():
+    cost = learned()
+    before = cost.curve()
+    cost.see(16, 0.3)
+    assert not cost.curve().differs(before, 0.05)
+    cost.see(4, 0.003)
+    cost.see(16, 0.25)
+    assert not cost.curve().differs(before, 0.08), "nor does another one soon after"
+
+
+@pytest.mark.parametrize("factor", [8.0, 0.2])
+def test_a_change_of_pace_is_noticed_within_a_few_passes_at_every_number_of_rows(factor):
+    cost = learned()
+    for _ in range(4):
+        cost.see(16, factor * law(16))
+    for rows in ROWS:
+        assert cost(rows) == pytest.approx(factor * law(rows), rel=0.25)
+    for _ in range(4):
+        cost.see(16, law(16))
+    assert cost(16) == pytest.approx(law(16), rel=0.25), "and so is its end"
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
+def test_more_rows_never_cost_less(seen):
+    cost = PassCost(0.01)
+    for rows, seconds in seen:
+        cost.see(rows, seconds)
+    curve = cost.curve()
+    costs = [curve(rows) for rows in (0.5, 1, 2, 3, 5, 8, 13, 50, 200, 900, 1500, 4000, 16000)]
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(costs))
+
+
+def test_beyond_what_was_seen_hope_ends():
+    curve = Curve((1.0, 16.0), (0.003, 0.003))
+    assert curve(16 * HOPE) == pytest.approx(0.003 * HOPE**MIN_EXPONENT)
+    assert curve(160 * HOPE) == pytest.approx(10 * curve(16 * HOPE))
+
+
+def test_between_a_narrow_pass_and_a_prefill_the_chord_is_not_believed():
+    """A law that is flat to 64 rows and then proportional must stay worth trying at 64."""
+    curve = Curve((1.0, 8.0, 512.0), (0.003, 0.003, 0.024))
+    assert curve(64) == pytest.approx(0.003)
+    assert curve(512) == pytest.approx(0.024)
+
+
+@pytest.mark.parametrize("bad", [(0, 0.1), (4, 0.0), (4, -1.0), (4, float("nan")), (4, float("inf"))])
+def test_impossible_timings_are_not_learned_from(bad):
+    cost = learned()
+    before = cost.points()
+    cost.see(*bad)
+    assert cost.points() == before
+
+
+def test_what_many_sessions_tell_of_one_pass_counts_once():
+    engine = EngineCost(0.01)
+    for _ in range(10):
+        engine.see(Timing(0.0, 0.003, 1, 64), 0.004)
+        engine.see(Timing(0.0, 0.0031, 1, 64), 0.004)
+    before = engine.passes(64)
+    for _ in range(64):  # one pass with a pause in it, of 64 sessions
+        engine.see(Timing(0.0, 0.3, 1, 64), 0.301)
+    assert engine.passes(64) == pytest.approx(before, rel=0.05)
+
+
+def test_the_wire_is_what_is_neither_waiting_nor_computing():
+    engine = EngineCost(0.01)
+    for _ in range(9):
+        engine.see(Timing(0.002, 0.003, 1, 4), 0.006)
+    assert engine.wire_s == pytest.approx(0.001)
+    for _ in range(20):  # calls that wait for one another
+        engine.see(Timing(0.002, 0.003, 1, 4), 0.036)
+    assert engine.wire_s == pytest.approx(0.031)
+    assert engine.hop_s == pytest.approx(0.001)
+
+
+def test_a_late_answer_says_that_passes_take_at_least_their_share():
+    engine = EngineCost(0.003)
+    for _ in range(10):
+        engine.see(Timing(0.0, 0.003, 1, 4), 0.004)
+    for _ in range(4):
+        engine.see_late(4, 2, 0.25)
+    assert engine.passes(4) == pytest.approx(0.125, rel=0.2)

@@ -1,0 +1,403 @@
+"""Pilots of all policies: what they ask for, what they say of it, and that no token id can reach them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from types import UnionType
+
+import pytest
+
+from core.config import SpeculationConfig
+from core.records import NEVER_STOP, GenerationRequest, Sampling, Timing, Verification
+from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
+from orchestrator.control import Controls
+from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
+from orchestrator.watching import MAX_PATIENCE_S
+
+POLICIES = ("adaptive", "static", "heuristic", "confidence", "entropy")
+
+
+def request(temperature=0.0, verification=Verification.COUPLED, **changes):
+    return GenerationRequest("r", (1, 2, 3), Sampling(temperature=temperature), 100, verification, **changes)
+
+
+def chain(num, confidence=0.9, entropy=0.5, source=Source.DRAFT):
+    return Shape(tuple(range(-1, num - 1)), (0,) * num, (confidence,) * num, (entropy,) * num, source)
+
+
+def verdict(shape, num_accepted, verify_s=0.025, rows=None, found=Found.HIT, rank=0):
+    timing = Timing(0.0, verify_s, 1, rows or len(shape) + 1)
+    num_listed = 0 if found is Found.NOT_ASKED else 4
+    return RoundSeen(shape, tuple(range(num_accepted)), found, rank, num_listed, verify_s + 0.001, timing)
+
+
+def drafted(num_passes=4, pass_s=0.003, rows=8):
+    timing = Timing(0.0, num_passes * pass_s, num_passes, num_passes * rows)
+    return DraftSeen(True, 20, num_passes, num_passes * pass_s + 0.001, timing)
+
+
+def drive(pilot, num_rounds, alpha, verify_s=lambda rows: 0.025, draft_s=0.003, sessions=1):
+    """Rounds in which every guess of a run of `alpha` is accepted, at these costs; the tokens that they yield."""
+    tokens, luck = 0, 0.0
+    for _ in range(num_rounds):
+        shape = chain(min(max(pilot.plan.gamma, 0), 8))
+        shape = shape.prefix(pilot.num_to_verify(shape)) if len(shape) else shape
+        num = 0
+        while num < len(shape):
+            luck = (luck + 0.6180339887) % 1.0
+            if luck >= alpha:
+                break
+            num += 1
+        tokens += num + 1
+        rows = sessions * (len(shape) + 1)
+        found, rank = Found.NOT_ASKED, None
+        if pilot.wants_draft:
+            if len(pilot.table(shape, 8)) and len(shape):
+                found, rank = Found.HIT, 0
+            pilot.block(8)
+            pilot.saw_draft(drafted(pass_s=draft_s))
+        pilot.saw_round(verdict(shape, num, verify_s(rows), rows, found, rank))
+    return tokens
+
+
+# No token id
+
+
+def leaves(kind, path, found):
+    """Everything below a type that is neither a record nor a container of them, with the way to it."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            leaves(hints[field.name], f"{path}.{field.name}", found)
+    elif origin in (typing.Union, UnionType) or origin is not None:
+        for arg in args:
+            if arg not in (Ellipsis, type(None)):
+                leaves(arg, path, found)
+    else:
+        found.add((path, kind))
+    return found
+
+
+def parameters(protocol):
+    """What the methods of a protocol take."""
+    found = set()
+    for name, method in inspect.getmembers(protocol, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        for parameter, kind in typing.get_type_hints(method).items():
+            if parameter != "return":
+                leaves(kind, f"{name}.{parameter}", found)
+    return found
+
+
+SHAPE_INTS = {"parents", "ranks"}
+ALLOWED_INTS = {
+    "block.max_depth",
+    "table.max_depth",
+    "num_to_look_up.max_depth",
+    "saw_round.seen.path",
+    "saw_round.seen.rank",
+    "saw_round.seen.num_listed",
+    "saw_round.seen.timing.num_passes",
+    "saw_round.seen.timing.num_rows",
+    "saw_draft.seen.num_grown",
+    "saw_draft.seen.depth",
+    "saw_draft.seen.timing.num_passes",
+    "saw_draft.seen.timing.num_rows",
+    *(
+        f"{where}.{name}"
+        for where in ("table.shape", "num_to_verify.shape", "saw_round.seen.shape")
+        for name in SHAPE_INTS
+    ),
+}
+"""Node numbers, ranks, depths and counts: none of them a token id."""
+
+
+def test_no_token_id_can_reach_a_pilot():
+    """The bias rule by structure: whatever a policy does, it cannot look at what was drawn.
+
+    All that a pilot is told is walked through, type by type. Token ids are integers, so each integer has to be known
+    by name here, and nothing may come that is no number, truth value or name out of a fixed list.
+    """
+    found = parameters(Pilot)
+    assert {path for path, kind in found if kind is int} == ALLOWED_INTS
+    assert {kind for _, kind in found} <= {int, float, bool, Found, Source}
+
+
+def test_a_pilot_forgets_the_request_that_it_is_made_for():
+    """The request has a prompt in it, and the output so far where it is resumed; but no guess, and none is kept."""
+    guess_free = {field.name for field in dataclasses.fields(GenerationRequest)}
+    assert not guess_free & {"block", "draft", "drafted", "table"}
+    assert {path.split(".")[0] for path, _ in parameters(Pilots)} == {"pilot"}
+    for policy in POLICIES:
+        asked = request()
+        pilot = Controls(SpeculationConfig(policy=policy)).pilot(asked)
+        pilot.saw_round(verdict(chain(2), 1))
+        assert not reaches(pilot, asked, set())
+
+
+def reaches(held, wanted, seen):
+    """Whether `wanted` can be got at from `held`."""
+    if held is wanted or (isinstance(held, tuple) and held is wanted.prompt):
+        return True
+    if id(held) in seen or isinstance(held, (int, float, str, bytes, type(None))):
+        return False
+    seen.add(id(held))
+    inner = list(getattr(held, "__dict__", {}).values())
+    inner += [getattr(held, name) for name in getattr(held, "__slots__", ()) if hasattr(held, name)]
+    if isinstance(held, dict):
+        inner += [*held.keys(), *held.values()]
+    elif isinstance(held, (list, tuple, set, frozenset)):
+        inner += list(held)
+    return any(reaches(each, wanted, seen) for each in inner)
+
+
+# All policies
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_report_says_why_as_soon_as_a_session_has_begun(policy):
+    controls = Controls(SpeculationConfig(policy=policy))
+    assert controls.report().reason == ""
+    pilot = controls.pilot(request())
+    report = controls.report()
+    assert "gamma" in report.reason
+    assert any(letter.isdigit() for letter in report.reason)
+    assert (report.policy, report.num_sessions, report.num_changes) == (policy, 1, 0)
+    assert report.draft_tokens > 0
+    pilot.close()
+    pilot.close()
+    assert controls.report().num_sessions == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_that_forbids_drafts_gets_none(policy):
+    controls = Controls(SpeculationConfig(policy=policy))
+    pilot = controls.pilot(request(max_draft_tokens=0))
+    for _ in range(200):
+        assert not pilot.wants_draft
+        assert len(pilot.block(8)) == len(pilot.table(Shape(), 8)) == pilot.num_to_look_up(8) == 0
+        pilot.saw_round(verdict(Shape(), 0, found=Found.NOT_ASKED, rank=None))
+    assert "gamma 0" in controls.report().reason
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("asked", [1, 3])
+def test_a_request_bounds_the_depth_of_its_blocks(policy, asked):
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request(max_draft_tokens=asked))
+    assert max(depths(pilot.block(8).parents), default=0) <= asked
+    shape = chain(asked)
+    assert deepest_block(pilot.table(shape, 8), len(shape)) <= asked
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_pipelining_nothing_is_prepared(policy):
+    pilot = Controls(SpeculationConfig(policy=policy, pipelining=False)).pilot(request())
+    for _ in range(300):
+        assert pilot.table(chain(3), 8) == NO_GROWTH
+        pilot.saw_round(verdict(chain(3), 0, verify_s=0.05))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_where_q_counts_blocks_are_chains_and_each_guess_is_a_sample(policy, verification):
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request(1.0, verification))
+    block = pilot.block(8)
+    assert block == Growth.chain(len(block))
+    table = pilot.table(chain(3), 8)
+    assert len(table) > 0
+    children = [parent for parent in table.parents if parent >= 3]
+    assert len(children) == len(set(children))
+    assert all(rank == 0 for parent, rank in zip(table.parents, table.ranks, strict=True) if parent >= 3)
+
+
+def test_greedy_rejection_is_greedy_and_may_branch():
+    greedy = Controls(SpeculationConfig()).pilot(request(0.0, Verification.REJECTION))
+    assert greedy.kind == "greedy"
+
+
+def deepest_block(growth, num_block):
+    if isinstance(growth, Budget):
+        return growth.max_depth
+    deep = {}
+    for node, parent in enumerate(growth.parents, start=num_block):
+        deep[node] = 0 if parent < num_block else deep[parent] + 1
+    return max(deep.values(), default=0)
+
+
+# The named policies
+
+
+def test_static_prepares_the_same_chain_below_each_outcome():
+    pilot = Controls(SpeculationConfig(policy="static", max_draft_tokens=3, table_fanout=2)).pilot(request())
+    assert pilot.block(8) == Growth.chain(3)
+    assert pilot.block(2) == Growth.chain(2)
+    table = pilot.table(chain(3), 8)
+    outcomes = [parent for parent in table.parents if parent < 3]
+    assert sorted(outcomes) == sorted([ROOT, 0, 1, 2] * 2)
+    assert len(table) == 8 + 8 * 3
+    assert pilot.stop == NEVER_STOP
+
+
+def test_a_static_table_that_is_full_cuts_what_is_unlikely():
+    config = SpeculationConfig(policy="static", max_draft_tokens=4, table_fanout=8, max_table_tokens=20)
+    table = Controls(config).pilot(request()).table(chain(4), 8)
+    assert len(table) <= 20
+    first = [rank for parent, rank in zip(table.parents, table.ranks, strict=True) if parent < 4]
+    assert max(first) < 7
+
+
+def test_the_heuristic_goes_two_up_and_one_down():
+    controls = Controls(SpeculationConfig(policy="heuristic", max_draft_tokens=7))
+    pilot = controls.pilot(request())
+    gammas = [len(pilot.block(8))]
+    for num_accepted in (4, 6, 7, 2, 1, 0, 0, 0, 0, 0, 0):
+        shape = chain(gammas[-1])
+        pilot.saw_round(verdict(shape, min(num_accepted, len(shape))))
+        gammas.append(len(pilot.block(8)))
+    assert gammas == [4, 6, 7, 7, 6, 5, 4, 3, 2, 1, 1, 1]
+    assert "gamma 2 -> 1, 0 of 2 guesses" in controls.report().reason
+    pilot.saw_round(verdict(chain(3, source=Source.LOOKUP), 0))
+    assert len(pilot.block(8)) == 1, "lookups say nothing about the draft"
+
+
+@pytest.mark.parametrize(
+    ("policy", "sure", "unsure"),
+    [("confidence", {"confidence": 0.41}, {"confidence": 0.39}), ("entropy", {"entropy": 1.9}, {"entropy": 2.1})],
+)
+def test_sure_policies_cut_where_the_draft_is_unsure(policy, sure, unsure):
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request())
+    assert pilot.num_to_verify(chain(4, **sure)) == 4
+    assert pilot.num_to_verify(chain(4, **unsure)) == 0
+    lookup = chain(4, **unsure, source=Source.LOOKUP)
+    assert pilot.num_to_verify(lookup) == 4
+    bounds = (pilot.stop.min_confidence, pilot.stop.max_entropy)
+    assert bounds == ((0.4, float("inf")) if policy == "confidence" else (0.0, 2.0))
+
+
+# The adaptive policy
+
+
+def steep(rows):
+    """A pass whose every row costs: 20 ms and 4 ms a row."""
+    return 0.02 + 0.004 * rows
+
+
+def test_drafting_that_cannot_pay_is_left_rarely_tried_and_taken_up_again():
+    controls = Controls(SpeculationConfig(pipelining=False))
+    pilot = controls.pilot(request())
+    drive(pilot, 60, alpha=0.05, verify_s=steep, draft_s=0.02)
+    asked = []
+    for _ in range(400):
+        drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02)
+        asked.append(pilot.wants_draft)
+    assert 0 < sum(asked) < 0.15 * len(asked)
+    late, early = sum(asked[200:]), sum(asked[:200])
+    assert late <= early
+    drive(pilot, 800, alpha=0.95, draft_s=0.001)
+    assert pilot.wants_draft
+    assert pilot.plan.gamma >= 4
+    assert controls.report().num_changes > 0
+
+
+def test_while_the_draft_rests_nothing_is_asked_of_it():
+    pilot = Controls(SpeculationConfig(pipelining=False)).pilot(request())
+    drive(pilot, 60, alpha=0.05, verify_s=steep, draft_s=0.02)
+    for _ in range(60):
+        if pilot.wants_draft:
+            drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02)
+    assert not pilot.wants_draft
+    assert pilot.block(8) == pilot.table(chain(2), 8) == NO_GROWTH
+
+
+def test_only_one_of_many_sessions_makes_a_trial():
+    controls = Controls(SpeculationConfig(pipelining=False))
+    pilots = [controls.pilot(request()) for _ in range(8)]
+    trying = []
+    for _ in range(150):
+        for pilot in pilots:
+            drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=8)
+        trying.append(sum(pilot.wants_draft for pilot in pilots))
+    assert 1 in trying[40:]
+    assert max(trying[40:]) == 1
+    trier = next((pilot for pilot in pilots if pilot.wants_draft), None)
+    for _ in range(400):
+        if trier is not None:
+            break
+        for pilot in pilots:
+            drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=8)
+        trier = next((pilot for pilot in pilots if pilot.wants_draft), None)
+    assert trier.num_to_verify(chain(2, confidence=0.01)) == 2, "a trial is to learn, whatever it costs"
+    trier.close()
+    rest = [pilot for pilot in pilots if pilot is not trier]
+    for pilot in rest:
+        drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=8)
+    assert sum(pilot.wants_draft for pilot in rest) == 1, "another one goes on with it"
+
+
+def test_sessions_that_share_engines_share_a_plan():
+    controls = Controls(SpeculationConfig())
+    pilots = [controls.pilot(request()) for _ in range(6)]
+    for number in range(40):
+        for index, pilot in enumerate(pilots):
+            drive(pilot, 1, alpha=0.95 if (index + number) % 2 else 0.4)
+        assert len({pilot.plan for pilot in pilots}) == 1
+
+
+def test_a_row_that_costs_more_than_its_guess_is_worth_is_not_verified():
+    """Nearly every guess is kept while rows are free; where they cost, only those that are likely enough."""
+    free, dear = (Controls(SpeculationConfig()).pilot(request()) for _ in range(2))
+    drive(free, 60, alpha=0.7)
+    for rows in (1, 3, 6, 12, 24, 48) * 6:
+        dear.saw_round(verdict(Shape(), 0, 0.01 + 0.02 * rows, rows, Found.NOT_ASKED, None))
+    drive(dear, 40, alpha=0.7, verify_s=lambda rows: 0.01 + 0.02 * rows)
+    shape = chain(8)
+    assert free.num_to_verify(shape) >= 5
+    assert dear.num_to_verify(shape) < free.num_to_verify(shape)
+    assert dear.num_to_verify(chain(8, confidence=0.01)) >= 1, "what is never verified is never learned"
+    lookup = chain(8, source=Source.LOOKUP)
+    assert dear.num_to_verify(lookup) == 8, "what is looked up was priced when it was asked for"
+
+
+def patience_s(pass_s):
+    """Of a pilot whose draft takes so long for a pass, when it has been asked for a table."""
+    pilot = Controls(SpeculationConfig(policy="static", max_draft_tokens=4)).pilot(request())
+    for _ in range(40):
+        pilot.saw_draft(drafted(pass_s=pass_s))
+        pilot.saw_round(verdict(chain(2), 1))
+    pilot.table(chain(4), 8)
+    return pilot.patience_s
+
+
+def test_patience_is_a_few_times_the_usual_pace_and_bounded_unless_the_draft_is_usually_slower():
+    assert patience_s(0.003) == SpeculationConfig().draft_timeout_s
+    assert patience_s(0.02) == MAX_PATIENCE_S == 0.4
+    assert patience_s(0.3) > 1.0
+
+
+def test_lookups_are_given_up_where_they_never_hit_and_kept_where_they_do():
+    for num_accepted, is_kept in ((0, False), (4, True)):
+        pilot = Controls(SpeculationConfig()).pilot(request())
+        assert 0 < pilot.num_to_look_up(8) <= 3, "little is risked at first"
+        for _ in range(60):
+            pilot.saw_round(verdict(chain(4, source=Source.LOOKUP), num_accepted, steep(5), 5, Found.NOT_ASKED, None))
+            pilot.saw_round(verdict(Shape(), 0, steep(1), 1, Found.NOT_ASKED, None))
+            pilot.saw_round(verdict(Shape(), 0, steep(9), 9, Found.NOT_ASKED, None))
+        assert (pilot.num_to_look_up(8) > 0) is is_kept
+    assert pilot.num_to_look_up(2) <= 2
+
+
+def test_a_decision_explains_itself_with_its_figures():
+    controls = Controls(SpeculationConfig())
+    pilot = controls.pilot(request())
+    drive(pilot, 200, alpha=0.3, verify_s=steep)
+    report = controls.report()
+    assert report.num_changes > 0
+    for figure in ("greedy: gamma", "sessions", "rows", "ms against", "tokens in", "x of plain"):
+        assert figure in report.reason
+    assert report.acceptance[0] == pytest.approx(0.3, abs=0.15)
+    assert report.verify_s
+    assert report.draft_s
