@@ -28,9 +28,15 @@ from deploy.settings import demo_config
 from outrider_client import AsyncClient, OutriderError
 from protos.outrider.v1 import generation_pb2 as pb
 
-SETTINGS = ("target.num_replicas=2", "num_orchestrators=2", "speculation.lookup=false")
+SETTINGS = (
+    "target.num_replicas=2",
+    "num_orchestrators=2",
+    "speculation.lookup=false",
+    "speculation.policy=static",  # the adaptive one might rest, and a draft that rests is not missed
+    "speculation.max_draft_tokens=4",
+)
 NUM_STREAMS = 4
-MAX_TOKENS = 512
+MAX_TOKENS = 256
 TEMPERATURES = (0.0, 0.8)
 """Of the streams, in turn."""
 MAX_DELAY_S = 0.5
