@@ -36,7 +36,7 @@ SETTINGS = (
     "speculation.max_draft_tokens=4",
 )
 NUM_STREAMS = 4
-MAX_TOKENS = 256
+MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
 """Of the streams, in turn."""
 MAX_DELAY_S = 0.5
