@@ -21,7 +21,7 @@ from tests import checkpoints
 
 PROMPT = (7, 11, 13, 17)
 NUM_TOKENS = 4
-NUM_STREAMS = 3000
+NUM_STREAMS = 2000
 NUM_AT_ONCE = 32
 SIGNIFICANCE = 1e-6
 
@@ -52,7 +52,7 @@ def law_of(model):
     return chances
 
 
-@pytest.mark.parametrize("verification", list(Verification))
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, tmp_path):
     target = checkpoints.write("llama", tmp_path / "target", seed=4)
     draft = checkpoints.write("llama", tmp_path / "draft", seed=4)
