@@ -32,10 +32,11 @@ PLACE = -1
 class _Said:
     """What may follow one node."""
 
-    tokens: tuple[int, ...]
-    chances: tuple[float, ...]
-    """That the text goes on with each of them, if it gets there."""
     candidates: Candidates
+    head: float
+    """Chance of the first candidate, if the text gets to the node."""
+    free: Sequence[int]
+    """Places, among the candidates, of those that the block does not guess there."""
 
 
 class BudgetSprout:
@@ -55,6 +56,9 @@ class BudgetSprout:
         """What may be fed, likeliest first: (-chance, order, parent, rank), or (-chance, order, place, `ITSELF`)."""
         self._order = count()
         self._is_full = False
+        self._taken: dict[int, set[int]] = {}
+        for parent, token in zip(block.parents, block.tokens, strict=True):
+            self._taken.setdefault(parent, set()).add(token)
         self.tokens = list(block.tokens)
         self.num_passes = 0
         self._reach = self._reach_of_block(known)
@@ -135,13 +139,14 @@ class BudgetSprout:
         """Chance of each node of the block to be accepted."""
         reach: list[float] = []
         for parent, token in zip(self._parents, self.tokens, strict=True):
-            candidates = known.get(parent)
-            above = 1.0 if parent == ROOT else reach[parent]
+            above, candidates = 1.0 if parent == ROOT else reach[parent], known.get(parent)
             if candidates is None:
-                reach.append(above * self._head(UNKNOWN_CONFIDENCE))
+                chance = self._head(UNKNOWN_CONFIDENCE)
+            elif token in candidates.ranked:
+                chance = self._share(self._head(candidates.confidence), candidates.ranked.index(token))
             else:
-                chances = dict(zip(candidates.ranked, self._chances(candidates), strict=False))
-                reach.append(above * chances.get(token, MIN_CHANCE))
+                chance = 0.0
+            reach.append(above * max(chance, MIN_CHANCE))
         return reach
 
     def _head(self, confidence: float) -> float:
@@ -151,28 +156,28 @@ class BudgetSprout:
         log_odds = intercept + slope * math.log(confidence / (1.0 - confidence))
         return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))
 
-    def _chances(self, candidates: Candidates) -> list[float]:
-        """Of the candidates in order, as far as there is a chance for them."""
-        head = self._head(candidates.confidence)
-        return [head, *((1.0 - head) * share for share in self._budget.tail)]
+    def _share(self, head: float, place: int) -> float:
+        """Chance of the candidate at this place, where that of the first is `head`."""
+        if place == 0:
+            return head
+        return (1.0 - head) * self._budget.tail[place - 1] if place <= len(self._budget.tail) else 0.0
 
     # Growing
 
     def _expand(self, node: int, candidates: Candidates) -> None:
         """The likeliest child of `node` is open from now on; each of the others when the one before it is taken."""
-        taken = {self.tokens[n] for n in range(self._num_block) if self._parents[n] == node}
-        free = [
-            pair for pair in zip(candidates.ranked, self._chances(candidates), strict=False) if pair[0] not in taken
-        ]
-        tokens, chances = zip(*free[: self._budget.fanout], strict=True) if free else ((), ())
-        self._said[node] = _Said(tokens, chances, candidates)
+        taken, num_ranked = self._taken.get(node), len(candidates.ranked)
+        free: Sequence[int] = range(num_ranked)
+        if taken:
+            free = [place for place in free if candidates.ranked[place] not in taken]
+        self._said[node] = _Said(candidates, self._head(candidates.confidence), free)
         if self._level(node) < self._budget.max_depth:
             self._offer(node, 0)
 
     def _offer(self, parent: int, rank: int) -> None:
         said = self._said[parent]
-        if rank < len(said.tokens):
-            chance = self._chance(parent) * said.chances[rank]
+        if rank < min(len(said.free), self._budget.fanout):
+            chance = self._chance(parent) * self._share(said.head, said.free[rank])
             if chance >= MIN_CHANCE:
                 heappush(self._open, (-chance, next(self._order), parent, rank))
 
@@ -187,7 +192,8 @@ class BudgetSprout:
     def _grow_one(self) -> int:
         chance, _, parent, rank = heappop(self._open)
         node = len(self.tokens)
-        self.tokens.append(self._said[parent].tokens[rank])
+        said = self._said[parent]
+        self.tokens.append(said.candidates.ranked[said.free[rank]])
         self._parents.append(parent)
         self._ranks.append(rank)
         self._reach.append(-chance)
