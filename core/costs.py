@@ -215,8 +215,12 @@ class EngineCost:
         return min(self._hops, default=PRIOR_WIRE_S)
 
     def see(self, timing: Timing, elapsed_s: float) -> None:
-        """One answered call. Those who shared its passes tell the same, and it counts once."""
-        if timing.num_passes < 1:
+        """One answered call. Those who shared its passes tell the same, and it counts once.
+
+        An engine that claims to have taken longer than the call is not believed.
+        """
+        within = timing.waited_s + timing.computed_s <= 1.05 * elapsed_s + 0.001
+        if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0 or not within:
             return
         self._see_wire(max(0.0, elapsed_s - timing.waited_s - timing.computed_s))
         if self._last is None or not _is_same(timing, self._last):

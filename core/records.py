@@ -181,7 +181,7 @@ class Verdict:
 class StopRule:
     """When a draft should guess no further below a node: by what its q there looks like, never by what it drew.
 
-    A rule that looked at the sampled token would bias rejection and block verification (docs/exactness.md, section 3).
+    A rule that looked at the sampled token would bias rejection and block verification (docs/exactness.md, section 4).
     """
 
     min_confidence: float = 0.0

@@ -17,6 +17,8 @@ from orchestrator.knowledge import Doing, Knowledge
 
 DECISION_ROUNDS = 4
 """Rounds of each session between decisions."""
+MAX_IDLE_DECISIONS = 3
+"""A session whose draft has not answered for so many decisions does not go on trying."""
 
 
 class Course:
@@ -35,6 +37,8 @@ class Course:
         self._level = 0.0
         self._trying: Hashable | None = None
         self._num_tried = 0
+        self._num_idle = 0
+        """Decisions since the trial last made progress."""
         self._num_rounds = 0
         self._num_planned = known.num_sharing
         self._patience = 1
@@ -72,7 +76,9 @@ class Course:
 
     def saw_answer(self, session: Hashable) -> None:
         """The draft has answered this session, or failed to."""
-        self._num_tried += session == self._trying
+        if session == self._trying:
+            self._num_tried += 1
+            self._num_idle = 0
 
     def law(self) -> RankLaw:
         """Acceptance in the text of all sessions at the moment."""
@@ -92,15 +98,22 @@ class Course:
         self._num_rounds = 0
         self._patience = min(self._patience + 1, DECISION_ROUNDS)  # the first rounds tell most
         self._num_planned = self._known.num_sharing
+        self._hand_over()
         outlook = self._outlook()
         before = self._state
         decision, self._state = decide(self._observation(outlook), before)
         if before.is_trial != self._state.is_trial:
             self._trying = session if self._state.is_trial else None
-            self._num_tried = 0
+            self._num_tried = self._num_idle = 0
             if self._state.is_trial:
                 self._profile.doubt()
         self._take(outlook, self._reason(outlook, before.plan, decision) if decision.is_change else "")
+
+    def _hand_over(self) -> None:
+        """A session that has no draft cannot try: then the next one does."""
+        self._num_idle += 1
+        if self._state.is_trial and self._num_idle > MAX_IDLE_DECISIONS:
+            self._trying, self._num_idle = None, 0
 
     def _outlook(self) -> Outlook:
         return self._known.outlook(self.law(), self.bounds, self._state.plan)

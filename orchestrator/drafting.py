@@ -6,11 +6,12 @@ nor the target: nothing here can change the output, only how soon it comes.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from core.records import Call, CallTrace, Drafted, DraftRequest, Missing, Refused, Stamp, Verification
+from core.records import NEVER_STOP, Call, CallTrace, Drafted, DraftRequest, Missing, Refused, Stamp, Verification
 from core.trees import NO_GROWTH, Budget, Growth
 from orchestrator import messages as m
 from orchestrator.guess import (
@@ -19,8 +20,6 @@ from orchestrator.guess import (
     Followed,
     Guess,
     OutcomeTable,
-    growth_of,
-    max_depth,
     read_block,
     read_table,
 )
@@ -29,6 +28,8 @@ from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Pilot
 from orchestrator.states import DRAFT_TABLE, Draft, Machine, Trigger
 from orchestrator.statistics import Statistics
+
+logger = logging.getLogger(__name__)
 
 PREFILL_SUFFIX_TOKENS = 32
 """A draft that is further behind than this catches up first: nobody waits for a guess that has a prompt before it."""
@@ -122,7 +123,7 @@ class Drafting:
 
         `depth` bounds the blocks below the outcomes.
         """
-        if self._machine.state is not Draft.READY or not self._pilot.wants_draft:
+        if self._machine.state is not Draft.READY or not self._pilot.wants_draft or self._room <= 0:
             return []
         if self._held.num_behind > PREFILL_SUFFIX_TOKENS:
             return [self._ask(Trigger.CATCH_UP, NO_GROWTH)]
@@ -146,20 +147,23 @@ class Drafting:
 
     def _growth(self, choose: Callable[[int], Growth | Budget], depth: int, depth_above: int) -> Growth | Budget:
         """What the pilot chooses within the client's wishes and the draft's own context."""
+        limit = min(depth, self._room - depth_above)
+        return choose(limit) if limit > 0 else NO_GROWTH
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the draft's context has left; below 0 where the text is too long for it."""
         draft = self._pair.draft
         assert draft is not None, "a draft is asked only where there is one"
-        room = min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log) - depth_above
-        limit = min(depth, room)
-        return choose(limit) if limit > 0 else NO_GROWTH
+        return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
 
     def _ask(self, trigger: Trigger, growth: Growth | Budget, guess: Guess = NO_GUESS) -> m.Command:
         self._forget()
         self._machine.fire(trigger)
         stamp, base, suffix, spec = self._held.snapshot()
         is_table = trigger is Trigger.PREPARE
-        self._asked = DraftRequest(
-            stamp, base, suffix, growth, guess.block, is_table=is_table, stop=self._pilot.stop, spec=spec
-        )
+        stop = NEVER_STOP if self._needs_q else self._pilot.stop  # how long drafting takes must not depend on samples
+        self._asked = DraftRequest(stamp, base, suffix, growth, guess.block, is_table=is_table, stop=stop, spec=spec)
         timeout_s = None if trigger is Trigger.CATCH_UP else self._pilot.patience_s
         return m.Draft(self._asked, timeout_s)
 
@@ -197,7 +201,8 @@ class Drafting:
         assert asked is not None, "an answer that is waited for has a question"
         try:
             self._take_in(asked, drafted, state)
-        except ValueError:
+        except (ValueError, TypeError, AttributeError, IndexError) as error:  # what was pickled was not checked
+            logger.warning("a draft's answer is corrupt: %r", error)
             return self.lose()
         self._machine.fire(Trigger.DRAFTED)
         self._held.take(drafted.held)
@@ -226,9 +231,8 @@ class Drafting:
             self._stats.trace.append(trace)
         if call is not Call.PREFILL:
             self._stats.record_draft(event.sent_s, event.received_s)
-            depth = max_depth(growth_of(asked, drafted), len(asked.block))
             elapsed_s = event.received_s - event.sent_s
-            self._pilot.saw_draft(DraftSeen(asked.is_table, num_grown, depth, elapsed_s, drafted.timing))
+            self._pilot.saw_draft(DraftSeen(asked.is_table, elapsed_s, drafted.timing))
 
     def late(self, stamp: Stamp) -> None:
         """The draft has not answered in time. It stays busy until it does, and is not asked before."""

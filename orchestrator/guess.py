@@ -17,7 +17,6 @@ from core.trees import (
     Growth,
     SparseDistribution,
     TokenTree,
-    depths,
     grown,
     subtree,
 )
@@ -128,15 +127,10 @@ def growth_of(request: DraftRequest, drafted: Drafted) -> Growth:
     """What was asked for, or what the draft chose within its budget. Raises: ValueError when it chose too much."""
     if isinstance(request.growth, Growth):
         return request.growth
-    if len(drafted.growth) > request.growth.num_nodes:
+    growth = Growth(drafted.growth.parents, drafted.growth.ranks)  # what comes over a wire has not been checked yet
+    if len(growth) > request.growth.num_nodes:
         raise ValueError("a draft grew more than it was allowed to")
-    return drafted.growth
-
-
-def max_depth(growth: Growth, num_block: int) -> int:
-    """Depth of what is grown, counted from where it leaves the tree of `num_block` nodes."""
-    parents = [ROOT if parent < num_block else parent - num_block for parent in growth.parents]
-    return max(depths(parents), default=0)
+    return growth
 
 
 def _check(growth: Growth, num_block: int, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> None:
@@ -146,12 +140,18 @@ def _check(growth: Growth, num_block: int, drafted: Drafted, vocab_size: int, *,
     is_whole = len(drafted.tokens) == num and len(drafted.confidence) in (0, num) and len(drafted.entropy) in (0, num)
     if not is_whole or (needs_q and len(drafted.q) != num):
         raise ValueError("a draft answered for other nodes than it was asked for")
-    if any(token != NO_TOKEN and not 0 <= token < vocab_size for token in drafted.tokens):
+    if any(type(token) is not int or (token != NO_TOKEN and not 0 <= token < vocab_size) for token in drafted.tokens):
         raise ValueError("a draft guessed a token outside the vocabulary")
+    if not all(map(_is_law, drafted.q)):
+        raise ValueError("a draft's q is no law")
     if not all(0 <= x <= 1 + 1e-6 for x in drafted.confidence):
         raise ValueError("a draft's confidence is no probability")
     if not all(x >= 0 and math.isfinite(x) for x in drafted.entropy):
         raise ValueError("a draft's entropy is no entropy")
+
+
+def _is_law(q: SparseDistribution) -> bool:
+    return len(q.token_ids) == len(q.probs) and all(0 <= prob <= 1 + 1e-6 for prob in q.probs)
 
 
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]

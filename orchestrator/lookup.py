@@ -11,6 +11,9 @@ from collections.abc import Sequence
 NGRAM_TOKENS = (4, 3, 2)
 """Lengths of the endings that are looked up, the surest first."""
 
+MAX_LOOK_BACK_TOKENS = 2048
+"""Of a long prompt only the end is looked through: all streams wait while it is."""
+
 
 class Lookup:
     """Where each short run of tokens was last followed by something. Grows with the text, in constant time a token."""
@@ -33,7 +36,7 @@ class Lookup:
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Take in what has been added; the ending of the whole text is followed by nothing yet."""
-        for end in range(max(self._num_indexed, 1), len(tokens)):
+        for end in range(max(self._num_indexed, len(tokens) - MAX_LOOK_BACK_TOKENS, 1), len(tokens)):
             for length in NGRAM_TOKENS:
                 if length <= end:
                     self._after[tuple(tokens[end - length : end])] = end

@@ -2,7 +2,7 @@
 
 A pilot sees shapes, ranks, confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can
 drop a guess for what q looked like but never for what was drawn, which in rejection and block mode would change the
-output's law (docs/exactness.md, section 3).
+output's law (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -75,12 +75,9 @@ class RoundSeen:
 
 @dataclass(frozen=True, slots=True)
 class DraftSeen:
-    """One answer of the draft that had something to grow."""
+    """One answer of the draft that had something to grow. How much it grew may depend on what it drew: not told."""
 
     is_table: bool
-    num_grown: int
-    depth: int
-    """Nodes from the root of what was grown to its deepest."""
     elapsed_s: float
     timing: Timing | None
 

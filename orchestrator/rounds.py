@@ -111,6 +111,7 @@ class Rounds:
             self._forget(running)
 
     def _break_off(self, running: _Running) -> None:
+        running.session.break_off()
         running.sink(OutriderError("an internal error ended this completion; it is in the orchestrator's log"))
         self._release_target(running, m.ReleaseTarget())
         self._release_draft(running, m.ReleaseDraft())

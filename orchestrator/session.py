@@ -190,8 +190,8 @@ class Session:
         return self._output.num_remaining - 1
 
     def _send(self, guess: Guess) -> list[m.Command]:
-        """Have as much of `guess` verified as pays, and the draft prepare for the outcome."""
-        guess = guess.within(self._max_depth)
+        """Have as much of `guess` verified as fits and pays, and the draft prepare for the outcome."""
+        guess = guess.within(self._max_depth).prefix(max(0, self._pair.target.kv_cache_tokens - len(self._log)))
         self._guess = guess.prefix(self._num_to_verify(guess.shape))
         return [self._verify(), *self._go_on()]
 
@@ -316,6 +316,10 @@ class Session:
         return [*self._drafting.lost(event.epoch), *self._go_on()]
 
     # The end
+
+    def break_off(self) -> None:
+        """A defect has ended this session in some state or other: let go of what others share with it."""
+        self._pilot.close()
 
     def _on_abandoned(self, event: m.Abandoned) -> list[m.Command]:
         return self._fail(event.error)

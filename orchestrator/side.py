@@ -42,14 +42,15 @@ class Side(Generic[Port, Request, Reply]):
         self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
-        self._gatherers: dict[str, Gatherer[Request, Reply]] = {}
+        self._gatherers: dict[tuple[str, bool], Gatherer[Request, Reply]] = {}
+        """By engine, and apart by whether somebody waits: a call returns with its last request."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
 
     @property
     def num_engines(self) -> int:
         """Engines that are spoken to."""
-        return len(self._gatherers)
+        return len({engine_id for engine_id, _ in self._gatherers})
 
     async def take(self, session_id: str) -> Lease[Port]:
         """A lease for this session, to be given back by `give_back`. Raises: Unavailable."""
@@ -65,11 +66,10 @@ class Side(Generic[Port, Request, Reply]):
 
     def send(self, lease: Lease[Port], request: Request) -> None:
         """Send with the next call to the leased engine; the answer is delivered."""
-        gatherer = self._gatherers.get(lease.engine_id)
+        key = (lease.engine_id, isinstance(request, DraftRequest) and request.is_table)
+        gatherer = self._gatherers.get(key)
         if gatherer is None:
-            gatherer = self._gatherers[lease.engine_id] = Gatherer(
-                self._call(lease.port), self._deliver, self._max_calls
-            )
+            gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
         gatherer.put(request)
 
     def give_back(self, lease: Lease[Port]) -> None:
@@ -81,7 +81,8 @@ class Side(Generic[Port, Request, Reply]):
         self._num_leases[lease.engine_id] -= 1
         if self._num_leases[lease.engine_id] == 0:
             del self._num_leases[lease.engine_id]
-            self._gatherers.pop(lease.engine_id, None)  # a call in flight ends by itself
+            for is_table in (False, True):
+                self._gatherers.pop((lease.engine_id, is_table), None)  # a call in flight ends by itself
         task = asyncio.ensure_future(self._free(lease))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)

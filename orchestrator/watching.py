@@ -136,7 +136,7 @@ class WatchingPilot:
             max_block_tokens=self._max_depth if is_chain or self._is_sampled else config.max_block_tokens,
             max_table_tokens=config.max_table_tokens // (4 if self._is_sampled else 1),
             max_fanout=32,
-            is_pipelined=config.pipelining,
+            is_pipelined=config.pipelining and config.max_table_tokens > 0,
             is_chain=is_chain or self._is_sampled,
         )
 

@@ -66,7 +66,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         tokens, spec = request.block.tokens, request.spec or spec
         if tokens and (min(tokens) < 0 or max(tokens) >= self.info.vocab_size):
             return Refused(request.stamp, f"a guess is outside the vocabulary of {self.info.vocab_size}")
-        needs_chain = spec is not None and spec.verification is not Verification.COUPLED
+        needs_chain = spec is not None and spec.verification is not Verification.COUPLED and not spec.sampling.is_greedy
         if needs_chain and not request.block.is_chain:
             return Refused(request.stamp, "rejection and block verification take chains only")
         return None

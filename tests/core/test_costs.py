@@ -114,3 +114,11 @@ def test_a_late_answer_says_that_passes_take_at_least_their_share():
     for _ in range(4):
         engine.see_late(4, 2, 0.25)
     assert engine.passes(4) == pytest.approx(0.125, rel=0.2)
+
+
+@pytest.mark.parametrize("timing", [Timing(0.0, 1e6, 1, 8), Timing(1e6, 0.01, 1, 8), Timing(-5.0, 0.01, 1, 8)])
+def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):
+    engine = EngineCost(0.003)
+    for _ in range(6):
+        engine.see(timing, 0.01)
+    assert engine.passes(8) < 0.02

@@ -35,7 +35,7 @@ def verdict(shape, num_accepted, verify_s=0.025, rows=None, found=Found.HIT, ran
 
 def drafted(num_passes=4, pass_s=0.003, rows=8):
     timing = Timing(0.0, num_passes * pass_s, num_passes, num_passes * rows)
-    return DraftSeen(True, 20, num_passes, num_passes * pass_s + 0.001, timing)
+    return DraftSeen(True, num_passes * pass_s + 0.001, timing)
 
 
 def drive(pilot, num_rounds, alpha, verify_s=lambda rows: 0.025, draft_s=0.003, sessions=1):
@@ -103,8 +103,6 @@ ALLOWED_INTS = {
     "saw_round.seen.num_listed",
     "saw_round.seen.timing.num_passes",
     "saw_round.seen.timing.num_rows",
-    "saw_draft.seen.num_grown",
-    "saw_draft.seen.depth",
     "saw_draft.seen.timing.num_passes",
     "saw_draft.seen.timing.num_rows",
     *(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.records import Base, Drafted, DraftRequest, Sampling, SequenceSpec, Stamp
-from core.trees import NO_Q, NO_TOKEN, ROOT, Growth, SparseDistribution, TokenTree
-from orchestrator.guess import NO_GUESS, looked_up, max_depth, read_block, read_table
+from core.trees import NO_Q, NO_TOKEN, ROOT, Budget, Growth, SparseDistribution, TokenTree
+from orchestrator.guess import NO_GUESS, looked_up, read_block, read_table
 
 STAMP = Stamp("s", 1, 1)
 BLOCK = TokenTree.chain([10, 11])
@@ -71,6 +71,7 @@ def test_nodes_that_were_not_grown_are_not_there():
         {"tokens": TOKENS[:-1]},
         {"tokens": (*TOKENS, 1)},
         {"tokens": (50, *TOKENS[1:])},
+        {"tokens": (3.5, *TOKENS[1:])},
         {"tokens": (-2, *TOKENS[1:])},
         {"tokens": (NO_TOKEN, *TOKENS[1:])},
         {"tokens": (10, *TOKENS[1:])},
@@ -90,6 +91,37 @@ def test_where_q_is_needed_an_answer_without_is_refused():
         read_block(ask(Growth.chain(2), TokenTree()), Drafted(STAMP, (1, 2), 3), 50, needs_q=True)
 
 
+def unchecked(parents, ranks):
+    """A growth as it may come over a wire: unpickling checks nothing."""
+    growth = object.__new__(Growth)
+    object.__setattr__(growth, "parents", parents)
+    object.__setattr__(growth, "ranks", ranks)
+    return growth
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        Growth((ROOT, 2), (0, 0)),  # fewer nodes than tokens
+        Growth((ROOT, 2, 3, 4), (0, 0, 0, 0)),  # more than the budget
+        unchecked((ROOT, 2, 3), (0,)),
+        unchecked((ROOT, 9, 3), (0, 0, 0)),
+        unchecked((ROOT, 3, 2), (0, 0, 0)),
+        unchecked((ROOT, 3, 4), (0, 0, 0)),  # a node below itself
+    ],
+)
+def test_what_a_draft_chose_is_checked_before_it_is_used(growth):
+    budget = Budget(num_nodes=3, num_passes=1, rows_per_pass=4, max_depth=2, fanout=2)
+    with pytest.raises(ValueError, match=r"draft|growth"):
+        read_table(ask(budget), Drafted(STAMP, (20, 30, 31), 3, growth=growth), 50, needs_q=False)
+
+
+def test_a_q_that_is_no_law_is_refused():
+    for q in (SparseDistribution((1, 2), (0.5,)), SparseDistribution((1,), (float("nan"),))):
+        with pytest.raises(ValueError, match="no law"):
+            read_block(ask(Growth.chain(1), TokenTree()), Drafted(STAMP, (1,), 3, q=(q,)), 50, needs_q=True)
+
+
 def test_a_block_is_cut_by_depth_or_by_count_and_stays_a_tree():
     growth = Growth((ROOT, ROOT, 0, 1, 2), (0, 1, 0, 0, 0))
     guess = read_block(ask(growth, TokenTree()), Drafted(STAMP, (1, 2, 3, 4, 5), 3), 50, needs_q=False)
@@ -98,12 +130,6 @@ def test_a_block_is_cut_by_depth_or_by_count_and_stays_a_tree():
     assert guess.within(0) == guess.prefix(0)
     assert guess.prefix(3).shape.ranks == (0, 1, 0)
     assert guess.within(9) is guess
-
-
-def test_the_depth_of_what_is_grown_counts_from_where_it_leaves_the_block():
-    assert max_depth(TABLE, 2) == 3
-    assert max_depth(Growth.chain(4), 0) == 4
-    assert max_depth(Growth(), 0) == 0
 
 
 def test_a_looked_up_chain_is_sure_of_itself():

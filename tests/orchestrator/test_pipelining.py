@@ -8,7 +8,7 @@ import pytest
 from fakes import plain, request
 from world import World
 
-from core.records import Call, Drafted, Missing, Sampling, Verification
+from core.records import NEVER_STOP, Call, Drafted, Missing, Sampling, StopRule, Verification
 from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree
 from orchestrator import messages as m
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
@@ -250,6 +250,27 @@ def test_without_a_draft_the_text_itself_is_asked_and_its_guesses_are_point_mass
     assert guess.block.tokens == (3, 4, 1)
     assert [q.probs for q in guess.block.q] == ([] if verification is Verification.COUPLED else [(1.0,)] * 3)
     assert world.run().tokens == plain((1, 2, 3, 4, 1, 2, 3, 4, 1, 2), 6)
+
+
+def test_a_block_ends_where_the_targets_cache_does(tokenizer):
+    """A tree has more nodes than it is deep, so the tokens that are left do not bound it."""
+    world = pipelined(tokenizer, max_tokens=12, gamma=3)
+    pair = world.session._pair
+    world.session._pair = replace(pair, target=replace(pair.target, kv_cache_tokens=14))
+    world.run()
+    blocks = [command.request for command in world.sent if isinstance(command, m.Verify)]
+    assert all(request.num_committed + len(request.block) <= 14 for request in blocks)
+    assert any(len(request.block) for request in blocks)
+
+
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_where_q_counts_how_long_drafting_takes_does_not_hang_on_the_samples(tokenizer, verification):
+    world = pipelined(tokenizer, verification=verification, sampling=Sampling(temperature=1.0, seed=1))
+    world.pilot.stop = StopRule(min_confidence=0.9)
+    world.run()
+    asked = [command.request for command in world.sent if isinstance(command, m.Draft)]
+    assert asked
+    assert all(request.stop == NEVER_STOP for request in asked)
 
 
 def test_each_call_is_reported_once_on_the_streams_own_clock_when_asked_for(tokenizer):

@@ -266,6 +266,7 @@ async def test_a_defect_in_one_session_ends_that_session_alone(world, caplog):
     assert "ZeroDivisionError" in caplog.text
     assert await neighbour == plain((1,), 40)
     await world.check_nothing_is_held()
+    assert running.session._pilot.is_closed, "what it shares with others is let go of"
 
 
 async def test_a_service_that_closes_takes_no_more(world):

@@ -339,6 +339,14 @@ def test_a_malformed_request_is_refused_and_harms_nobody(engine, plain, prompt, 
     assert Driver(engine, PROMPT).run(3) == plain[SAMPLINGS[0]][:3]
 
 
+@pytest.mark.parametrize("verification", list(Verification))
+def test_a_greedy_block_may_branch_whatever_the_verification(engine, plain, verification):
+    driver = Driver(engine, PROMPT, SAMPLINGS[0], verification, session=f"greedy {verification}")
+    first, second = plain[SAMPLINGS[0]][:2]
+    verdict = driver.verify(TokenTree((wrong(first), first, wrong(second), second), (-1, -1, 1, 1)))
+    assert verdict.path == (1, 3)
+
+
 def test_penalties_of_a_node_count_the_path_to_it_and_no_sibling(engine):
     """With a penalty that forbids repetition, a node whose sibling has its token must not suffer for that."""
     strict = Sampling(temperature=0.0, repetition_penalty=10.0, presence_penalty=2.0)
