@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from core.costs import Curve
 from core.shapes import BestTree, RankLaw, best_tree
-from core.tables import TableBudget, prepared
+from core.tables import Prepared, TableBudget, prepared
 from core.trees import Budget
 
 NORM = 12.0
@@ -133,19 +133,27 @@ def table_budget(plan: Plan, bounds: Bounds, max_depth: int) -> TableBudget:
 
 
 def free_budget(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float, float], max_depth: int) -> Budget:
-    """The same for a draft that chooses by itself: what is forecast for the plan is the least that this yields."""
+    """The same for a draft that chooses by itself. It takes the passes and rows that the forecast counts on, no more:
+    so a table costs what was planned, and yields at least as much."""
     head, *others = law.at(1)
     tail = tuple(chance / (1.0 - head) for chance in others[: bounds.max_fanout - 1])
     excess = max(1.0, sum(tail))
+    rows = [num_rows for num_rows in planned_table(plan, bounds, law).rows if num_rows]
     return Budget(
         num_nodes=bounds.max_table_tokens,
-        num_passes=plan.num_passes,
-        rows_per_pass=plan.rows_per_pass,
+        num_passes=len(rows) or plan.num_passes,
+        rows_per_pass=max(rows, default=plan.rows_per_pass),
         max_depth=min(plan.depth, max_depth),
         fanout=bounds.max_fanout,
         sureness=sureness,
         tail=tuple(chance / excess for chance in tail),
     )
+
+
+def planned_table(plan: Plan, bounds: Bounds, law: RankLaw) -> Prepared:
+    """What a plan expects of the table below the best block."""
+    above = block_of(law, plan.block_nodes, plan.depth, bounds).growth
+    return prepared(above.parents, above.ranks, law, table_budget(plan, bounds, plan.depth))
 
 
 def forecast(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:
@@ -184,9 +192,7 @@ def _pipelined(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Fo
 
     Where a pass is shared, hits and misses are verified together: t_v is that of their mean.
     """
-    block = block_of(law, plan.block_nodes, plan.depth, bounds)
-    above = block.growth
-    table = prepared(above.parents, above.ranks, law, table_budget(plan, bounds, plan.depth))
+    table = planned_table(plan, bounds, law)
     hit = table.hit_rate
     table_s = economy.draft_s(table.rows)
     nodes = table.block_tokens / hit if hit else 0.0

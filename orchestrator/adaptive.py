@@ -64,8 +64,9 @@ class AdaptivePilot(WatchingPilot):
         bounds = self._course.bounds
         if self._is_sampled:
             return self._table(shape, self._law, table_budget(plan, bounds, max_depth))
-        self._asked_rows = (plan.rows_per_pass,) * plan.num_passes
-        return free_budget(plan, bounds, self._law, self._fit.line(self._law.at(1)[0]), max_depth)
+        budget = free_budget(plan, bounds, self._law, self._fit.line(self._law.at(1)[0]), max_depth)
+        self._asked_rows = (budget.rows_per_pass,) * budget.num_passes
+        return budget
 
     def num_to_verify(self, shape: Shape) -> int:
         """As many as gain most: each gains its survival and costs the price of a row.
