@@ -76,7 +76,7 @@ class AdaptivePilot(WatchingPilot):
         """
         if shape.source is Source.LOOKUP or self._course is None:
             return len(shape)
-        price, most = self._course.price, self._course.bounds.max_block_tokens
+        price, most = self._course.price, self._course.max_nodes
         if price < NEGLIGIBLE_PRICE:
             return min(len(shape), most)
         gain, best, num_best = 0.0, -math.inf, 0

@@ -53,6 +53,11 @@ class Course:
         """What is done by all; during a trial only by the one that tries."""
         return self._state.plan
 
+    @property
+    def max_nodes(self) -> int:
+        """Of a block that is verified: as large as it is good, where a draft chooses; trials stay small."""
+        return self._state.plan.block_nodes if self._state.is_trial else self.bounds.max_block_tokens
+
     def plan_of(self, session: Hashable) -> Plan:
         """What this session does."""
         return PLAIN if self._state.is_trial and session != self._trying else self._state.plan

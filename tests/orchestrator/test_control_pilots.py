@@ -329,6 +329,9 @@ def test_only_one_of_many_sessions_makes_a_trial():
             drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=8)
         trier = next((pilot for pilot in pilots if pilot.wants_draft), None)
     assert trier.num_to_verify(chain(2, confidence=0.01)) == 2, "a trial is to learn, whatever it costs"
+    assert trier.num_to_verify(chain(9, confidence=0.99)) == 2, (
+        "but not more than it needs, whatever a draft has chosen"
+    )
     trier.close()
     rest = [pilot for pilot in pilots if pilot is not trier]
     for pilot in rest:
