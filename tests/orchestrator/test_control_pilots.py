@@ -339,6 +339,25 @@ def test_only_one_of_many_sessions_makes_a_trial():
     assert sum(pilot.wants_draft for pilot in rest) == 1, "another one goes on with it"
 
 
+def test_a_session_that_has_no_draft_does_not_keep_the_others_from_trying():
+    controls = Controls(SpeculationConfig(pipelining=False))
+    pilots = [controls.pilot(request()) for _ in range(2)]
+    for _ in range(600):
+        for pilot in pilots:
+            drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=8)
+        if any(pilot.wants_draft for pilot in pilots):
+            break
+    trier = next(pilot for pilot in pilots if pilot.wants_draft)
+    other = next(pilot for pilot in pilots if pilot is not trier)
+    for _ in range(200):
+        trier.saw_round(verdict(Shape(), 0, steep(8), 8, Found.NOT_ASKED, None))  # and no word from its draft
+        if not other.wants_draft:
+            other.saw_round(verdict(Shape(), 0, steep(8), 8, Found.NOT_ASKED, None))
+        if other.wants_draft:
+            return
+    pytest.fail("the trial stays with a session that cannot make it")
+
+
 def test_sessions_that_share_engines_share_a_plan():
     controls = Controls(SpeculationConfig())
     pilots = [controls.pilot(request()) for _ in range(6)]
