@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeDraftEngine, FakePilots, FakeTargetEngine, FakeTokenizer, model_info, plain, request
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
-from core.records import Refused
+from core.records import Base, DraftRequest, Refused, Stamp
 from orchestrator.drafting import PREFILL_SUFFIX_TOKENS
 from orchestrator.service import Service
+from orchestrator.side import Side
 
 ENGINE = WorkerConfig(EngineConfig("m"))
 
@@ -253,6 +255,22 @@ async def test_without_a_target_the_client_is_told_so(world):
     with pytest.raises(Unavailable, match="no target"):
         await world.tokens(request((1,), 5))
     await world.check_nothing_is_held()
+
+
+async def test_a_block_that_is_waited_for_goes_out_apart_from_tables():
+    """A call returns with its last request, and a table takes longer."""
+    batches = []
+
+    async def draft(batch):
+        batches.append([request.is_table for request in batch])
+        return []
+
+    lease = SimpleNamespace(engine_id="draft", port=None)
+    side = Side(None, lambda port: draft, lambda request, answer: None, max_calls=8)
+    for number, is_table in enumerate((True, False, True)):
+        side.send(lease, DraftRequest(Stamp(f"s{number}", 1, 1), Base(0, 0), (1,), is_table=is_table))
+    await settle()
+    assert sorted(batches) == [[False], [True, True]]
 
 
 async def test_a_defect_in_one_session_ends_that_session_alone(world, caplog):
