@@ -24,6 +24,7 @@ MIN_CHANCE = 2e-4
 UNKNOWN_CONFIDENCE = 0.5
 """Where the draft has not been yet."""
 ITSELF = -1
+"""In place of a rank: the place is to be fed, not a guess after it."""
 PLACE = -1
 """Level of the block's nodes and, below a table, of the root: where outcomes hang."""
 
