@@ -13,6 +13,9 @@ from core.errors import ConfigError
 from core.records import Verification
 
 Dtype = Literal["float32", "bfloat16"]
+DECODE_TOKENS = 32
+"""More tokens than this to catch up with is prefill: it goes out in a call of its own, waits for others' decoding, and
+nobody waits for a guess that has it before it. Orchestrator and engines draw the line at the same length."""
 Policy = Literal["adaptive", "static", "heuristic", "confidence", "entropy"]
 
 

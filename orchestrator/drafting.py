@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from core.config import DECODE_TOKENS
 from core.records import NEVER_STOP, Call, CallTrace, Drafted, DraftRequest, Missing, Refused, Stamp, Verification
 from core.trees import NO_GROWTH, Budget, Growth
 from orchestrator import messages as m
@@ -31,8 +32,6 @@ from orchestrator.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
-PREFILL_SUFFIX_TOKENS = 32
-"""A draft that is further behind than this catches up first: nobody waits for a guess that has a prompt before it."""
 MAX_PAUSE_S = 60.0
 
 _CALLS = {Draft.CATCHING_UP: Call.PREFILL, Draft.DRAFTING: Call.BLOCK, Draft.PREPARING: Call.TABLE}
@@ -125,7 +124,7 @@ class Drafting:
         """
         if self._machine.state is not Draft.READY or not self._pilot.wants_draft or self._room <= 0:
             return []
-        if self._held.num_behind > PREFILL_SUFFIX_TOKENS:
+        if self._held.num_behind > DECODE_TOKENS:
             return [self._ask(Trigger.CATCH_UP, NO_GROWTH)]
         if self._has_asked_table:
             return []
@@ -139,7 +138,7 @@ class Drafting:
 
     def ask_block(self, depth: int) -> list[m.Command]:
         """Ask for a block to verify next, if the pilot thinks it worth the wait."""
-        is_able = self._machine.state is Draft.READY and self._held.num_behind <= PREFILL_SUFFIX_TOKENS
+        is_able = self._machine.state is Draft.READY and self._held.num_behind <= DECODE_TOKENS
         if not is_able or not self._pilot.wants_draft:
             return []
         growth = self._growth(self._pilot.block, depth, 0)

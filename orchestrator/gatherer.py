@@ -12,13 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
+from core.config import DECODE_TOKENS
 from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
 
 logger = logging.getLogger(__name__)
 
-PREFILL_SUFFIX_TOKENS = 32
-"""A suffix longer than this is prefill; the engines' scheduler draws the line at the same length."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -42,7 +41,7 @@ class Gatherer(Generic[Request, Reply]):
 
     def put(self, request: Request) -> None:
         """Send with the next call."""
-        if len(request.suffix) > PREFILL_SUFFIX_TOKENS:
+        if len(request.suffix) > DECODE_TOKENS:
             self._spawn(self._send([request]))
             return
         self._waiting.append(request)

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.config import EngineConfig
-
-DECODE_TOKENS = 32
-"""A job with no more tokens than this counts as decoding; orchestrators batch requests by the same length."""
+from core.config import DECODE_TOKENS, EngineConfig
 
 
 class Job(Protocol):

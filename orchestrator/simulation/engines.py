@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
+from core.config import DECODE_TOKENS
 from core.errors import WorkerLost
 from core.growth import HeldTree
 from core.records import DraftReply, DraftRequest, Missing, Refused, SequenceSpec, Timing, VerifyReply, VerifyRequest
 from core.token_log import TokenLog
 from orchestrator.simulation.hardware import EngineLaw
 from orchestrator.simulation.text import Text
-
-DECODE_TOKENS = 32
-"""A job with no more tokens to compute than this goes before prefill, and whole."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeDraftEngine, FakePilots, FakeTargetEngine, FakeTokenizer, model_info, plain, request
 
-from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DECODE_TOKENS, EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Refused, Stamp
-from orchestrator.drafting import PREFILL_SUFFIX_TOKENS
 from orchestrator.service import Service
 from orchestrator.side import Side
 
@@ -171,7 +170,7 @@ async def test_a_long_prompt_goes_by_itself_and_holds_nobody_up(world):
 
 async def test_a_draft_that_is_still_prefilling_is_not_waited_for(world):
     world.leases.draft.gate.clear()
-    prompt = (1,) * (PREFILL_SUFFIX_TOKENS + 1)
+    prompt = (1,) * (DECODE_TOKENS + 1)
     assert await world.tokens(request(prompt, 10)) == plain(prompt, 10)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
-from workers.scheduler import DECODE_TOKENS, plan
+from core.config import DECODE_TOKENS, EngineConfig
+from workers.scheduler import plan
 
 
 @dataclass
