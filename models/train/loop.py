@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,7 @@ class Run:
     seed: int
     device: torch.device
     is_bf16: bool
+    clock: Callable[[], float] = time.monotonic  # s; the schedule is a time, so the clock decides how many steps it has
 
 
 def train(run: Run) -> Progress:
@@ -73,14 +75,14 @@ def build_optimizers(model: Any) -> list[torch.optim.Optimizer]:
 
 def take_step(run: Run, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
     """One update, and its time and loss entered into `progress`."""
-    started = time.monotonic()
+    started = run.clock()
     length, rows = run.schedule.window(progress.elapsed_s)
     windows = training_windows(run.stream, length, rows, progress.step, run.seed).to(run.device)
     loss = update(run, optimizers, windows, run.schedule.learning_rate(progress.elapsed_s))
     progress.step += 1
     progress.tokens += windows.numel()
     progress.loss = loss if progress.step == 1 else LOSS_MEMORY * progress.loss + (1 - LOSS_MEMORY) * loss
-    progress.elapsed_s += time.monotonic() - started
+    progress.elapsed_s += run.clock() - started
 
 
 def update(run: Run, optimizers: list[torch.optim.Optimizer], windows: Tensor, learning_rate: float) -> float:
