@@ -168,8 +168,12 @@ class PassCost:
         return self._profile.times(self.pace)
 
     def points(self) -> dict[int, float]:
-        """Where it was observed, for people."""
-        return {round(knot.rows): self(knot.rows) for knot in self._sorted()}
+        """At the powers of two over what was observed: few, and always the same: they become a metric's labels."""
+        knots = self._sorted()
+        if not knots:
+            return {}
+        first, last = (math.log2(max(1.0, knot.rows)) for knot in (knots[0], knots[-1]))
+        return {2**power: self(2.0**power) for power in range(math.floor(first), math.ceil(last) + 1)}
 
     def _sorted(self) -> list[_Knot]:
         return sorted(self._knots.values(), key=lambda knot: knot.rows)

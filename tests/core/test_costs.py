@@ -77,6 +77,16 @@ def test_between_a_narrow_pass_and_a_prefill_the_chord_is_not_believed():
     assert curve(512) == pytest.approx(0.024)
 
 
+def test_what_is_shown_is_shown_at_few_and_always_the_same_rows():
+    cost = learned()
+    rows = [3, 5, 7, 11, 23, 40, 70, 71, 73, 90] * 8
+    for each in rows:
+        cost.see(each, 0.001 * each)
+    assert set(cost.points()) <= {2**power for power in range(11)}
+    assert {4, 8, 16, 32, 64} <= set(cost.points())
+    assert all(cost.points()[rows] == cost(rows) for rows in cost.points())
+
+
 @pytest.mark.parametrize("bad", [(0, 0.1), (4, 0.0), (4, -1.0), (4, float("nan")), (4, float("inf"))])
 def test_impossible_timings_are_not_learned_from(bad):
     cost = learned()
