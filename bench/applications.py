@@ -16,7 +16,7 @@ import ray
 from ray import serve
 
 from core.config import ServiceConfig
-from deploy import app
+from deploy import app, launch
 from deploy.cluster import local_cluster
 
 
@@ -28,7 +28,7 @@ def applications(configs: Mapping[str, ServiceConfig], report: Callable[[str], N
     Raises: StartupError.
     """
     for config in configs.values():
-        app.check_pair(config)
+        launch.check_pair(config)
     num_cpus = ceil(sum(app.resources(config)["CPU"] for config in configs.values()))
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with local_cluster(num_cpus) as endpoints:

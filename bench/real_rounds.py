@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench.anatomy import Round, hidden_share, rounds_of
 from bench.applications import applications, round_trips_ms
@@ -24,11 +24,10 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
 from bench.sizes import Size, parse_size, read_shape, shape_of_size
 from bench.traffic import Run, connected, request, run
-from core.config import Dtype, EngineConfig, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DraftConfig, Dtype, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 
-DTYPE: Dtype = "bfloat16"
 COST_RATIO = 0.1
 TEMPERATURES = (0.0, 1.0)
 PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
@@ -71,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is served, and how much is measured."""
     parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
     parser.add_argument("--cost-ratio", type=float, default=COST_RATIO, help="of a draft step to a target step")
+    parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16", help="of target and draft")
     parser.add_argument("--prompts", type=int, default=8, help="completed by each system in each repeat")
     parser.add_argument("--tokens", type=int, default=96, help="of each completion")
     parser.add_argument("--repeats", type=int, default=3)
@@ -80,20 +80,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> list[Result]:
     """Grow the pair, serve it three times, and compare."""
     plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
-    target, draft, settings = _grown_pair(args.target_size, args.cost_ratio, args.cache)
-    configs = {name: _config(target, draft, speculation) for name, speculation in SPECULATION.items()}
+    target, draft, settings = _grown_pair(args.target_size, args.cost_ratio, args.dtype, args.cache)
+    configs = {name: _config(target, draft, args.dtype, speculation) for name, speculation in SPECULATION.items()}
     with applications(configs, _say) as address:
         return asyncio.run(_measure(address, plan, settings))
 
 
-def _grown_pair(size: Size, cost_ratio: float, cache: Path) -> tuple[Path, Path, dict[str, Any]]:
+def _grown_pair(size: Size, cost_ratio: float, dtype: Dtype, cache: Path) -> tuple[Path, Path, dict[str, Any]]:
     """Target and draft, and what they are."""
     _say("growing the target, and a draft to the cost ratio")
     source = DEMO_DIRECTORY / "target"
     shape = shape_of_size(read_shape(source), size)
-    target = cached(source, shape, DTYPE, cache)
-    draft = draft_of_cost(DEMO_DIRECTORY / "draft", target, cost_ratio, DTYPE, cache)
-    settings = {"target": _outline(target), "draft": _outline(draft.model), "dtype": DTYPE, "threads": 1}
+    target = cached(source, shape, dtype, cache)
+    draft = draft_of_cost(DEMO_DIRECTORY / "draft", target, cost_ratio, dtype, cache)
+    settings = {"target": _outline(target), "draft": _outline(draft.model), "dtype": dtype, "threads": 1}
     _say(f"target {settings['target']}, draft {settings['draft']}, cost ratio unserved {draft.cost_ratio:.3f}")
     return target, draft.model, settings
 
@@ -103,12 +103,12 @@ def _outline(model: Path) -> str:
     return f"{shape.num_parameters / 1e6:.1f}M ({shape.num_hidden_layers} x {shape.hidden_size})"
 
 
-def _config(target: Path, draft: Path, speculation: SpeculationConfig) -> ServiceConfig:
+def _config(target: Path, draft: Path, dtype: Dtype, speculation: SpeculationConfig) -> ServiceConfig:
     """Deterministic, so that bfloat16 gives one output whatever is verified together."""
-    engine = EngineConfig(str(target), dtype=DTYPE, num_threads=1, deterministic=True)
+    engine = EngineConfig(str(target), dtype=dtype, num_threads=1, deterministic=True)
     return ServiceConfig(
-        target=WorkerConfig(engine),
-        draft=WorkerConfig(replace(engine, model=str(draft), deterministic=False)),
+        target=TargetConfig(engine),
+        draft=DraftConfig(replace(engine, model=str(draft), deterministic=False)),
         speculation=speculation,
     )
 

@@ -55,6 +55,8 @@ class EngineConfig:
     """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
     session_timeout_s: float = 600.0
     """A session that says nothing for this long is dropped and its KV freed."""
+    tensor_parallel: int = 1
+    """Ranks that share the model, each a process of its own that holds its slices of the weights and of the KV."""
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", "the directory of a checkpoint", self.model)
@@ -63,6 +65,103 @@ class EngineConfig:
         has_room = self.max_context_tokens is None or self.max_context_tokens >= 2
         _check(has_room, "max_context_tokens", "at least 2", self.max_context_tokens)
         _check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
+        _check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """Between which counts the replicas of a deployment follow its load, and how soon."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
+
+    max_replicas: int
+    min_replicas: int = 1
+    """0 lets the last replica go when nothing is asked of it."""
+    upscale_delay_s: float = 10.0
+    """More replicas must have been wanted for this long; the first one, from none, is started at once."""
+    downscale_delay_s: float = 600.0
+    """Fewer replicas must have been wanted for this long."""
+    window_s: float = 20.0
+    """Load is averaged over this time; replicas report every ten seconds."""
+
+    def __post_init__(self) -> None:
+        _check(self.min_replicas >= 0, "min_replicas", "at least 0", self.min_replicas)
+        least = max(1, self.min_replicas)
+        _check(self.max_replicas >= least, "max_replicas", f"at least {least}", self.max_replicas)
+        for name in ("upscale_delay_s", "downscale_delay_s"):
+            _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _check(self.window_s > 10, "window_s", "above 10", self.window_s)
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorScaling(Autoscaling):
+    """Orchestrators follow the requests in progress."""
+
+    sessions: float = 64.0
+    """Requests in progress that one orchestrator is meant to have."""
+
+    def __post_init__(self) -> None:
+        Autoscaling.__post_init__(self)
+        _check(self.sessions > 0, "sessions", "positive", self.sessions)
+        _check(self.min_replicas >= 1, "min_replicas", "at least 1: orchestrators take the calls", self.min_replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScaling(Autoscaling):
+    """Targets follow the sessions that they hold and the KV that these fill, whichever asks for more."""
+
+    sessions: float = 32.0
+    """Live sessions that one replica is meant to have, those that wait for a place included."""
+    kv_use: float = 0.8
+    """Share of its KV that one replica is meant to have in use."""
+
+    def __post_init__(self) -> None:
+        Autoscaling.__post_init__(self)
+        _check(self.sessions > 0, "sessions", "positive", self.sessions)
+        _check(0 < self.kv_use <= 1, "kv_use", "in (0, 1]", self.kv_use)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftScaling(Autoscaling):
+    """Drafts follow their own utilisation and the time that verification waits for them.
+
+    Not the length of a queue: a draft that lags behind has none, because whoever waits too long goes on without it.
+    """
+
+    busy: float = 0.7
+    """Share of the time that one replica is meant to compute."""
+    wait: float = 0.1
+    """Share of a round that sessions may wait for a draft before another replica is worth its while."""
+
+    def __post_init__(self) -> None:
+        Autoscaling.__post_init__(self)
+        _check(0 < self.busy <= 1, "busy", "in (0, 1]", self.busy)
+        _check(0 < self.wait <= 1, "wait", "in (0, 1]", self.wait)
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorConfig:
+    """How many orchestrators there are, and where."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
+
+    num_replicas: int = 1
+    num_cpus: float = 1.0
+    """Ray's logical CPUs for one: it is one busy event loop."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """Custom Ray resources that place it."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Ray labels that its node must have, as Ray's label selectors say it (for example {"zone": "in(a,b)"})."""
+    surge_percent: int = 25
+    """In an update, new replicas beyond the wanted number, rounded up, that start before old ones stop; 0, for a
+    cluster without room for one more, stops old ones first."""
+    autoscaling: OrchestratorScaling | None = None
+    """None keeps `num_replicas`."""
+
+    def __post_init__(self) -> None:
+        _check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
+        _check(self.num_cpus >= 0, "num_cpus", "at least 0", self.num_cpus)
+        _check(0 <= self.surge_percent <= 100, "surge_percent", "in [0, 100]", self.surge_percent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +177,10 @@ class WorkerConfig:
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
     """Custom Ray resources that place the engine (for example {"small_gpu": 1})."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Ray labels that the node must have, as Ray's label selectors say it."""
+    surge_percent: int = 25
+    """As in OrchestratorConfig."""
     max_sessions: int = 256
     """Leases that one replica grants."""
 
@@ -85,7 +188,24 @@ class WorkerConfig:
         _check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
         _check(self.num_cpus >= 0, "num_cpus", "at least 0", self.num_cpus)
         _check(self.num_gpus >= 0, "num_gpus", "at least 0", self.num_gpus)
+        _check(0 <= self.surge_percent <= 100, "surge_percent", "in [0, 100]", self.surge_percent)
         _check(self.max_sessions >= 1, "max_sessions", "at least 1", self.max_sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig(WorkerConfig):
+    """The engines that verify."""
+
+    autoscaling: TargetScaling | None = None
+    """None keeps `num_replicas`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig(WorkerConfig):
+    """The engines that guess."""
+
+    autoscaling: DraftScaling | None = None
+    """None keeps `num_replicas`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +277,9 @@ class Limits:
     max_logprobs: int = 20
     max_message_bytes: int = 4 * 1024 * 1024
     max_target_retries: int = 4
-    """Times one completion may lose its target before it fails."""
+    """Times in a row that one completion may lose its target, no token won in between, before it fails."""
+    drain_grace_s: float = 30.0
+    """A completion whose target is to stop goes on there for so long; then it moves to another."""
     lease_timeout_s: float = 30.0
     """A session that no replica has taken by then fails."""
     reply_timeout_s: float = 60.0
@@ -168,6 +290,7 @@ class Limits:
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_logprobs", "max_target_retries"):
             _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)
         for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):
             _check(getattr(self, name) > 0, name, "positive", getattr(self, name))
 
@@ -178,15 +301,51 @@ class ServiceConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
 
-    target: WorkerConfig
-    draft: WorkerConfig | None = None
+    target: TargetConfig
+    draft: DraftConfig | None = None
     """None serves plain decoding."""
+    shared_draft: str | None = None
+    """Instead: a draft of the fleet, by its name; all models that name it use the same replicas."""
     model_name: str = "outrider-demo"
     """What requests call this pair."""
-    num_orchestrators: int = 1
+    orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         _check(bool(self.model_name), "model_name", "not empty", self.model_name)
-        _check(self.num_orchestrators >= 1, "num_orchestrators", "at least 1", self.num_orchestrators)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """Several models behind the same orchestrators; requests choose by `model`, and get the first without it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
+
+    models: tuple[ServiceConfig, ...]
+    """Each with its target, and a draft of its own or a shared one. What they say of orchestrators is not asked."""
+    drafts: dict[str, DraftConfig] = field(default_factory=dict)
+    """That models may share, by name; their vocabulary must be that of each target."""
+    orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
+
+    def __post_init__(self) -> None:
+        _check(bool(self.models), "models", "at least one", ())
+        names = [model.model_name for model in self.models]
+        _check(len(set(names)) == len(names), "models", "of different model_name", names)
+        for model in self.models:
+            self._check_draft(model)
+        unused = [name for name in self.drafts if name not in {model.shared_draft for model in self.models}]
+        _check(not unused, "drafts", "named by a model's shared_draft, each of them", unused)
+
+    def _check_draft(self, model: ServiceConfig) -> None:
+        if model.shared_draft is None:
+            return
+        allowed = f"one of drafts ({', '.join(self.drafts) or 'there are none'})"
+        _check(model.shared_draft in self.drafts, "shared_draft", allowed, model.shared_draft)
+        _check(model.draft is None, "draft", "absent beside shared_draft", model.draft)
+        cuts = {each.speculation.q_top_tokens for each in self.models if each.shared_draft == model.shared_draft}
+        _check(len(cuts) == 1, "speculation.q_top_tokens", "the same for all models that share a draft", sorted(cuts))
+
+    def draft_of(self, model: ServiceConfig) -> DraftConfig | None:
+        """Its own, or the one that it shares."""
+        return model.draft if model.shared_draft is None else self.drafts[model.shared_draft]

@@ -1,31 +1,27 @@
-"""The one place of composition: from a configuration to a Serve application of target, draft and orchestrator.
+"""The one place of composition: from a configuration to a Serve application of targets, drafts and orchestrators.
 
-`import_path: deploy.app:build` with the settings as `args` deploys it from a Serve YAML; `run` deploys it from Python.
+`import_path: deploy.app:build` with the settings as `args` deploys it from a Serve YAML; `deploy.launch` from Python.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from threading import Event, Thread
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
-from core.config import ServiceConfig, WorkerConfig
-from core.errors import ConfigError, StartupError
-from deploy.ingress import Ingress
-from deploy.settings import parse_config
+from core.config import DraftConfig, FleetConfig, ServiceConfig, TargetConfig
+from deploy.ingress import Ingress, Pair
+from deploy.routing import target_router
+from deploy.scaling import most_replicas, replicas
+from deploy.settings import parse_fleet
 from deploy.workers import HEALTH_TIMEOUT_S, REPLICA_CPUS, DraftWorker, EngineWorker, TargetWorker, bundles
-from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 APPLICATION = "outrider"
-STATUS_PERIOD_S = 0.3
-ORCHESTRATOR_CPUS = 1.0
-"""Ray's logical CPUs for an orchestrator: one busy event loop."""
 HEALTH_PERIOD_S = 1.0
 """Serve starts the replacement of a dead replica within this time."""
 DRAIN_TIMEOUT_S = 3600.0
@@ -34,32 +30,69 @@ SPARE_REQUESTS = 64
 """Room beside the sessions for what is short: health, describe, and requests that are refused at once."""
 
 
-def build(config: ServiceConfig | Mapping[str, Any]) -> Application:
+def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Application:
     """The application that `config`, or the settings of one, describes. Raises: ConfigError."""
-    if not isinstance(config, ServiceConfig):
-        config = parse_config(config)
-    target = worker(TargetWorker, config.target).bind(config.target)
-    draft = None
-    if config.draft is not None:
-        draft = worker(DraftWorker, config.draft).bind(config.draft, config.speculation.q_top_tokens)
+    fleet = _fleet(config)
+    drafts = {name: _draft(f"draft-{name}", draft, _cut(fleet, name)) for name, draft in fleet.drafts.items()}
+    front = fleet.orchestrator
     orchestrator = serve.deployment(Ingress).options(
         name="orchestrator",
-        num_replicas=config.num_orchestrators,
-        ray_actor_options={"num_cpus": ORCHESTRATOR_CPUS},
-        max_ongoing_requests=config.limits.max_sessions + SPARE_REQUESTS,
+        **replicas(front.num_replicas, front.autoscaling),
+        ray_actor_options={"num_cpus": front.num_cpus, "resources": front.resources, "label_selector": front.labels},
+        max_surge_percent=front.surge_percent,
+        max_ongoing_requests=sum(model.limits.max_sessions for model in fleet.models) + SPARE_REQUESTS,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
     )
-    return orchestrator.bind(config, target, draft)
+    return orchestrator.bind([_pair(fleet, model, drafts) for model in fleet.models])
 
 
-def worker(kind: type[EngineWorker], config: WorkerConfig) -> Any:
+def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:
+    match config:
+        case FleetConfig():
+            return config
+        case ServiceConfig():
+            return FleetConfig((config,), orchestrator=config.orchestrator)
+        case _:
+            return parse_fleet(config)
+
+
+def _pair(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application]) -> Any:
+    """The deployments of one model; their names tell the models apart where there are several."""
+    suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
+    targets = worker(TargetWorker, model.target, _name(f"target{suffix}"))
+    target = targets.options(request_router_config=target_router()).bind(model.target)
+    draft = None
+    if model.shared_draft is not None:
+        draft = shared[model.shared_draft]
+    elif model.draft is not None:
+        draft = _draft(f"draft{suffix}", model.draft, model.speculation.q_top_tokens)
+    return Pair(replace(model, draft=fleet.draft_of(model)), target, draft)  # Serve makes handles of the two
+
+
+def _draft(name: str, config: DraftConfig, q_top_tokens: int) -> Application:
+    return worker(DraftWorker, config, _name(name)).bind(config, q_top_tokens)
+
+
+def _cut(fleet: FleetConfig, draft: str) -> int:
+    """To how many tokens a shared draft cuts q: what the models that share it say alike."""
+    return next(each.speculation.q_top_tokens for each in fleet.models if each.shared_draft == draft)
+
+
+def _name(text: str) -> str:
+    """As a deployment may be called: a model's name may be a path."""
+    return re.sub(r"[^\w.-]", "-", text)
+
+
+def worker(kind: type[EngineWorker], config: TargetConfig | DraftConfig, name: str = "") -> Any:
     """The Serve deployment of one engine."""
     return serve.deployment(kind).options(
-        name=kind.role,
-        num_replicas=config.num_replicas,
+        name=name or kind.role,
+        **replicas(config.num_replicas, config.autoscaling),
         ray_actor_options={"num_cpus": REPLICA_CPUS},
         placement_group_bundles=bundles(config),
+        placement_group_bundle_label_selector=[config.labels] * len(bundles(config)),
+        max_surge_percent=config.surge_percent,
         max_ongoing_requests=config.max_sessions,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=2 * HEALTH_TIMEOUT_S,
@@ -68,75 +101,20 @@ def worker(kind: type[EngineWorker], config: WorkerConfig) -> Any:
     )
 
 
-def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None) -> None:
-    """Deploy on the cluster that this process is connected to, and return when it serves.
-
-    `report` is told of each deployment that is ready. Raises: StartupError.
-    """
-    try:
-        with _reporting(report):
-            serve.run(build(config), name=APPLICATION, route_prefix="/")
-    except RuntimeError as error:
-        raise StartupError(_reason(error)) from error
-
-
-@contextmanager
-def _reporting(report: Callable[[str], None]) -> Iterator[None]:
-    """Tell `report`, meanwhile, which deployments have become healthy; `serve.run` itself is silent until the end."""
-    is_over = Event()
-    watch = Thread(target=_report_health, args=(report, is_over), daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watch.join()
-
-
-def _report_health(report: Callable[[str], None], is_over: Event) -> None:
-    told: set[str] = set()
-    while not is_over.wait(STATUS_PERIOD_S):
-        application = serve.status().applications.get(APPLICATION)
-        for name, deployment in application.deployments.items() if application else ():
-            if deployment.status == "HEALTHY" and name not in told:
-                told.add(name)
-                report(f"{name} is loaded and warm" if name in ("target", "draft") else f"{name} is ready")
-
-
 def resources(config: ServiceConfig) -> dict[str, float]:
-    """All that the application asks of a cluster, by the names of Ray's resources."""
-    total = Counter({"CPU": ORCHESTRATOR_CPUS * config.num_orchestrators})
-    for worker_config in filter(None, (config.target, config.draft)):
-        for bundle in bundles(worker_config) * worker_config.num_replicas:
+    """The most that the application of one model asks of a cluster, by the names of Ray's resources."""
+    return fleet_resources(_fleet(config))
+
+
+def fleet_resources(fleet: FleetConfig) -> dict[str, float]:
+    """The most that the application of several models asks of a cluster."""
+    front = fleet.orchestrator
+    one = {"CPU": front.num_cpus, **front.resources}
+    total: Counter[str] = Counter()
+    for bundle in [one] * most_replicas(front.num_replicas, front.autoscaling):
+        total.update(bundle)
+    parts = [part for model in fleet.models for part in (model.target, model.draft) if part is not None]
+    for part in (*parts, *fleet.drafts.values()):
+        for bundle in bundles(part) * most_replicas(part.num_replicas, part.autoscaling):
             total.update(bundle)
     return dict(total)
-
-
-def check_pair(config: ServiceConfig) -> None:
-    """Find the common mistakes before anything is started. Raises: StartupError."""
-    from workers import weights  # imports torch, which replicas of this module's deployments do without
-
-    target = _directory("target", config.target)
-    if config.draft is None:
-        read_vocabulary(target)
-    else:
-        check_same_vocabulary(target, _directory("draft", config.draft))
-    for worker_config in filter(None, (config.target, config.draft)):
-        weights.check(worker_config.engine)
-
-
-def _directory(name: str, config: WorkerConfig) -> Path:
-    path = Path(config.engine.model)
-    if not path.is_dir():
-        raise ConfigError(f"{name}.engine.model: there is no directory {path}")
-    return path
-
-
-def _reason(error: RuntimeError) -> str:
-    """Why a deployment failed, in one line: our own error out of the replica's trace, if there is one."""
-    application = serve.status().applications.get(APPLICATION)
-    for deployment in application.deployments.values() if application else ():
-        ours = [line for line in deployment.message.splitlines() if line.startswith("core.errors.")]
-        if ours:
-            return str(ours[-1].partition(": ")[2])
-    return str(error)

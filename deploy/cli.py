@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from core.config import Dtype, EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import StartupError
@@ -26,6 +26,7 @@ from deploy.terminal import say
 if TYPE_CHECKING:
     from deploy.cluster import Endpoints
 
+Worker = TypeVar("Worker", bound=WorkerConfig)
 DEFAULT_HTTP_PORT = 8000
 EXIT_NO_START = 2
 EXIT_INTERRUPTED = 130
@@ -146,7 +147,7 @@ def _config(args: argparse.Namespace) -> ServiceConfig:
     return replace(config, target=_with_dtype(config.target, args.dtype), draft=draft)
 
 
-def _with_dtype(worker: WorkerConfig, dtype: Dtype) -> WorkerConfig:
+def _with_dtype(worker: Worker, dtype: Dtype) -> Worker:
     return replace(worker, engine=replace(worker.engine, dtype=dtype))
 
 

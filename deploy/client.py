@@ -92,10 +92,11 @@ class Client:
             raise CallFailed(grpc.StatusCode.DATA_LOSS, "the stream ended without saying how")
         return Completion(tuple(token_ids), chunk.usage, chunk.finish, duration_s)
 
-    def model_info(self, timeout_s: float = 10.0) -> pb.GetModelInfoResponse:
-        """What is served, and its defaults. Raises: CallFailed."""
+    def model_info(self, timeout_s: float = 10.0, model: str = "") -> pb.GetModelInfoResponse:
+        """What is served by that name, and its defaults. Raises: CallFailed."""
+        request = pb.GetModelInfoRequest(model=model)
         with _Failures():
-            response: pb.GetModelInfoResponse = self._service.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
+            response: pb.GetModelInfoResponse = self._service.GetModelInfo(request, timeout=timeout_s)
         return response
 
     def token_text(self, token_id: int) -> str:

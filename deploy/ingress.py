@@ -1,6 +1,6 @@
 """The replica that clients' calls reach: an orchestrator and its RPCs, put together over Serve.
 
-Knows the handles of the two deployments; `deploy.app` makes a deployment of it.
+Knows the handles of the deployments; `deploy.app` makes a deployment of it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from core.config import ServiceConfig
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
+from deploy.draining import stopping_replicas
 from deploy.meters import Meters
 from deploy.metrics import ServeRecorder
 from deploy.ports import ServeLeases
-from deploy.servicer import Served, Servicer
+from deploy.servicer import Hosted, Served, Servicer
 from deploy.translate import sampling_defaults
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -32,6 +35,14 @@ DRAFT_GRACE_S = 60.0
 """How long requests wait for a draft that is still loading; after that they are served without, until it is there."""
 CONTROL_PERIOD_S = 1.0
 """How often the metrics of control are brought up to date; Ray passes them on every ten seconds or so."""
+
+
+WAIT_REPORT_PERIOD_S = 5.0
+"""How often the autoscaling of drafts is told how long sessions waited for them."""
+
+
+DRAIN_PERIOD_S = 2.0
+"""How often it is looked up which replicas are to stop."""
 
 
 class MonotonicClock:
@@ -46,42 +57,94 @@ class MonotonicClock:
 
 
 class Ingress(Servicer):
-    """One orchestrator. It takes requests once the target is loaded: until then Serve sends it none.
+    """One orchestrator. It takes requests once every target is loaded: until then Serve sends it none.
 
-    Raises: CheckpointError when the target's directory has no usable tokenizer or generation_config.
+    Raises: CheckpointError when a target's directory has no usable tokenizer or generation_config.
     """
 
     # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
-    async def __init__(  # type: ignore[misc]  # mypy knows only constructors that return None
-        self, config: ServiceConfig, target: DeploymentHandle, draft: DeploymentHandle | None = None
-    ) -> None:
-        model_dir = config.target.engine.model
-        tokenizer = Tokenizer.from_directory(model_dir)
-        defaults = sampling_defaults(model_dir)
-        leases = ServeLeases(target, draft, config.limits)
-        target_info = await _described(leases.describe_target)
+    async def __init__(self, pairs: Sequence[Pair]) -> None:  # type: ignore[misc]  # mypy knows only those that return
         clock = MonotonicClock()
+        self._hosts = [await _Host.of(pair, clock) for pair in pairs]
+        super().__init__([host.hosted for host in self._hosts], clock)
+        if any(host.introduction for host in self._hosts):
+            introductions = [host.introduction for host in self._hosts if host.introduction is not None]
+            await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One model of the fleet: its settings, and the handles of its deployments."""
+
+    config: ServiceConfig
+    """With the draft that it uses, its own or a shared one."""
+    target: DeploymentHandle
+    draft: DeploymentHandle | None
+
+
+class _Host:
+    """One model behind this orchestrator, and the tasks that go on beside its requests."""
+
+    def __init__(self, pair: Pair, target_info: ModelInfo, leases: ServeLeases, clock: Clock) -> None:
+        config = pair.config
+        tokenizer = Tokenizer.from_directory(config.target.engine.model)
+        defaults = sampling_defaults(config.target.engine.model)
         self._service = Service(config, target_info, None, tokenizer, leases, clock)
+        self._leases = leases
+        self._clock = clock
         meters = Meters(ServeRecorder(config.model_name), clock.now)
-        super().__init__(self._service, Served(target_info, None, tokenizer, defaults, config), clock, meters)
-        self._control_watch = asyncio.create_task(self._watch_control(clock))
-        if draft is not None:
-            self._introduction = asyncio.create_task(self._introduce_draft(leases))
-            await asyncio.wait([self._introduction], timeout=DRAFT_GRACE_S)
+        self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters)
+        self._tasks = [
+            asyncio.create_task(_leave_stopping(leases, clock)),
+            asyncio.create_task(self._watch_control()),
+        ]
+        if config.draft is not None and config.draft.autoscaling is not None:
+            self._tasks.append(asyncio.create_task(self._report_waits()))
+        self.introduction = asyncio.create_task(self._introduce_draft()) if pair.draft is not None else None
+        """Done when the draft has been described; it is optional at every moment, the first included."""
 
-    async def _introduce_draft(self, leases: ServeLeases) -> None:
-        """The draft is optional at every moment, the first included."""
-        info = await _described(leases.describe_draft)
+    @classmethod
+    async def of(cls, pair: Pair, clock: Clock) -> _Host:
+        """As soon as the target is there."""
+        leases = ServeLeases(pair.target, pair.draft, pair.config.limits)
+        return cls(pair, await _described(leases.describe_target), leases, clock)
+
+    async def _introduce_draft(self) -> None:
+        info = await _described(self._leases.describe_draft)
         self._service.use_draft(info)
-        self.show_draft(info)
+        self.hosted.show_draft(info)
 
-    async def _watch_control(self, clock: Clock) -> NoReturn:
+    async def _watch_control(self) -> NoReturn:
         while True:
-            await clock.sleep(CONTROL_PERIOD_S)
+            await self._clock.sleep(CONTROL_PERIOD_S)
             try:
-                self._meters.saw_control(self._service.report())
+                self.hosted.meters.saw_control(self._service.report())
             except Exception:
                 logger.exception("the metrics of control are not up to date")
+
+    async def _report_waits(self) -> NoReturn:
+        """While there are sessions with a draft: a call to a draft that has been scaled to zero would call it back."""
+        told = self._service.draft_wait
+        while True:
+            await self._clock.sleep(WAIT_REPORT_PERIOD_S)
+            if not self._service.num_drafted:
+                continue
+            now = self._service.draft_wait
+            try:
+                await self._leases.report_wait(now - told)
+            except Unavailable as error:
+                logger.info("the draft's autoscaling does not hear of waits: %s", error)
+            told = now
+
+
+async def _leave_stopping(leases: ServeLeases, clock: Clock) -> NoReturn:
+    """Sessions leave a replica that is to stop, instead of holding it up until they end."""
+    while True:
+        await clock.sleep(DRAIN_PERIOD_S)
+        try:
+            leases.leave(await stopping_replicas())
+        except RayError as error:
+            logger.warning("it is not known which replicas are to stop: %s", error)
 
 
 async def _described(describe: Callable[[], Awaitable[ModelInfo]]) -> ModelInfo:

@@ -11,18 +11,19 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 from core.config import EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError
-from deploy import app
+from deploy import app, launch
 from deploy.client import Client
 from deploy.cluster import Endpoints, local_cluster
 
 READY_TIMEOUT_S = 60.0
 """From the models being loaded to the first answer through the proxy."""
+Worker = TypeVar("Worker", bound=WorkerConfig)
 BUILT_IN_RESOURCES = ("CPU", "GPU")
 """Ray's own; GPUs it counts by itself."""
 
@@ -35,9 +36,10 @@ def served(
 
     Raises: StartupError.
     """
-    app.check_pair(config)
+    launch.check_pair(config)
     for setting, port in (("--grpc-port", grpc_port), ("--http-port", http_port)):
         _check_free(setting, port)
+    config = _anywhere(config)
     needed = app.resources(config)
     custom = {name: amount for name, amount in needed.items() if name not in BUILT_IN_RESOURCES}
     report("starting Ray and Serve")
@@ -47,7 +49,7 @@ def served(
         _interrupted_by_sigterm(),
     ):
         report(f"loading and warming up {describe_models(config)}")
-        app.run(config, report)
+        launch.run(config, report)
         _wait_until_serving(f"localhost:{endpoints.grpc_port}")
         yield endpoints
 
@@ -67,8 +69,15 @@ def changed_settings(config: ServiceConfig) -> list[str]:
     return [f"{name}={value}" for name, value in _flat(asdict(config)) if defaults.get(name) != value]
 
 
-def _plain(worker: WorkerConfig) -> WorkerConfig:
-    return WorkerConfig(EngineConfig(worker.engine.model))
+def _anywhere(config: ServiceConfig) -> ServiceConfig:
+    """Without the labels that tell the nodes of a cluster apart: here there is one."""
+    draft = replace(config.draft, labels={}) if config.draft is not None else None
+    orchestrator = replace(config.orchestrator, labels={})
+    return replace(config, target=replace(config.target, labels={}), draft=draft, orchestrator=orchestrator)
+
+
+def _plain(worker: Worker) -> Worker:
+    return type(worker)(EngineConfig(worker.engine.model))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

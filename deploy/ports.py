@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -32,11 +32,14 @@ from core.records import (
     VerifyRequest,
 )
 from deploy.workers import LeaseGrant
+from orchestrator.statistics import DraftWait
 
 logger = logging.getLogger(__name__)
 
 GRANT_RETRY_S = 0.2
 """Pause before another replica is asked for a place."""
+
+REPORT_TIMEOUT_S = 5.0
 
 Result = TypeVar("Result")
 
@@ -55,15 +58,24 @@ class EnginePort:
 
     def __init__(self, grant: LeaseGrant, timeout_s: float) -> None:
         self._engine_id = grant.engine_id
+        self._replica_id = grant.replica_id
         self._engine = grant.engine
         self._timeout_s = timeout_s
         self._is_lost = False
+        self._is_stopping = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._engine_id}{', lost' if self._is_lost else ''})"
 
     def mark_lost(self) -> None:
         self._is_lost = True
+
+    def leave(self, stopping: Set[str], grace_s: float) -> None:
+        """If the engine's replica is among those that are to stop, be lost after the grace: who is left then moves."""
+        if not self._is_stopping and self._replica_id in stopping:
+            self._is_stopping = True
+            logger.info("%s is to stop; its sessions have %g s to end there", self._engine_id, grace_s)
+            asyncio.get_running_loop().call_later(grace_s, self.mark_lost)
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
@@ -158,6 +170,7 @@ class _Deployment(Generic[Port]):
 
     def __init__(self, handle: DeploymentHandle, port: type[Port], limits: Limits) -> None:
         self._name = handle.deployment_name
+        self._handle = handle
         self._lease = handle.options(stream=True).lease
         self._describe = handle.describe
         self._new_port = port
@@ -189,6 +202,19 @@ class _Deployment(Generic[Port]):
             raise Unavailable(f"no {self._name} answers: {_summary(error)}") from error
         return info
 
+    def leave(self, stopping: Set[str], grace_s: float) -> None:
+        """Move off the engines of these replicas."""
+        for port in list(self._ports.values()):
+            port.leave(stopping, grace_s)
+
+    async def report_wait(self, wait: DraftWait) -> None:
+        """Raises: Unavailable."""
+        report = _in_no_request(self._handle.report_wait.remote, wait.waited_s, wait.round_s)
+        try:
+            await asyncio.wait_for(report, REPORT_TIMEOUT_S)
+        except (TimeoutError, RayError, RayServeException) as error:
+            raise Unavailable(f"no {self._name} takes a report: {_summary(error)}") from error
+
     async def _ask(self, session: str) -> ServeLease[Port]:
         name = f"{session}@{secrets.token_hex(4)}"
         stream = _in_no_request(self._lease.remote, name)
@@ -209,6 +235,7 @@ class ServeLeases:
     def __init__(self, target: DeploymentHandle, draft: DeploymentHandle | None, limits: Limits) -> None:
         self._target = _Deployment(target, TargetEnginePort, limits)
         self._draft = _Deployment(draft, DraftEnginePort, limits) if draft is not None else None
+        self._limits = limits
 
     async def take_target(self, session: str) -> ServeLease[TargetEnginePort]:
         """Raises: Unavailable when no replica grants a place in time."""
@@ -219,6 +246,20 @@ class ServeLeases:
         if self._draft is None:
             raise Unavailable("this service has no draft")
         return await self._draft.take(session)
+
+    def leave(self, stopping: Set[str]) -> None:
+        """Move off the engines of replicas that are to stop: off drafts at once, off targets after the grace."""
+        self._target.leave(stopping, self._limits.drain_grace_s)
+        if self._draft is not None:
+            self._draft.leave(stopping, 0.0)
+
+    async def report_wait(self, wait: DraftWait) -> None:
+        """Tell the draft's replicas how long sessions have waited for them, so that their number can follow.
+
+        Any replica takes it in for all. Raises: Unavailable.
+        """
+        if self._draft is not None:
+            await self._draft.report_wait(wait)
 
     async def describe_target(self) -> ModelInfo:
         """Raises: Unavailable."""

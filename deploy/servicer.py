@@ -7,7 +7,7 @@ the method's name and passes `grpc_context` by that name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from core.config import ServiceConfig
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, UnknownModel
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
 from deploy import responses, translate
@@ -66,18 +66,30 @@ class Served:
     config: ServiceConfig
 
 
-class Servicer:
-    """Answers every RPC of the application. It never shows a client a stack trace."""
+@dataclass(slots=True)
+class Hosted:
+    """One model that requests can ask for."""
 
-    def __init__(self, completions: Completions, served: Served, clock: Clock, meters: Meters) -> None:
-        self._completions = completions
-        self._served = served
-        self._clock = clock
-        self._meters = meters
+    completions: Completions
+    served: Served
+    meters: Meters
+
+    @property
+    def name(self) -> str:
+        return self.served.config.model_name
 
     def show_draft(self, draft: ModelInfo) -> None:
         """Name the draft in GetModelInfo from now on."""
-        self._served = replace(self._served, draft=draft)
+        self.served = replace(self.served, draft=draft)
+
+
+class Servicer:
+    """Answers every RPC of the application. It never shows a client a stack trace."""
+
+    def __init__(self, models: Sequence[Hosted], clock: Clock) -> None:
+        self._models = {model.name: model for model in models}
+        self._default = models[0]
+        self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """One completion, returned whole."""
@@ -129,22 +141,32 @@ class Servicer:
         )
         await asyncio.Event().wait()
 
+    def _model(self, name: str) -> Hosted:
+        """What a request calls by `name`. Raises: UnknownModel."""
+        if not name:
+            return self._default
+        if (model := self._models.get(name)) is None:
+            here = ", ".join(repr(each) for each in self._models)
+            raise UnknownModel(f"there is no model {name[:100]!r} here; this server has {here}")
+        return model
+
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
-        with self._meters.request() as meter:
-            request = await self._check(message)
-            async with aclosing(self._completions.generate(request)) as chunks:
+        model = self._model(message.model)
+        with model.meters.request() as meter:
+            request = await self._check(message, model.served)
+            async with aclosing(model.completions.generate(request)) as chunks:
                 return responses.to_response([meter.saw(chunk) async for chunk in chunks], request)
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
-        with self._meters.request() as meter:
-            request = await self._check(message)
-            async with aclosing(self._completions.generate(request)) as chunks:
+        model = self._model(message.model)
+        with model.meters.request() as meter:
+            request = await self._check(message, model.served)
+            async with aclosing(model.completions.generate(request)) as chunks:
                 async for chunk in chunks:
                     yield responses.to_chunk(meter.saw(chunk), request)
 
-    async def _check(self, message: pb.GenerateRequest) -> GenerationRequest:
-        self._check_size(message)
-        served = self._served
+    async def _check(self, message: pb.GenerateRequest, served: Served) -> GenerationRequest:
+        _check_size(message, served)
         return await _in_thread_if_long(
             message,
             translate.to_generation_request,
@@ -157,30 +179,30 @@ class Servicer:
         )
 
     async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
-        served = self._served
-        translate.check_model(message.model, served.config)
-        report = self._completions.report()
+        model = self._model(message.model)
+        served, report = model.served, model.completions.report()
         return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
 
     async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        self._check_size(message)
-        translate.check_model(message.model, self._served.config)
+        served = self._model(message.model).served
+        _check_size(message, served)
         is_wrapped = message.add_special_tokens if message.HasField("add_special_tokens") else True
-        encode = self._served.tokenizer.encode
+        encode = served.tokenizer.encode
         return pb.TokenizeResponse(token_ids=await _in_thread_if_long(message, encode, message.text, is_wrapped))
 
     async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        self._check_size(message)
-        translate.check_model(message.model, self._served.config)
-        ids = translate.token_ids(message.token_ids, "token_ids", self._served.target)
-        decode = self._served.tokenizer.decode
+        served = self._model(message.model).served
+        _check_size(message, served)
+        ids = translate.token_ids(message.token_ids, "token_ids", served.target)
+        decode = served.tokenizer.decode
         return pb.DetokenizeResponse(text=await _in_thread_if_long(message, decode, ids, message.skip_special_tokens))
 
-    def _check_size(self, message: Message) -> None:
-        """Serve's own limit is 2 GB and cannot be set for one application."""
-        most, size = self._served.config.limits.max_message_bytes, message.ByteSize()
-        if size > most:
-            raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
+
+def _check_size(message: Message, served: Served) -> None:
+    """Serve's own limit is 2 GB and cannot be set for one application. Raises: InvalidRequest."""
+    most, size = served.config.limits.max_message_bytes, message.ByteSize()
+    if size > most:
+        raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
 
 
 async def _answer(work: Awaitable[Reply], empty: Reply, context: CallContext) -> Reply:

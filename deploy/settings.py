@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.config import EngineConfig, FleetConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError
 
 DEMO_DIRECTORY = Path(__file__).resolve().parents[1] / "models" / "demo"
@@ -23,7 +23,10 @@ DEMO_SETTINGS: Mapping[str, Any] = {
     "target": {"engine": {"model": str(DEMO_DIRECTORY / "target"), "deterministic": True}},
     "draft": {"engine": {"model": str(DEMO_DIRECTORY / "draft")}},
 }
+Worker = TypeVar("Worker", bound=WorkerConfig)
+Config = TypeVar("Config", ServiceConfig, FleetConfig)
 _SERVICE_CONFIG = TypeAdapter(ServiceConfig)
+_FLEET_CONFIG = TypeAdapter(FleetConfig)
 
 
 def demo_config(overrides: Sequence[str] = ()) -> ServiceConfig:
@@ -52,11 +55,33 @@ def parse_config(settings: Mapping[str, Any], directory: Path | None = None) -> 
 
     Raises: ConfigError, which names the setting.
     """
+    config = _validated(_SERVICE_CONFIG, settings)
+    if config.shared_draft is not None:
+        raise ConfigError(f"shared_draft: a service of one model has none to share, got {config.shared_draft!r}")
+    return _located(config, directory or Path.cwd())
+
+
+def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> FleetConfig:
+    """The same for several models; the settings of one are taken for a fleet of one. Raises: ConfigError."""
+    if "models" not in settings:
+        config = parse_config(settings, directory)
+        return FleetConfig((config,), orchestrator=config.orchestrator)
+    fleet, base = _validated(_FLEET_CONFIG, settings), directory or Path.cwd()
+    return replace(
+        fleet,
+        models=tuple(_located(model, base) for model in fleet.models),
+        drafts={name: _resolve(draft, base) for name, draft in fleet.drafts.items()},
+    )
+
+
+def _validated(kind: TypeAdapter[Config], settings: Mapping[str, Any]) -> Config:
     try:
-        config = _SERVICE_CONFIG.validate_python(settings)
+        return kind.validate_python(settings)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
-    base = directory or Path.cwd()
+
+
+def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
     draft = _resolve(config.draft, base) if config.draft is not None else None
     return replace(config, target=_resolve(config.target, base), draft=draft)
 
@@ -108,7 +133,7 @@ def _explain(problem: Mapping[str, Any]) -> str:
             return f"{path or 'the configuration'}: {problem['msg']}, got {problem['input']!r}"
 
 
-def _resolve(worker: WorkerConfig, directory: Path) -> WorkerConfig:
+def _resolve(worker: Worker, directory: Path) -> Worker:
     """The same worker with an absolute path to its model."""
     engine: EngineConfig = worker.engine
     model = directory / Path(engine.model).expanduser()

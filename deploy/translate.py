@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from core.config import Limits, ServiceConfig
-from core.errors import CheckpointError, InvalidRequest, UnknownModel
+from core.errors import CheckpointError, InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
@@ -65,9 +65,8 @@ def to_generation_request(
 ) -> GenerationRequest:
     """The request as a record, complete and within all limits. `now` is the service's clock, for the deadline.
 
-    Raises: InvalidRequest, UnknownModel.
+    Raises: InvalidRequest.
     """
-    check_model(message.model, config)
     limits, stopping = config.limits, message.stopping
     prompt = _prompt(message, tokenizer, info)
     max_tokens = _max_tokens(message, len(prompt), info, limits)
@@ -93,12 +92,6 @@ def to_generation_request(
         wants_trace=message.speculation.trace,
         deadline=_deadline(message, now),
     )
-
-
-def check_model(name: str, config: ServiceConfig) -> None:
-    """Return if a request may call this service by `name`; empty means whatever is served. Raises: UnknownModel."""
-    if name not in ("", config.model_name):
-        raise UnknownModel(f"there is no model {name[:100]!r} here; this server has {config.model_name!r}")
 
 
 def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import ray
+from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -22,6 +25,10 @@ from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
 from deploy import engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
+from deploy.scaling import BUSY, KV_USE, ROUND_S, WAITED_S
+
+if TYPE_CHECKING:
+    from workers.engine import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +49,16 @@ class LeaseGrant:
     epoch: int
     engine: Any
     """Handle of the engine actor."""
+    replica_id: str
+    """As Serve names the replica that owns the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """When a replica last said how busy it is, and how long its engine had computed by then."""
+
+    now_s: float
+    step_time_s: float
 
 
 def bundles(config: WorkerConfig) -> list[dict[str, float]]:
@@ -50,7 +67,7 @@ def bundles(config: WorkerConfig) -> list[dict[str, float]]:
     return [{"CPU": REPLICA_CPUS}, {name: amount for name, amount in engine.items() if amount > 0}]
 
 
-class EngineWorker:
+class EngineWorker(ABC):
     """A replica that owns one engine. When the engine dies the replica follows, and Serve starts another pair.
 
     Invariant: whatever ends a lease, the engine is told to free its session.
@@ -61,6 +78,7 @@ class EngineWorker:
     def __init__(self, config: WorkerConfig, actor: type[EngineActor[Any, Any]], *arguments: Any) -> None:
         self._epoch = secrets.randbits(62)
         self._engine_id = f"{self.role}-{self._epoch:016x}"
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._engine = engines.start(actor, config.engine, self._epoch, *arguments, **_placement(config))
         self._info = _load(self._engine)
         self._ended: asyncio.Queue[str] = asyncio.Queue()
@@ -76,7 +94,7 @@ class EngineWorker:
         """
         try:
             if not self._dying.is_set():
-                yield LeaseGrant(self._engine_id, self._epoch, self._engine)
+                yield LeaseGrant(self._engine_id, self._epoch, self._engine, self._replica_id)
             await self._dying.wait()
             raise WorkerLost(f"{self._engine_id} is gone")
         finally:
@@ -84,6 +102,14 @@ class EngineWorker:
 
     async def describe(self) -> ModelInfo:
         return self._info
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve calls this twice a second, where the deployment scales. Raises: what the engine failed with."""
+        return self._measure(await self._engine.stats.remote())
+
+    @abstractmethod
+    def _measure(self, stats: EngineStats) -> dict[str, float]:
+        """What `deploy.scaling` goes by."""
 
     async def check_health(self) -> None:
         """Serve calls this. Raises: an error when the engine does not answer in time."""
@@ -121,6 +147,13 @@ class TargetWorker(EngineWorker):
     def __init__(self, config: WorkerConfig, actor: type[EngineActor[Any, Any]] = TargetActor) -> None:
         super().__init__(config, actor)
 
+    async def record_routing_stats(self) -> dict[str, float]:
+        """For `deploy.routing`; Serve calls this every STATS_PERIOD_S. Raises: what the engine failed with."""
+        return self._measure(await self._engine.stats.remote())
+
+    def _measure(self, stats: EngineStats) -> dict[str, float]:
+        return {KV_USE: 1.0 - stats.num_free_blocks / max(1, stats.num_blocks)}
+
 
 class DraftWorker(EngineWorker):
     """A replica of the draft."""
@@ -131,6 +164,21 @@ class DraftWorker(EngineWorker):
         self, config: WorkerConfig, q_top_tokens: int, actor: type[EngineActor[Any, Any]] = DraftActor
     ) -> None:
         super().__init__(config, actor, q_top_tokens)
+        self._waited_s = self._round_s = 0.0
+        self._reported = _Report(time.monotonic(), 0.0)
+
+    async def report_wait(self, waited_s: float, round_s: float) -> None:
+        """An orchestrator's sessions waited for drafts, whichever replica's, so long in rounds that took so long."""
+        self._waited_s += waited_s
+        self._round_s += round_s
+
+    def _measure(self, stats: EngineStats) -> dict[str, float]:
+        """Since the last time."""
+        before, self._reported = self._reported, _Report(time.monotonic(), stats.step_time_s)
+        computed_s = self._reported.step_time_s - before.step_time_s
+        elapsed_s = max(1e-9, self._reported.now_s - before.now_s)
+        waited_s, round_s, self._waited_s, self._round_s = self._waited_s, self._round_s, 0.0, 0.0
+        return {BUSY: min(1.0, computed_s / elapsed_s), WAITED_S: waited_s, ROUND_S: round_s}
 
 
 def _placement(config: WorkerConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, Ve
 from orchestrator import messages as m
 from orchestrator.session import Session
 from orchestrator.side import Side
+from orchestrator.statistics import DraftWait
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Rounds:
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
+        self._ended_wait = DraftWait()
         self._targets: Side[TargetPort, VerifyRequest, VerifyReply] = Side(
             leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
@@ -75,6 +77,17 @@ class Rounds:
     def num_engines(self) -> int:
         """Engines that are spoken to: those that a session holds a lease on."""
         return self._targets.num_engines + self._drafts.num_engines
+
+    @property
+    def num_drafted(self) -> int:
+        """Sessions that hold a lease on a draft."""
+        return sum(running.draft is not None for running in self._running.values())
+
+    @property
+    def draft_wait(self) -> DraftWait:
+        """Since the start, of all sessions together."""
+        waits = (running.session.stats.draft_wait for running in self._running.values())
+        return sum(waits, start=self._ended_wait)
 
     def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:
         """Run `session` until it ends by itself, fails, or is abandoned."""
@@ -118,7 +131,8 @@ class Rounds:
         self._forget(running)
 
     def _forget(self, running: _Running) -> None:
-        self._running.pop(running.session.id, None)
+        if self._running.pop(running.session.id, None) is not None:
+            self._ended_wait += running.session.stats.draft_wait
         for task in running.tasks:
             task.cancel()
 

@@ -17,6 +17,7 @@ from orchestrator.pair import Pair
 from orchestrator.pilot import ControlReport, Pilots
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
+from orchestrator.statistics import DraftWait
 from orchestrator.text import Tokenizer
 
 
@@ -49,6 +50,16 @@ class Service:
     @property
     def num_sessions(self) -> int:
         return self._rounds.num_sessions
+
+    @property
+    def num_drafted(self) -> int:
+        """Sessions that hold a lease on a draft."""
+        return self._rounds.num_drafted
+
+    @property
+    def draft_wait(self) -> DraftWait:
+        """How long sessions have waited for drafts since the start."""
+        return self._rounds.draft_wait
 
     def report(self) -> ControlReport:
         """How far is drafted at the moment, why, and the estimates behind it."""

@@ -71,6 +71,8 @@ class Session:
     ) -> None:
         self.id = session_id
         self.stats = Statistics()
+        self._num_losses = 0
+        """Of targets in a row, no verdict in between."""
         self._request = request
         self._pair = pair
         self._pilot = pilot
@@ -237,6 +239,7 @@ class Session:
         if (problem := self._problem_of(verdict)) is not None:
             return self._lose_target(problem)
         self._machine.fire(Trigger.VERDICT)
+        self._num_losses = 0
         guess, self._guess = self._guess, NO_GUESS
         self._judged = _Judged(guess, len(self._log), verdict, event.received_s - event.sent_s)
         chunk = self._commit(guess, verdict)
@@ -288,12 +291,13 @@ class Session:
     def _lose_target(self, reason: str) -> list[m.Command]:
         """Go on elsewhere: the committed tokens are all that another target needs."""
         self.stats.num_target_failures += 1
-        if self.stats.num_target_failures > self._pair.limits.max_target_retries:
-            return self._fail(Unavailable(f"the target failed {self.stats.num_target_failures} times: {reason}"))
+        self._num_losses += 1
+        if self._num_losses > self._pair.limits.max_target_retries:
+            return self._fail(Unavailable(f"the target failed {self._num_losses} times in a row: {reason}"))
         self._machine.fire(Trigger.LOST)
         self._held.awaiting = None
         self._judged = None
-        pause_s = 0.05 * 2**self.stats.num_target_failures
+        pause_s = 0.05 * 2**self._num_losses
         return [m.ReleaseTarget(), m.PlaceTarget(delay_s=pause_s)]
 
     # The draft's side

@@ -17,6 +17,22 @@ def _recent() -> deque[Interval]:
     return deque(maxlen=NUM_RECENT)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftWait:
+    """How long sessions have waited for drafts, added up: it tells whether another replica of the draft would help."""
+
+    waited_s: float = 0.0
+    """Drafting that no verification hid."""
+    round_s: float = 0.0
+    """That, and verification."""
+
+    def __add__(self, other: DraftWait) -> DraftWait:
+        return DraftWait(self.waited_s + other.waited_s, self.round_s + other.round_s)
+
+    def __sub__(self, other: DraftWait) -> DraftWait:
+        return DraftWait(self.waited_s - other.waited_s, self.round_s - other.round_s)
+
+
 @dataclass(slots=True)
 class Statistics:
     """Counters of one completion, and the calls to report with the next chunk."""
@@ -34,6 +50,7 @@ class Statistics:
     num_stale_replies: int = 0
     draft_time_s: float = 0.0
     hidden_draft_time_s: float = 0.0
+    verify_time_s: float = 0.0
     began_s: float = 0.0
     """On the orchestrator's clock; traces count from here."""
     trace: list[CallTrace] = field(default_factory=list)
@@ -59,6 +76,7 @@ class Statistics:
 
     def record_verify(self, sent_s: float, received_s: float) -> None:
         """The target was busy with this stream for so long; what the draft did meanwhile was hidden."""
+        self.verify_time_s += received_s - sent_s
         self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._drafted)
         self._verified.append((sent_s, received_s))
 
@@ -67,6 +85,11 @@ class Statistics:
         self.draft_time_s += received_s - sent_s
         self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._verified)
         self._drafted.append((sent_s, received_s))
+
+    @property
+    def draft_wait(self) -> DraftWait:
+        waited_s = max(0.0, self.draft_time_s - self.hidden_draft_time_s)
+        return DraftWait(waited_s, waited_s + self.verify_time_s)
 
     def take_trace(self) -> tuple[CallTrace, ...]:
         """The calls since the last time, on the stream's own clock."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import cast
 
-from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import ModelInfo
 from orchestrator.pilot import Pilots
 from orchestrator.service import Service
@@ -76,8 +76,10 @@ class Rig:
             Fleet("target", blueprint.num_targets, _target_builder(blueprint), self.target_wire, limits),
             Fleet("draft", blueprint.num_drafts, _draft_builder(blueprint), self.draft_wire, limits),
         )
-        engine = WorkerConfig(EngineConfig("simulated"))
-        config = ServiceConfig(engine, engine, speculation=blueprint.speculation, limits=blueprint.limits)
+        engine = EngineConfig("simulated")
+        config = ServiceConfig(
+            TargetConfig(engine), DraftConfig(engine), speculation=blueprint.speculation, limits=blueprint.limits
+        )
         info = model_info(blueprint.text)
         draft = info if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())

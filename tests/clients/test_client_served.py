@@ -19,7 +19,7 @@ FIELDS = {"max_tokens": 200, "temperature": 0.9, "ignore_eos": True, "timeout_s"
 
 @pytest.fixture(scope="module")
 def running():
-    with server(demo_config(["num_orchestrators=2"])) as running:
+    with server(demo_config(["orchestrator.num_replicas=2"])) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from core.config import EngineConfig, Limits, ServiceConfig, WorkerConfig
+from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
 from core.records import (
     Call,
     CallTrace,
@@ -27,14 +27,14 @@ from core.records import (
 from deploy.ingress import MonotonicClock
 from deploy.meters import Meters
 from deploy.metrics import CATALOGUE, Kind, Metric
-from deploy.servicer import Served, Servicer
+from deploy.servicer import Hosted, Served, Servicer
 from orchestrator.pilot import ControlReport
 from protos.outrider.v1 import generation_pb2_grpc
 from tests.vocabularies import as_product, byte_level
 
 TOKENIZER = as_product(byte_level())
 INFO = ModelInfo("target", "Llama", "float32", "cpu", 123, TOKENIZER.vocab_size, 200, 1000, (1,))
-CONFIG = ServiceConfig(WorkerConfig(EngineConfig("/t")), model_name="pair", limits=Limits(max_message_bytes=100_000))
+CONFIG = ServiceConfig(TargetConfig(EngineConfig("/t")), model_name="pair", limits=Limits(max_message_bytes=100_000))
 
 REPORT = ControlReport(
     policy="adaptive",
@@ -145,7 +145,7 @@ def greeting() -> list[Chunk]:
 
 def servicer(completions: Script, record: Recorded | None = None) -> Servicer:
     clock = MonotonicClock()
-    return Servicer(completions, served(), clock, Meters(record or Recorded(), clock.now))
+    return Servicer([Hosted(completions, served(), Meters(record or Recorded(), clock.now))], clock)
 
 
 def served(config: ServiceConfig = CONFIG) -> Served:

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from ray.serve import Application
 
-from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, OrchestratorConfig, ServiceConfig, TargetConfig
 from core.errors import ConfigError
-from deploy import app
+from deploy import app, launch
 from deploy.settings import demo_config
 from deploy.workers import REPLICA_CPUS, bundles
 
-GPU_WORKER = WorkerConfig(EngineConfig("/t"), num_replicas=2, num_cpus=4, num_gpus=1, resources={"large_gpu": 1})
+GPU_WORKER = TargetConfig(EngineConfig("/t"), num_replicas=2, num_cpus=4, num_gpus=1, resources={"large_gpu": 1})
 
 
 def test_a_replica_reserves_little_for_itself_and_all_for_its_engine():
@@ -23,10 +23,10 @@ def test_what_an_engine_does_not_ask_for_is_not_reserved():
 
 
 def test_the_application_needs_what_its_parts_need():
-    draft = WorkerConfig(EngineConfig("/d"), num_cpus=1, resources={"small_gpu": 0.5})
-    config = ServiceConfig(GPU_WORKER, draft, num_orchestrators=3)
+    draft = DraftConfig(EngineConfig("/d"), num_cpus=1, resources={"small_gpu": 0.5})
+    config = ServiceConfig(GPU_WORKER, draft, orchestrator=OrchestratorConfig(num_replicas=3))
     expected = {
-        "CPU": 3 * app.ORCHESTRATOR_CPUS + 2 * 4 + 1 + 3 * REPLICA_CPUS,
+        "CPU": 3 * OrchestratorConfig().num_cpus + 2 * 4 + 1 + 3 * REPLICA_CPUS,
         "GPU": 2,
         "large_gpu": 2,
         "small_gpu": 0.5,
@@ -41,11 +41,11 @@ def test_an_application_is_built_from_the_settings_of_a_serve_yaml():
 
 
 def test_the_demo_pair_passes_the_check():
-    app.check_pair(demo_config())
+    launch.check_pair(demo_config())
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_a_missing_directory_is_named_by_its_setting(name):
     config = demo_config([f"{name}.engine.model=/no/such/model"])
     with pytest.raises(ConfigError, match=rf"{name}\.engine\.model: .*/no/such/model"):
-        app.check_pair(config)
+        launch.check_pair(config)

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from deploy import cli
 from deploy.client import CallFailed, Client
 from deploy.local import served
@@ -29,8 +29,8 @@ def address(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pair")
     target, draft = (checkpoints.write("llama", directory / name, seed) for name, seed in (("target", 0), ("draft", 1)))
     config = ServiceConfig(
-        WorkerConfig(EngineConfig(str(target))),
-        WorkerConfig(EngineConfig(str(draft))),
+        TargetConfig(EngineConfig(str(target))),
+        DraftConfig(EngineConfig(str(draft))),
         model_name="tiny",
         speculation=SpeculationConfig(policy="static", draft_timeout_s=30.0),  # though a random draft is not worth it
         limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5),

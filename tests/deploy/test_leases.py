@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import ray
 from ray import serve
 
-from core.config import EngineConfig, Limits, WorkerConfig
+from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.trees import Growth, TokenTree
 from deploy.app import worker
+from deploy.draining import stopping_replicas
 from deploy.ports import ServeLease, ServeLeases
 from deploy.workers import DraftWorker, TargetWorker
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor, Front
@@ -23,16 +25,21 @@ from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActo
 pytestmark = pytest.mark.ray
 
 APPLICATION = "leases"
-TARGET = WorkerConfig(EngineConfig("fake"), max_sessions=60)
-DRAFT = WorkerConfig(EngineConfig("fake"), max_sessions=2)
+TARGET = TargetConfig(EngineConfig("fake"), max_sessions=60)
+DRAFT = DraftConfig(EngineConfig("fake"), max_sessions=2)
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
 
 
 @pytest.fixture(scope="module", autouse=True)
 def application(cluster):
-    target = worker(TargetWorker, TARGET).bind(TARGET, FakeTargetActor)
-    draft = worker(DraftWorker, DRAFT).bind(DRAFT, 64, FakeDraftActor)
-    serve.run(serve.deployment(Front).bind(target, draft), name=APPLICATION)
+    deploy(TARGET, DRAFT)
+
+
+def deploy(target: TargetConfig, draft: DraftConfig) -> None:
+    """Deploy, or update what is deployed."""
+    targets = worker(TargetWorker, target).bind(target, FakeTargetActor)
+    drafts = worker(DraftWorker, draft).bind(draft, 64, FakeDraftActor)
+    serve.run(serve.deployment(Front).bind(targets, drafts), name=APPLICATION)
 
 
 @pytest.fixture
@@ -182,6 +189,51 @@ async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
     with pytest.raises(WorkerLost, match="told to fail"):
         await lease.port.verify([verify_request(lease, FAIL)])
     await until(lambda: has_another_epoch(leases, lease.epoch))
+
+
+async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases):
+    """A draft at once; a target after the grace, because what it computed for a session is worth something."""
+    impatient = new_leases(drain_grace_s=0.3)
+    held = [await taken("a") for taken in (leases.take_target, leases.take_draft, impatient.take_target)]
+    assert await stopping_replicas() == frozenset()
+    for each in (leases, impatient):
+        each.leave(frozenset({"another replica"}))
+    assert [await works(lease) for lease in held] == [True, True, True]
+
+    update = asyncio.create_task(asyncio.to_thread(deploy, replace(TARGET, num_cpus=0.5), replace(DRAFT, num_cpus=0.5)))
+    await until(lambda: are_stopping(2))
+    for each in (leases, impatient):
+        each.leave(await stopping_replicas())
+    await until(lambda: is_lost(held[1]))
+    assert await works(held[0])
+    assert await works(held[2])
+    await until(lambda: is_lost(held[2]))
+    assert await works(held[0])  # its own orchestrator gives it 30 s
+
+    successors = [await leases.take_target("b"), await leases.take_draft("b")]
+    assert not {lease.engine_id for lease in held} & {lease.engine_id for lease in successors}
+    for lease in (*held, *successors):
+        lease.release()
+    await update
+    assert await stopping_replicas() == frozenset()
+
+
+async def are_stopping(num_replicas: int) -> bool:
+    return len(await stopping_replicas()) == num_replicas
+
+
+async def works(lease: ServeLease[Any]) -> bool:
+    return not await is_lost(lease)
+
+
+async def is_lost(lease: ServeLease[Any]) -> bool:
+    """Whether the orchestrator's end of the lease refuses calls."""
+    call = lease.port.verify if "target" in lease.engine_id else lease.port.draft
+    try:
+        await call([])
+    except WorkerLost:
+        return True
+    return False
 
 
 async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:

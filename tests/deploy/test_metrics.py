@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.config import EngineConfig, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from deploy.client import CallFailed, Client
 from deploy.cluster import Endpoints
 from deploy.local import served
@@ -41,8 +41,8 @@ def test_the_document_lists_what_there_is():
 def test_prometheus_finds_what_the_clients_saw(tmp_path):
     target, draft = (checkpoints.write("llama", tmp_path / name, seed) for name, seed in (("target", 0), ("draft", 1)))
     config = ServiceConfig(
-        WorkerConfig(EngineConfig(str(target))),
-        WorkerConfig(EngineConfig(str(draft))),
+        TargetConfig(EngineConfig(str(target))),
+        DraftConfig(EngineConfig(str(draft))),
         model_name="tiny",
         speculation=SpeculationConfig(policy="static", draft_timeout_s=30.0),  # though a random draft is not worth it
     )

@@ -5,16 +5,25 @@ from pathlib import Path
 import pytest
 import yaml
 
-from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.config import (
+    DraftScaling,
+    EngineConfig,
+    FleetConfig,
+    OrchestratorConfig,
+    OrchestratorScaling,
+    ServiceConfig,
+    TargetConfig,
+    TargetScaling,
+)
 from core.errors import ConfigError
 from core.records import Verification
-from deploy.settings import DEMO_DIRECTORY, demo_config, override, parse_config, read_config
+from deploy.settings import DEMO_DIRECTORY, demo_config, override, parse_config, parse_fleet, read_config
 
 MINIMAL = {"target": {"engine": {"model": "/models/target"}}}
 
 
 def test_what_is_not_set_has_the_defaults_of_core():
-    assert parse_config(MINIMAL) == ServiceConfig(WorkerConfig(EngineConfig("/models/target")))
+    assert parse_config(MINIMAL) == ServiceConfig(TargetConfig(EngineConfig("/models/target")))
 
 
 def test_every_level_can_be_set():
@@ -44,7 +53,7 @@ def test_every_level_can_be_set():
         ({}, "target: must be set"),
         ({"target": {"engine": {}}}, "target.engine.model: must be set"),
         ({"target": {"engine": {"model": "/t", "dtype": "int3"}}}, "target.engine.dtype: "),
-        ({**MINIMAL, "num_orchestrators": "two"}, "num_orchestrators: "),
+        ({**MINIMAL, "orchestrator": {"num_replicas": "two"}}, "orchestrator.num_replicas: "),
         ({**MINIMAL, "draft": [1]}, "draft: "),
         ({"target": {"engine": {"model": "/t"}, "num_replicas": 0}}, "target.num_replicas must be at least 1, got 0"),
         (
@@ -121,8 +130,89 @@ def test_a_malformed_override_is_refused(item):
 
 
 def test_the_demo_is_the_pair_in_the_repository():
-    config = demo_config(["num_orchestrators=2"])
+    config = demo_config(["orchestrator.num_replicas=2"])
     assert config.draft is not None
     assert Path(config.target.engine.model) == DEMO_DIRECTORY / "target"
     assert Path(config.draft.engine.model) == DEMO_DIRECTORY / "draft"
-    assert config.num_orchestrators == 2
+    assert config.orchestrator.num_replicas == 2
+
+
+def test_labels_and_autoscaling_belong_to_each_deployment():
+    config = parse_config(
+        {
+            "orchestrator": {"labels": {"role": "front"}, "autoscaling": {"max_replicas": 3, "sessions": 8}},
+            "target": {"engine": {"model": "/t"}, "autoscaling": {"max_replicas": 2, "kv_use": 0.5}},
+            "draft": {"engine": {"model": "/d"}, "autoscaling": {"max_replicas": 2, "min_replicas": 0, "wait": 0.2}},
+        }
+    )
+    assert config.orchestrator == OrchestratorConfig(
+        labels={"role": "front"}, autoscaling=OrchestratorScaling(max_replicas=3, sessions=8.0)
+    )
+    assert config.target.autoscaling == TargetScaling(max_replicas=2, kv_use=0.5)
+    assert config.draft is not None
+    assert config.draft.autoscaling == DraftScaling(max_replicas=2, min_replicas=0, wait=0.2)
+
+
+def test_a_target_does_not_scale_by_what_drafts_scale_by():
+    with pytest.raises(ConfigError, match=r"target\.autoscaling\.busy: there is no such setting"):
+        parse_config({"target": {"engine": {"model": "/t"}, "autoscaling": {"max_replicas": 2, "busy": 0.5}}})
+
+
+FLEET = {
+    "models": [
+        {"model_name": "a", "target": {"engine": {"model": "/a"}}, "shared_draft": "small"},
+        {"model_name": "b", "target": {"engine": {"model": "b"}}, "draft": {"engine": {"model": "own"}}},
+    ],
+    "drafts": {"small": {"engine": {"model": "small"}}},
+}
+OTHER_CUT = {"model_name": "b", "speculation": {"q_top_tokens": 8}}
+
+
+def test_a_fleet_has_several_models_that_may_share_drafts():
+    fleet = parse_fleet(FLEET, Path("/models"))
+    first, second = fleet.models
+    assert (fleet.draft_of(first), fleet.draft_of(second)) == (fleet.drafts["small"], second.draft)
+    assert fleet.drafts["small"].engine.model == "/models/small"
+    assert second.target.engine.model == "/models/b"
+
+
+def test_the_settings_of_one_model_are_a_fleet_of_one():
+    fleet = parse_fleet({**MINIMAL, "orchestrator": {"num_replicas": 3}})
+    assert fleet == FleetConfig(
+        (parse_config({**MINIMAL, "orchestrator": {"num_replicas": 3}}),), {}, fleet.orchestrator
+    )
+    assert fleet.orchestrator.num_replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": []}, "models must be at least one"),
+        ({"models": [FLEET["models"][0], FLEET["models"][0]]}, "models must be of different model_name"),
+        ({"drafts": {}}, "shared_draft must be one of drafts (there are none), got 'small'"),
+        ({"drafts": {**FLEET["drafts"], "idle": FLEET["drafts"]["small"]}}, "named by a model's shared_draft"),
+        (
+            {"models": [{**FLEET["models"][0], "draft": FLEET["drafts"]["small"]}]},
+            "draft must be absent beside shared_draft",
+        ),
+        (
+            {
+                "models": [
+                    FLEET["models"][0],
+                    {**FLEET["models"][0], "model_name": "b", "speculation": {"q_top_tokens": 8}},
+                ]
+            },
+            "speculation.q_top_tokens must be the same for all models that share a draft, got [8, 64]",
+        ),
+        ({"modles": []}, "modles: there is no such setting"),
+    ],
+)
+def test_a_fleet_that_does_not_fit_together_is_refused(change, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_fleet({**FLEET, **change})
+    assert message in str(caught.value)
+
+
+def test_a_service_of_one_model_has_no_draft_to_share():
+    with pytest.raises(ConfigError, match="shared_draft: a service of one model has none to share"):
+        parse_fleet({**MINIMAL, "shared_draft": "small"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import CheckpointError, InvalidRequest, UnknownModel
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy.translate import sampling_defaults, to_generation_request
@@ -19,7 +19,7 @@ EOS = 1
 CONTEXT = 100
 INFO = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 10_000, (EOS,))
 CONFIG = ServiceConfig(
-    WorkerConfig(EngineConfig("/target")),
+    TargetConfig(EngineConfig("/target")),
     model_name="pair",
     limits=Limits(max_stop_strings=2, max_stop_chars=5, max_stop_token_ids=3, max_logit_bias=2, max_logprobs=4),
 )

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeDraftEngine, FakePilots, FakeTargetEngine, FakeTokenizer, model_info, plain, request
 
-from core.config import DECODE_TOKENS, EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DECODE_TOKENS, DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Refused, Stamp
 from orchestrator.service import Service
 from orchestrator.side import Side
 
-ENGINE = WorkerConfig(EngineConfig("m"))
+TARGET, DRAFT = TargetConfig(EngineConfig("m")), DraftConfig(EngineConfig("m"))
 
 
 class FakePort:
@@ -109,7 +109,7 @@ class FakeClock:
 class World:
     def __init__(self, **limits):
         self.leases, self.clock = FakeLeases(), FakeClock()
-        config = ServiceConfig(ENGINE, ENGINE, speculation=SpeculationConfig(), limits=Limits(**limits))
+        config = ServiceConfig(TARGET, DRAFT, speculation=SpeculationConfig(), limits=Limits(**limits))
         models = (model_info(), model_info("draft"))
         self.service = Service(config, *models, FakeTokenizer(), self.leases, self.clock, FakePilots(fanout=0))
 
@@ -293,7 +293,7 @@ async def test_a_service_that_closes_takes_no_more(world):
 
 
 async def test_a_draft_that_comes_later_is_used_from_then_on(world):
-    config = ServiceConfig(ENGINE, ENGINE)
+    config = ServiceConfig(TARGET, DRAFT)
     service = Service(config, model_info(), None, FakeTokenizer(), world.leases, world.clock)
     assert (await _rest(service.generate(request((1,), 9))))[-1].stats.num_drafted_tokens == 0
     service.use_draft(model_info("draft"))

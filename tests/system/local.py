@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, GenerationRequest, Sampling
 from orchestrator.pilot import Pilots
@@ -156,8 +156,8 @@ async def system(
     target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
     draft_config = replace(target_config, model=str(draft)) if draft else None
     config = ServiceConfig(
-        WorkerConfig(target_config),
-        WorkerConfig(draft_config) if draft_config else None,
+        TargetConfig(target_config),
+        DraftConfig(draft_config) if draft_config else None,
         speculation=speculation or SpeculationConfig(policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0),
         limits=limits or Limits(),
     )

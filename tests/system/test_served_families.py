@@ -6,7 +6,7 @@ import pytest
 from served import each, server, tokens
 from test_exactness import generate
 
-from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.config import DraftConfig, EngineConfig, ServiceConfig, TargetConfig
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
 
@@ -22,7 +22,7 @@ async def test_greedy_output_is_that_of_transformers(tmp_path, family):
     prompts = [[(7 * n + 3 * k) % (VOCAB_SIZE - 1) for k in range(1 + n)] for n in range(NUM_PROMPTS)]
     expected = [generate(target, prompt, NUM_TOKENS) for prompt in prompts]
     config = ServiceConfig(
-        WorkerConfig(EngineConfig(str(target), deterministic=True)), WorkerConfig(EngineConfig(str(draft)))
+        TargetConfig(EngineConfig(str(target), deterministic=True)), DraftConfig(EngineConfig(str(draft)))
     )
     with server(config) as running:
         async with running.channel() as channel:

@@ -1,0 +1,85 @@
+"""Deploys the application from Python: what can go wrong is found first, and said in a line.
+
+Knows checkpoints on disk and Serve's status; what is deployed is said in `deploy.app`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+from ray import serve
+
+from core.config import ServiceConfig, WorkerConfig
+from core.errors import ConfigError, StartupError
+from deploy.app import APPLICATION, build
+from workers.vocabulary import check_same_vocabulary, read_vocabulary
+
+STATUS_PERIOD_S = 0.3
+
+
+def check_pair(config: ServiceConfig) -> None:
+    """Find the common mistakes before anything is started. Raises: StartupError."""
+    from workers import weights  # imports torch, which replicas of this module's deployments do without
+
+    target = _directory("target", config.target)
+    if config.draft is None:
+        read_vocabulary(target)
+    else:
+        check_same_vocabulary(target, _directory("draft", config.draft))
+    for worker_config in filter(None, (config.target, config.draft)):
+        weights.check(worker_config.engine)
+
+
+def _directory(name: str, config: WorkerConfig) -> Path:
+    path = Path(config.engine.model)
+    if not path.is_dir():
+        raise ConfigError(f"{name}.engine.model: there is no directory {path}")
+    return path
+
+
+def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None) -> None:
+    """Deploy on the cluster that this process is connected to, and return when it serves.
+
+    `report` is told of each deployment that is ready. Raises: StartupError.
+    """
+    try:
+        with _reporting(report):
+            serve.run(build(config), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise StartupError(_reason(error)) from error
+
+
+@contextmanager
+def _reporting(report: Callable[[str], None]) -> Iterator[None]:
+    """Tell `report`, meanwhile, which deployments have become healthy; `serve.run` itself is silent until the end."""
+    is_over = Event()
+    watch = Thread(target=_report_health, args=(report, is_over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _report_health(report: Callable[[str], None], is_over: Event) -> None:
+    told: set[str] = set()
+    while not is_over.wait(STATUS_PERIOD_S):
+        application = serve.status().applications.get(APPLICATION)
+        for name, deployment in application.deployments.items() if application else ():
+            if deployment.status == "HEALTHY" and name not in told:
+                told.add(name)
+                report(f"{name} is loaded and warm" if name in ("target", "draft") else f"{name} is ready")
+
+
+def _reason(error: RuntimeError) -> str:
+    """Why a deployment failed, in one line: our own error out of the replica's trace, if there is one."""
+    application = serve.status().applications.get(APPLICATION)
+    for deployment in application.deployments.values() if application else ():
+        ours = [line for line in deployment.message.splitlines() if line.startswith("core.errors.")]
+        if ours:
+            return str(ours[-1].partition(": ")[2])
+    return str(error)

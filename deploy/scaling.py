@@ -1,0 +1,134 @@
+"""Autoscaling of each deployment by its own signal: what replicas report, and the policies that Serve asks.
+
+Knows Serve's autoscaling; the decisions themselves are pure functions in `core.scaling`. The policies run in Serve's
+controller, so this module imports neither engines nor torch. Serve adds bounds, and the delay before there are more.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+
+from core import scaling
+from core.config import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
+from core.scaling import DraftLoad, TargetLoad
+
+KV_USE = "kv_use"
+BUSY = "busy"
+WAITED_S = "waited_s"
+ROUND_S = "round_s"
+"""Names under which replicas report: share of KV, share of time; and time since the last report, in seconds."""
+
+WISHES = "wishes"
+"""Under which a policy remembers what was wanted."""
+
+
+class Policy(ABC):
+    """What is wanted by the load of the moment, and by the most of the last while."""
+
+    def __init__(self, settings: Autoscaling) -> None:
+        self._downscale_delay_s = settings.downscale_delay_s
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        wishes, wanted = scaling.steadied(
+            context.policy_state.get(WISHES, ()),
+            context.current_time or time.time(),
+            self.wanted(context),
+            context.target_num_replicas,
+            self._downscale_delay_s,
+        )
+        return wanted, {WISHES: wishes}
+
+    @abstractmethod
+    def wanted(self, context: AutoscalingContext) -> int:
+        """By the load of the moment."""
+
+
+class OrchestratorPolicy(Policy):
+    """Follows the requests in progress."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._scaling = TypeAdapter(OrchestratorScaling).validate_python(settings)
+        super().__init__(self._scaling)
+
+    def wanted(self, context: AutoscalingContext) -> int:
+        num_replicas = len(context.running_replicas)
+        return scaling.orchestrators_wanted(num_replicas, context.total_num_requests, self._scaling)
+
+
+class TargetPolicy(Policy):
+    """Follows sessions and KV."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._scaling = TypeAdapter(TargetScaling).validate_python(settings)
+        super().__init__(self._scaling)
+
+    def wanted(self, context: AutoscalingContext) -> int:
+        uses = reported(context, KV_USE)
+        load = TargetLoad(
+            num_replicas=len(context.running_replicas),
+            num_sessions=context.total_num_requests,
+            kv_use=sum(uses) / len(uses) if uses else 0.0,
+        )
+        return scaling.targets_wanted(load, self._scaling)
+
+
+class DraftPolicy(Policy):
+    """Follows utilisation and the time that verification waits."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._scaling = TypeAdapter(DraftScaling).validate_python(settings)
+        super().__init__(self._scaling)
+
+    def wanted(self, context: AutoscalingContext) -> int:
+        shares, round_s = reported(context, BUSY), sum(reported(context, ROUND_S))
+        load = DraftLoad(
+            num_replicas=len(context.running_replicas),
+            num_sessions=context.total_num_requests,
+            busy=sum(shares) / len(shares) if shares else 0.0,
+            wait=sum(reported(context, WAITED_S)) / round_s if round_s > 0 else 0.0,
+        )
+        return scaling.drafts_wanted(load, self._scaling)
+
+
+POLICIES: Mapping[type[Autoscaling], type[Policy]] = {
+    OrchestratorScaling: OrchestratorPolicy,
+    TargetScaling: TargetPolicy,
+    DraftScaling: DraftPolicy,
+}
+
+
+def replicas(num_replicas: int, settings: Autoscaling | None) -> dict[str, Any]:
+    """Serve's options for how many replicas there are."""
+    if settings is None:
+        return {"num_replicas": num_replicas}
+    return {"autoscaling_config": serve_config(settings)}
+
+
+def serve_config(settings: Autoscaling) -> AutoscalingConfig:
+    """The same in Serve's words, the policy by its name: the controller imports it from there."""
+    policy = POLICIES[type(settings)]
+    dumped = TypeAdapter(type(settings)).dump_python(settings, mode="json")
+    return AutoscalingConfig(
+        min_replicas=settings.min_replicas,
+        max_replicas=settings.max_replicas,
+        upscale_delay_s=settings.upscale_delay_s,
+        downscale_delay_s=0.0,  # the policy's own: Serve goes by the last wish alone, this by the most of them
+        look_back_period_s=settings.window_s,
+        policy=AutoscalingPolicy(policy_function=f"{__name__}:{policy.__name__}", policy_kwargs=dumped),
+    )
+
+
+def most_replicas(num_replicas: int, settings: Autoscaling | None) -> int:
+    """How many there may be, for the sum of what an application may ask of a cluster."""
+    return num_replicas if settings is None else settings.max_replicas
+
+
+def reported(context: AutoscalingContext, name: str) -> list[float]:
+    """What the running replicas last reported under `name`; one that has just started has not yet."""
+    return list(((context.aggregated_metrics or {}).get(name) or {}).values())

@@ -1,0 +1,75 @@
+"""Two models in one application, chosen by `model`, which share the replicas of one draft."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from ray import serve
+
+from bench.traffic import request
+from deploy.app import APPLICATION, build, fleet_resources
+from deploy.client import CallFailed, Client
+from deploy.cluster import local_cluster
+from deploy.settings import DEMO_DIRECTORY, DEMO_SETTINGS, parse_fleet
+from protos.outrider.v1 import generation_pb2 as pb
+
+pytestmark = pytest.mark.ray
+
+PROMPT = "def fibonacci(n):\n"
+SPECULATION = {"policy": "static", "max_draft_tokens": 4, "lookup": False, "draft_timeout_s": 30.0}
+FLEET = {
+    "models": [
+        {
+            "model_name": "org/large",
+            "target": DEMO_SETTINGS["target"],
+            "shared_draft": "small",
+            "speculation": SPECULATION,
+        },
+        {
+            "model_name": "twin",  # the draft as a target: other tokens than the large one's
+            "target": {"engine": {"model": str(DEMO_DIRECTORY / "draft"), "deterministic": True}},
+            "shared_draft": "small",
+            "speculation": SPECULATION,
+        },
+    ],
+    "drafts": {"small": DEMO_SETTINGS["draft"]},
+}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with local_cluster(ceil(fleet_resources(parse_fleet(FLEET))["CPU"])) as endpoints:
+        serve.run(build(FLEET), name=APPLICATION, route_prefix="/")
+        with Client(f"localhost:{endpoints.grpc_port}") as client:
+            client.wait_until_serving(60.0)
+            yield client
+
+
+def complete(client: Client, model: str, gamma: int | None = None) -> tuple[tuple[int, ...], pb.SpeculationStats]:
+    message = request(PROMPT, 48, temperature=0.8, gamma=gamma, seed=3)
+    message.model = model
+    completion = client.complete(message)
+    return completion.token_ids, completion.finish.speculation
+
+
+def test_each_model_answers_to_its_name_and_the_first_to_none(client):
+    large, twin = complete(client, "org/large")[0], complete(client, "twin")[0]
+    assert large != twin
+    assert complete(client, "")[0] == large
+    assert {client.model_info(model=name).model for name in ("", "org/large", "twin")} == {"org/large", "twin"}
+    with pytest.raises(CallFailed, match="there is no model 'other' here; this server has 'org/large', 'twin'"):
+        complete(client, "other")
+
+
+def test_both_are_drafted_for_by_the_same_replicas_and_neither_changes_a_token(client):
+    assert set(serve.status().applications[APPLICATION].deployments) == {
+        "orchestrator",
+        "target-org-large",
+        "target-twin",
+        "draft-small",
+    }
+    for model in ("org/large", "twin"):
+        tokens, stats = complete(client, model)
+        assert tokens == complete(client, model, gamma=0)[0]
+        assert stats.accepted_tokens > 0
