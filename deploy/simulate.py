@@ -18,7 +18,8 @@ from core.config import Policy, SpeculationConfig
 from core.errors import ConfigError
 from core.records import Verification
 from core.results import as_json
-from deploy import simulation_svg, simulation_table, terminal
+from deploy import simulate_day, simulation_svg, simulation_table, terminal
+from deploy.settings import read_config
 from orchestrator.simulation.compare import Comparison, compare, plain, run, sequential
 from orchestrator.simulation.hardware import HopLaw
 from orchestrator.simulation.laws import steady_law
@@ -54,6 +55,7 @@ def add_simulate(commands: Any) -> None:
     _add_texts(parser.add_argument_group("texts"))
     _add_load(parser.add_argument_group("load"))
     _add_drafting(parser.add_argument_group("drafting behind verification"))
+    simulate_day.add_day(parser.add_argument_group("instead of rounds, a day of autoscaling"))
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same figures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw speed by draft length and by streams, as SVG")
@@ -87,9 +89,24 @@ def _add_drafting(group: Any) -> None:
 
 def _simulate(args: argparse.Namespace) -> int:
     """Raises: ConfigError."""
-    scenario = scenario_of(args)
     for path in filter(None, (args.json, args.plot)):
         _require(path.parent.is_dir(), f"{path.parent} is no directory to write {path.name} to")
+    return _simulate_rounds(args) if args.day is None else _simulate_day(args)
+
+
+def _simulate_day(args: argparse.Namespace) -> int:
+    _check(args)
+    day = simulate_day.run_day(args, read_config(args.config) if args.config is not None else None)
+    sys.stdout.write("\n".join([*simulate_day.lines(day), ""]))
+    if args.json is not None:
+        args.json.write_text(as_json(simulate_day.results(day)))
+    if args.plot is not None:
+        args.plot.write_text(simulate_day.draw(day))
+    return 0
+
+
+def _simulate_rounds(args: argparse.Namespace) -> int:
+    scenario = scenario_of(args)
     began_s = time.monotonic()
     comparison = compare(scenario)
     results = simulation_table.results(comparison, _settings(args))
@@ -140,6 +157,11 @@ def _check(args: argparse.Namespace) -> None:
         ("--streams", args.streams, lambda x: 1 <= x <= 256, "in [1, 256]"),
         ("--arrivals", args.arrivals, lambda x: 0 < x <= 1000, "above 0, and at most 1000"),
         ("--gamma", args.gamma, lambda x: 1 <= x <= 64, "in [1, 64]"),
+        ("--day", args.day, lambda x: 0 < x <= 1e5, "above 0, and at most 100000"),
+        ("--night", args.night, lambda x: 0 <= x <= 1, "in [0, 1]"),
+        ("--crowds", args.crowds, lambda x: 0 <= x <= 100, "in [0, 100]"),
+        ("--session-kv", args.session_kv, lambda x: 0 < x <= 1, "above 0, and at most 1"),
+        ("--session-work", args.session_work, lambda x: 0 < x <= 1, "above 0, and at most 1"),
     )
     for option, value, is_allowed, allowed in rules:
         _require(value is None or is_allowed(value), f"{option} must be {allowed}, got {value!r}")

@@ -1,0 +1,88 @@
+"""Draws sessions and replicas over time: a day that was simulated, or a cluster under `python -m bench cluster`.
+
+Knows samples and SVG; must not know how they were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLORS = {"orchestrator": "#4c9f70", "draft": "#3b7dbd", "target": "#c2543c"}
+SESSIONS_COLOR = "#8a9099"
+WIDTH_PX, PANEL_PX, GAP_PX = 640, 90, 34
+LEFT_PX, TOP_PX, LABEL_PX = 40, 24, 110
+TICKS = ((30, 1, "s"), (60, 60, "min"), (600, 60, "min"), (7200, 3600, "h"), (86_400, 3600, "h"))
+"""Distance of ticks in seconds, and the unit they are labelled in, from the finest."""
+MAX_TICKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sessions and replicas at one moment."""
+
+    at_s: float
+    num_sessions: float
+    num_replicas: Mapping[str, int]
+
+
+def render(samples: Sequence[Sample]) -> str:
+    """The text of the SVG file: one panel for the load, one for each deployment, over the same time."""
+    panels = [_Panel("sessions", SESSIONS_COLOR, samples, lambda sample: sample.num_sessions)]
+    panels += [_Panel(f"{role} replicas", color, samples, _replicas_of(role)) for role, color in COLORS.items()]
+    width = LEFT_PX + WIDTH_PX + LABEL_PX
+    height = TOP_PX + (PANEL_PX + GAP_PX) * len(panels)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        'font-family="sans-serif" font-size="11" fill="#222">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for number, panel in enumerate(panels):
+        y = TOP_PX + number * (PANEL_PX + GAP_PX)
+        parts += [f'<g transform="translate({LEFT_PX} {y})">', *panel.parts(), "</g>"]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _replicas_of(role: str) -> Callable[[Sample], float]:
+    return lambda sample: sample.num_replicas[role]
+
+
+class _Panel:
+    """One count over time, its origin at the top left of the plot area."""
+
+    def __init__(self, title: str, color: str, samples: Sequence[Sample], count: Callable[[Sample], float]) -> None:
+        self._title = title
+        self._color = color
+        self._began_s = samples[0].at_s
+        self._duration_s = max(samples[-1].at_s - self._began_s, 1.0)
+        self._points = [(sample.at_s - self._began_s, count(sample)) for sample in samples]
+        self._most = max(1, *(value for _, value in self._points))
+
+    def parts(self) -> Iterator[str]:
+        for value in sorted({0, self._most}):
+            yield f'<path d="M0 {self._y(value):.1f}H{WIDTH_PX}" stroke="#e4e4e4"/>'
+            yield _text(-6, self._y(value) + 4, f"{value:g}", "end")
+        tick_s, unit_s, unit = next(each for each in TICKS if self._duration_s / each[0] <= MAX_TICKS)
+        for number in range(int(self._duration_s / tick_s) + 1):
+            at_s = number * tick_s
+            yield _text(self._x(at_s), PANEL_PX + 14, f"{at_s / unit_s:g} {unit}", "middle", "#8a9099")
+        yield f'<path d="{self._steps()}" fill="none" stroke="{self._color}" stroke-width="2"/>'
+        yield _text(WIDTH_PX + 8, self._y(self._points[-1][1]) + 4, self._title, "start", self._color)
+
+    def _steps(self) -> str:
+        """A count keeps its value until the next sample."""
+        first_s, first = self._points[0]
+        path = [f"M{self._x(first_s):.1f} {self._y(first):.1f}"]
+        path += [f"H{self._x(at_s):.1f}V{self._y(value):.1f}" for at_s, value in self._points[1:]]
+        return "".join(path)
+
+    def _x(self, at_s: float) -> float:
+        return WIDTH_PX * at_s / self._duration_s
+
+    def _y(self, value: float) -> float:
+        return PANEL_PX * (1.0 - value / self._most)
+
+
+def _text(x: float, y: float, text: str, anchor: str, color: str = "#222") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="fill:{color}">{escape(text)}</text>'

@@ -1,0 +1,219 @@
+"""A day of load, and how many replicas of each model it is given: the autoscaling that serves, on simulated load.
+
+Sessions come and go by the hour, with noise and sudden crowds; each fills KV, works its draft, and waits when drafts
+are busy. Replicas are wanted by `core.scaling`, as Serve asks it: by the average of a window, bounded, and after its
+delays; a new one takes its time to load. Nothing here computes tokens: rounds take milliseconds, scaling minutes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, pi, sin
+from random import Random
+from typing import Final
+
+from core import scaling
+from core.config import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
+from core.scaling import DraftLoad, TargetLoad
+
+TICK_S: Final = 10.0
+DAY_S: Final = 86_400.0
+REVERSAL_S: Final = 600.0
+"""A count that goes up and down again, or down and up again, within this time flaps."""
+ROLES: Final = ("orchestrator", "draft", "target")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The settings of the three deployments."""
+
+    orchestrator: OrchestratorScaling
+    draft: DraftScaling
+    target: TargetScaling
+
+    def of(self, role: str) -> Autoscaling:
+        settings: Autoscaling = getattr(self, role)
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What sessions are, and when they come."""
+
+    peak_sessions: float
+    """At the busiest hour."""
+    night_share: float = 0.1
+    """Of the peak, at the quietest hour; 0 has hours without a session."""
+    noise: float = 0.1
+    """Standard deviation of the load around its course, as a share of it; it lasts for minutes."""
+    num_crowds: int = 3
+    """Times a day that half the peak comes on top within a minute, and stays ten minutes."""
+    session_kv: float = 0.02
+    """Share of one target's KV that a session fills."""
+    session_work: float = 0.03
+    """Share of one draft's time that a session takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Seconds until a new replica serves: a node, an image and weights."""
+
+    orchestrator: float = 15.0
+    draft: float = 45.0
+    target: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The cluster at one tick."""
+
+    at_s: float
+    num_sessions: float
+    num_replicas: Mapping[str, int]
+    """That serve."""
+    num_short: float
+    """Sessions beyond what the targets can hold, which are refused or wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What has happened."""
+
+    moments: Sequence[Moment]
+
+    def counts(self, role: str) -> list[int]:
+        return [moment.num_replicas[role] for moment in self.moments]
+
+    def replica_hours(self, role: str) -> float:
+        return sum(self.counts(role)) * TICK_S / 3600
+
+    def num_changes(self, role: str) -> int:
+        return len(self._changes(role))
+
+    def num_flaps(self, role: str) -> int:
+        """Changes that take back the one before, within REVERSAL_S."""
+        changes = self._changes(role)
+        return sum(
+            (one > 0) != (other > 0) and later_s - earlier_s < REVERSAL_S
+            for (earlier_s, one), (later_s, other) in pairwise(changes)
+        )
+
+    def short_share(self) -> float:
+        """Of all sessions' time, what was spent without a place."""
+        total = sum(moment.num_sessions for moment in self.moments)
+        return sum(moment.num_short for moment in self.moments) / total if total else 0.0
+
+    def _changes(self, role: str) -> list[tuple[float, int]]:
+        counts = self.counts(role)
+        return [
+            (moment.at_s, after - before)
+            for moment, before, after in zip(self.moments[1:], counts, counts[1:], strict=False)
+            if after != before
+        ]
+
+
+def simulate_day(demand: Demand, settings: Scaling, loading: Loading = Loading(), seed: int = 0) -> Day:
+    """One day from midnight, in ticks of TICK_S."""
+    course = _Course(demand, Random(seed))  # noqa: S311  a day, not a secret
+    fleets = {role: _Fleet(settings.of(role), getattr(loading, role)) for role in ROLES}
+    wanted: Mapping[str, Callable[[float], int]] = {
+        "orchestrator": lambda sessions: scaling.orchestrators_wanted(
+            fleets["orchestrator"].num_running, sessions, settings.orchestrator
+        ),
+        "draft": lambda sessions: scaling.drafts_wanted(
+            _draft_load(fleets["draft"].num_running, sessions, demand), settings.draft
+        ),
+        "target": lambda sessions: scaling.targets_wanted(
+            _target_load(fleets["target"].num_running, sessions, demand), settings.target
+        ),
+    }
+    moments = []
+    for tick in range(round(DAY_S / TICK_S)):
+        at_s = tick * TICK_S
+        sessions = course.sessions(at_s)
+        for role, fleet in fleets.items():
+            fleet.step(at_s, sessions, wanted[role])
+        places = fleets["target"].num_running / demand.session_kv
+        counts = {role: fleet.num_running for role, fleet in fleets.items()}
+        moments.append(Moment(at_s, sessions, counts, max(0.0, sessions - places)))
+    return Day(moments)
+
+
+class _Course:
+    """How many sessions there are, tick after tick."""
+
+    def __init__(self, demand: Demand, random: Random) -> None:
+        self._demand = demand
+        self._random = random
+        self._drift = 0.0
+        self._crowds = sorted(random.uniform(0, DAY_S) for _ in range(demand.num_crowds))
+
+    def sessions(self, at_s: float) -> float:
+        demand = self._demand
+        keep = exp(-TICK_S / 300.0)
+        self._drift = keep * self._drift + self._random.gauss(0, demand.noise * (1 - keep**2) ** 0.5)
+        by_hour = 0.5 - 0.5 * sin(2 * pi * (at_s / DAY_S + 0.25))  # nothing at midnight, all of it at noon
+        base = demand.night_share + (1 - demand.night_share) * by_hour
+        crowd = sum(0.5 for began_s in self._crowds if 0 <= at_s - began_s < 600)
+        level = demand.peak_sessions * max(0.0, base * (1 + self._drift) + crowd)
+        return float(round(level))
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """The replicas of one deployment, scaled as Serve does: by the average of a window, bounded, up after a delay."""
+
+    settings: Autoscaling
+    loading_s: float
+    num_running: int = field(init=False)
+    _ready_s: list[float] = field(init=False, default_factory=list)
+    """When those that load will serve."""
+    _seen: deque[float] = field(init=False, default_factory=deque)
+    _wishes: list[scaling.Wish] = field(init=False, default_factory=list)
+    _more_since_s: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.num_running = self.settings.min_replicas
+        self._seen = deque(maxlen=max(1, round(self.settings.window_s / TICK_S)))
+
+    def step(self, now_s: float, sessions: float, wanted: Callable[[float], int]) -> None:
+        self.num_running += sum(ready_s <= now_s for ready_s in self._ready_s)
+        self._ready_s = [ready_s for ready_s in self._ready_s if ready_s > now_s]
+        self._seen.append(sessions)
+        self._decide(now_s, wanted(sum(self._seen) / len(self._seen)))
+
+    def _decide(self, now_s: float, wanted: int) -> None:
+        settings, now = self.settings, self.num_running + len(self._ready_s)
+        self._wishes, wanted = scaling.steadied(self._wishes, now_s, wanted, now, settings.downscale_delay_s)
+        wanted = min(settings.max_replicas, max(settings.min_replicas, wanted))
+        if wanted <= now:
+            self._more_since_s = None
+        elif self._more_since_s is None:
+            self._more_since_s = now_s
+        is_time = self._more_since_s is None or now_s - self._more_since_s >= settings.upscale_delay_s
+        if wanted < now or now == 0 or is_time:
+            self._resize(now_s, wanted)
+
+    def _resize(self, now_s: float, num_replicas: int) -> None:
+        """Those that still load go first."""
+        missing = num_replicas - self.num_running - len(self._ready_s)
+        self._ready_s += [now_s + self.loading_s] * missing
+        while missing < 0 and self._ready_s:
+            self._ready_s.pop()
+            missing += 1
+        self.num_running += min(0, missing)
+
+
+def _target_load(num_replicas: int, sessions: float, demand: Demand) -> TargetLoad:
+    kv = sessions * demand.session_kv
+    return TargetLoad(num_replicas, sessions, min(1.0, kv / num_replicas) if num_replicas else 0.0)
+
+
+def _draft_load(num_replicas: int, sessions: float, demand: Demand) -> DraftLoad:
+    """Sessions wait for each other as in a queue: the busier the draft, the longer, by the share of a round."""
+    busy = min(1.0, sessions * demand.session_work / num_replicas) if num_replicas else 0.0
+    wait = min(1.0, 0.05 * busy / max(0.05, 1.0 - busy))
+    return DraftLoad(num_replicas, sessions, busy, wait)
