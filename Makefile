@@ -6,17 +6,17 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo serve test test-all check bench protos format clean
+.PHONY: help setup demo serve test test-all check k8s bench protos format clean
 
 help:  ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 setup: .venv/.installed  ## Make .venv and install everything
 
 .venv/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; say make PYTHON=..."'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable clients/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,k8s]' --editable clients/python
 	@touch $@
 
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
@@ -28,7 +28,7 @@ serve: setup  ## Serve the embedded pair until interrupted
 test: setup  ## Run the tests, but for those that take minutes
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: setup  ## Run all tests
+test-all: setup .venv/checkov/.installed  ## Run all tests
 	$(BIN)/python -m pytest
 
 check: setup  ## Linters, types, layers, generated code
@@ -37,6 +37,15 @@ check: setup  ## Linters, types, layers, generated code
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m protos.generate --check
+
+k8s: setup .venv/checkov/.installed  ## Build, validate and check what k8s/ has; plant faults in it; needs kubectl
+	$(BIN)/python -m pytest tests/k8s
+
+# Its requirements and ours exclude each other.
+.venv/checkov/.installed: tests/k8s/checkov-requirements.txt
+	$(PYTHON) -m venv .venv/checkov
+	.venv/checkov/bin/python -m pip install --quiet --requirement $<
+	@touch $@
 
 bench: setup  ## Measure what a round costs beyond the models
 	$(BIN)/python -m bench overhead

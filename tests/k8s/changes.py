@@ -1,0 +1,121 @@
+"""Changes of rendered objects, as values: what a planted fault does to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from tests.k8s.manifests import Manifest, Objects, named, ray_pods, ray_service, serve_config
+
+Change = Callable[[list[Manifest]], None]
+
+
+def ray(role: str, *path: Any, to: Any) -> Change:
+    """Set a field of the pod template of a Ray group."""
+    return lambda objects: put(template(objects, role), path, to)
+
+
+def container(role: str, *path: str, to: Any) -> Change:
+    """Set a field of the Ray container of a group."""
+    return lambda objects: put(template(objects, role)["spec"]["containers"][0], path, to)
+
+
+def container_drop(role: str, *path: str) -> Change:
+    """Take a field away from the Ray container of a group."""
+    return lambda objects: drop(template(objects, role)["spec"]["containers"][0], path)
+
+
+def group(role: str, *path: str, to: Any) -> Change:
+    """Set a field of a Ray group."""
+
+    def change(objects: list[Manifest]) -> None:
+        put(next(pod.group for pod in ray_pods(objects) if pod.role == role), path, to)
+
+    return change
+
+
+def service(*path: str, to: Any) -> Change:
+    """Set a field of the RayService."""
+    return lambda objects: put(ray_service(objects), path, to)
+
+
+def of(kind: str, name: str, *path: Any, to: Any) -> Change:
+    """Set a field of any object."""
+    return lambda objects: put(named(objects, kind, name), path, to)
+
+
+def without(kind: str, name: str) -> Change:
+    """Take an object away."""
+    return lambda objects: objects.remove(named(objects, kind, name))
+
+
+def served(*path: Any, to: Any) -> Change:
+    """Set a field in serveConfigV2."""
+
+    def change(objects: list[Manifest]) -> None:
+        config = serve_config(objects)
+        put(config, path, to)
+        ray_service(objects)["serveConfigV2"] = yaml.safe_dump(config)
+
+    return change
+
+
+def setting(*path: str, to: Any) -> Change:
+    """Set a setting of the application."""
+    return served("applications", 0, "args", *path, to=to)
+
+
+def put(item: Any, path: tuple[Any, ...], value: Any) -> None:
+    """Set what `path` leads to, and make the mappings on the way."""
+    for key in path[:-1]:
+        item = item.setdefault(key, {}) if isinstance(item, dict) else item[key]
+    item[path[-1]] = value
+
+
+def drop(item: Any, path: tuple[Any, ...]) -> None:
+    """Take away what `path` leads to."""
+    for key in path[:-1]:
+        item = item[key]
+    del item[path[-1]]
+
+
+def template(objects: Objects, role: str) -> Manifest:
+    """The pod template of a Ray group."""
+    return next(pod.template for pod in ray_pods(objects) if pod.role == role)
+
+
+def add_secret(objects: list[Manifest]) -> None:
+    """A password where anyone can read it."""
+    metadata = {"name": "outrider-redis", "namespace": "outrider"}
+    objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"password": "hunter2"}})
+
+
+def break_serve_config(objects: list[Manifest]) -> None:
+    """serveConfigV2 is cut off."""
+    ray_service(objects)["serveConfigV2"] = "applications: [{name: outrider"
+
+
+def rename_in_dashboard(objects: list[Manifest]) -> None:
+    """A panel asks for a metric that is not there."""
+    data = named(objects, "ConfigMap", "outrider-dashboard")["data"]
+    board = json.loads(data["outrider.json"])
+    board["panels"][0]["targets"][0]["expr"] = "sum(ray_outrider_requests_running)"
+    data["outrider.json"] = json.dumps(board)
+
+
+def budget(name: str, *path: Any, to: Any) -> Change:
+    """Set a field of a disruption budget."""
+    return of("PodDisruptionBudget", name, "spec", *path, to=to)
+
+
+def rule(index: int, *path: Any, to: Any) -> Change:
+    """Set a field of the alerting rule at this index."""
+    return of("PrometheusRule", "outrider", "spec", "groups", 0, "rules", index, *path, to=to)
+
+
+def policy(name: str, *path: Any, to: Any) -> Change:
+    """Set a field of a network policy."""
+    return of("NetworkPolicy", name, "spec", *path, to=to)

@@ -1,0 +1,251 @@
+"""Do the manifests and the application that they carry fit each other: ports, places, sizes, times?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+
+from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
+from deploy.cluster import SERVICERS
+from deploy.workers import REPLICA_CPUS
+from tests.k8s.manifests import (
+    ROLE,
+    Objects,
+    Pod,
+    cluster,
+    cpus,
+    deployments,
+    least_replicas,
+    most_replicas,
+    ray_pods,
+    ray_service,
+    serve_config,
+    settings,
+    worker_pods,
+)
+
+IMAGE_ROOT = Path("/opt/outrider")
+"""Where deploy/Dockerfile puts the repository."""
+REPOSITORY = Path(__file__).resolve().parents[2]
+GPU = "nvidia.com/gpu"
+
+
+def one_application_is_served(objects: Objects) -> Iterator[str]:
+    config = serve_config(objects)
+    if config.get("proxy_location") != "EveryNode":
+        yield "serveConfigV2: proxy_location must be EveryNode"
+    wanted = {"name": APPLICATION, "route_prefix": "/", "import_path": "deploy.app:build"}
+    applications = config["applications"]
+    if len(applications) != 1 or {key: applications[0].get(key) for key in wanted} != wanted:
+        yield f"serveConfigV2: there must be one application with {wanted}"
+
+
+def proxies_can_be_reached(objects: Objects) -> Iterator[str]:
+    if serve_config(objects).get("http_options", {}).get("host") != "0.0.0.0":
+        yield "serveConfigV2: http_options.host must be 0.0.0.0, or KubeRay and probes do not reach the proxy"
+
+
+def servicers_are_the_codes(objects: Objects) -> Iterator[str]:
+    options = serve_config(objects).get("grpc_options", {})
+    if tuple(options.get("grpc_servicer_functions", ())) != SERVICERS:
+        yield f"serveConfigV2: grpc_servicer_functions must be {list(SERVICERS)}"
+    if options.get("enable_reflection") is not True:
+        yield "serveConfigV2: enable_reflection must be true"
+
+
+def ports_agree(objects: Objects) -> Iterator[str]:
+    """serveConfigV2, the Service and every container say the same two ports by the same two names."""
+    config = serve_config(objects)
+    wanted = {
+        "serve": config.get("http_options", {}).get("port"),
+        "serve-grpc": config.get("grpc_options", {}).get("port"),
+    }
+    offered = ray_service(objects)["serveService"]["spec"]["ports"]
+    for port in offered:
+        if port["port"] != port["targetPort"]:
+            yield f"serveService: port {port['name']} must keep its number, got {port['port']} and {port['targetPort']}"
+    if {port["name"]: port["port"] for port in offered} != wanted:
+        yield f"serveService: ports must be {wanted}"
+    for pod in ray_pods(objects):
+        if {name: pod.ports.get(name) for name in wanted} != wanted:
+            yield f"{pod.where}: container ports must include {wanted}"
+
+
+def grpc_port_speaks_http2(objects: Objects) -> Iterator[str]:
+    protocols = {
+        port["name"]: port.get("appProtocol") for port in ray_service(objects)["serveService"]["spec"]["ports"]
+    }
+    if protocols.get("serve-grpc") != "kubernetes.io/h2c":
+        yield "serveService: appProtocol of serve-grpc must be kubernetes.io/h2c, or gateways speak HTTP/1 to it"
+
+
+def places_that_settings_name_exist(objects: Objects) -> Iterator[str]:
+    """Ray labels that a deployment selects are those of exactly one group."""
+    groups = cluster(objects)["workerGroupSpecs"]
+    for role, deployment in deployments(settings(objects)).items():
+        if not deployment.labels:
+            yield f"{role}: labels must name its group"
+        fitting = [
+            group["groupName"] for group in groups if deployment.labels.items() <= group.get("labels", {}).items()
+        ]
+        if fitting != [role]:
+            yield f"{role}: labels {deployment.labels} select the groups {fitting}"
+
+
+def groups_are_labelled_alike(objects: Objects) -> Iterator[str]:
+    """Name, Ray label and pod label of a group are one word; the head's pods are labelled head."""
+    roles = [pod.role for pod in ray_pods(objects)]
+    if roles != ["head", "orchestrator", "draft", "target"]:
+        yield f"pods of the RayCluster must have the roles head, orchestrator, draft, target, got {roles}"
+    for pod in worker_pods(objects):
+        group = pod.group or {}
+        if {group["groupName"], group.get("labels", {}).get(ROLE)} != {pod.role}:
+            yield f"{pod.where}: groupName, labels and the pod's label {ROLE} must agree"
+
+
+def replicas_fit_into_pods(objects: Objects) -> Iterator[str]:
+    """One replica, with its engine, to a pod: it must fit, and a second one must not."""
+    by_role = {pod.role: pod for pod in worker_pods(objects)}
+    for role, deployment in deployments(settings(objects)).items():
+        beside = 0.0 if role == "orchestrator" else REPLICA_CPUS
+        wanted = deployment.num_cpus + beside
+        offered = cpus(by_role[role].ray["resources"]["limits"]["cpu"])
+        num_gpus = getattr(deployment, "num_gpus", 0.0)
+        if wanted > offered + 1e-9:
+            yield f"{role}: a replica wants {wanted} CPUs, a pod has {offered}"
+        elif 2 * wanted <= offered and 2 * num_gpus <= _gpus(by_role[role]):
+            yield f"{role}: two replicas fit into one pod, and would die together"
+
+
+def groups_can_hold_all_replicas(objects: Objects) -> Iterator[str]:
+    groups = {pod.role: pod.group or {} for pod in worker_pods(objects)}
+    for role, deployment in deployments(settings(objects)).items():
+        least, most = groups[role]["minReplicas"], groups[role]["maxReplicas"]
+        surge = ceil(most_replicas(deployment) * deployment.surge_percent / 100)
+        if most < most_replicas(deployment) + surge:
+            yield f"{role}: {most_replicas(deployment)} replicas and {surge} in an update, but at most {most} pods"
+        if least > least_replicas(deployment):
+            yield f"{role}: {least} pods are kept for {least_replicas(deployment)} replicas"
+        if not least <= groups[role]["replicas"] <= most:
+            yield f"{role}: replicas must be between minReplicas and maxReplicas"
+
+
+def gpus_are_asked_for_where_they_are_used(objects: Objects) -> Iterator[str]:
+    by_role = {pod.role: pod for pod in worker_pods(objects)}
+    for role, deployment in deployments(settings(objects)).items():
+        pod, num_gpus = by_role[role], getattr(deployment, "num_gpus", 0.0)
+        is_cuda = role != "orchestrator" and deployment.engine.device.startswith("cuda")
+        if is_cuda != (num_gpus > 0) or num_gpus != _gpus(pod):
+            yield f"{role}: device, num_gpus ({num_gpus:g}) and the pod's {GPU} ({_gpus(pod)}) must agree"
+        if num_gpus and "cuda" not in pod.ray["image"]:
+            yield f"{role}: {pod.ray['image']} is not the image with CUDA"
+        if num_gpus and not pod.spec.get("nodeSelector"):
+            yield f"{role}: a nodeSelector must say which GPU"
+        tolerated = [toleration["key"] for toleration in pod.spec.get("tolerations", ())]
+        if num_gpus and GPU not in tolerated:
+            yield f"{role}: must tolerate the taint of GPU nodes"
+
+
+def gpu_engines_compute_in_bfloat16(objects: Objects) -> Iterator[str]:
+    for role, deployment in deployments(settings(objects)).items():
+        if role != "orchestrator" and deployment.engine.device == "cuda" and deployment.engine.dtype != "bfloat16":
+            yield f"{role}: dtype on a GPU is bfloat16, got {deployment.engine.dtype}"
+
+
+def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
+    """In the image, or on a volume that is mounted read-only; orchestrators read the target's tokenizer."""
+    config = settings(objects)
+    readers = [("orchestrator", config.target), ("target", config.target)]
+    readers += [("draft", config.draft)] if config.draft else []
+    by_role = {pod.role: pod for pod in worker_pods(objects)}
+    for role, worker in readers:
+        model = Path(worker.engine.model)
+        if not _is_in_image(model) and not _is_on_volume(model, by_role[role]):
+            yield f"{role}: there is nothing at {model}"
+
+
+def streams_may_end(objects: Objects) -> Iterator[str]:
+    """A pod that is to stop tells Ray, and has as long as a stream may last; so has a cluster that was replaced."""
+    for pod in worker_pods(objects):
+        if pod.spec.get("terminationGracePeriodSeconds", 30) < DRAIN_TIMEOUT_S:
+            yield f"{pod.where}: terminationGracePeriodSeconds must be at least {DRAIN_TIMEOUT_S:.0f}"
+        words = " ".join(pod.ray.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ())).split()
+        if "drain-node" not in words:
+            yield f"{pod.where}: preStop must drain the node"
+        elif float(words[words.index("--deadline-remaining-seconds") + 1]) < DRAIN_TIMEOUT_S:
+            yield f"{pod.where}: the deadline of preStop must be at least {DRAIN_TIMEOUT_S:.0f} s"
+    if ray_service(objects).get("rayClusterDeletionDelaySeconds", 60) < DRAIN_TIMEOUT_S:
+        yield f"RayService: rayClusterDeletionDelaySeconds must be at least {DRAIN_TIMEOUT_S:.0f}"
+
+
+def upgrades_switch_at_once(objects: Objects) -> Iterator[str]:
+    """The incremental strategy splits HTTP only; None would change nothing."""
+    if ray_service(objects).get("upgradeStrategy", {}).get("type") != "NewCluster":
+        yield "RayService: upgradeStrategy must be NewCluster"
+
+
+def ray_asks_for_its_token(objects: Objects) -> Iterator[str]:
+    if cluster(objects).get("authOptions", {}).get("mode") != "token":
+        yield "RayCluster: authOptions.mode must be token"
+    for pod in ray_pods(objects):
+        for variable in pod.ray.get("env", ()):
+            if variable["name"] == "RAY_AUTH_MODE":
+                yield f"{pod.where}: RAY_AUTH_MODE overrides authOptions"
+
+
+def pods_follow_replicas(objects: Objects) -> Iterator[str]:
+    options = cluster(objects).get("autoscalerOptions", {})
+    if not cluster(objects).get("enableInTreeAutoscaling") or options.get("version") != "v2":
+        yield "RayCluster: the in-tree autoscaler v2 must be on"
+
+
+def the_head_only_leads(objects: Objects) -> Iterator[str]:
+    """No replica on it, and no call through it: its loss must cost neither."""
+    if cluster(objects)["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
+        yield 'head: num-cpus must be "0"'
+    if ray_service(objects).get("excludeHeadPodFromServeSvc") is not True:
+        yield "RayService: excludeHeadPodFromServeSvc must be true"
+
+
+def ray_is_the_version_that_is_pinned(objects: Objects) -> Iterator[str]:
+    pinned = [line for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if line.startswith("ray==")]
+    if [f"ray=={cluster(objects).get('rayVersion')}"] != pinned:
+        yield f"RayCluster: rayVersion {cluster(objects).get('rayVersion')} is not the {pinned[0]} of constraints.txt"
+
+
+def _gpus(pod: Pod) -> int:
+    return int(pod.ray["resources"]["limits"].get(GPU, 0))
+
+
+def _is_in_image(model: Path) -> bool:
+    if not model.is_relative_to(IMAGE_ROOT):
+        return False
+    return (REPOSITORY / model.relative_to(IMAGE_ROOT) / "config.json").is_file()
+
+
+def _is_on_volume(model: Path, pod: Pod) -> bool:
+    mounts = pod.ray.get("volumeMounts", ())
+    return any(model.is_relative_to(mount["mountPath"]) and mount.get("readOnly") is True for mount in mounts)
+
+
+CHECKS = (
+    one_application_is_served,
+    proxies_can_be_reached,
+    servicers_are_the_codes,
+    ports_agree,
+    grpc_port_speaks_http2,
+    places_that_settings_name_exist,
+    groups_are_labelled_alike,
+    replicas_fit_into_pods,
+    groups_can_hold_all_replicas,
+    gpus_are_asked_for_where_they_are_used,
+    gpu_engines_compute_in_bfloat16,
+    models_are_where_settings_say,
+    streams_may_end,
+    upgrades_switch_at_once,
+    ray_asks_for_its_token,
+    pods_follow_replicas,
+    the_head_only_leads,
+    ray_is_the_version_that_is_pinned,
+)

@@ -1,0 +1,47 @@
+"""deploy/Dockerfile, as far as it can be judged without building it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from tests.k8s.compositions import ROOT
+from tests.k8s.serve_policies import IMAGE_ROOT
+
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+LINES = [line.strip() for line in DOCKERFILE.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
+COPIED = [word for line in LINES if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]]
+LET_IN = [
+    line[1:] for line in (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
+]
+
+
+def test_what_is_copied_is_there_and_is_let_in() -> None:
+    assert [name for name in COPIED if not (ROOT / name).exists()] == []
+    assert sorted(COPIED) == sorted(LET_IN)
+
+
+def test_the_image_has_every_layer_and_the_demo_pair() -> None:
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    assert {*layers, "protos", "models", "constraints.txt"} <= set(COPIED)
+
+
+def test_code_is_where_manifests_look_for_the_demo_pair() -> None:
+    assert f"WORKDIR {IMAGE_ROOT}" in LINES
+
+
+@pytest.mark.parametrize("stage", ["cpu", "cuda"])
+def test_final_stages_run_without_rights_and_without_pip_s_work(stage: str) -> None:
+    body = DOCKERFILE.split(f"AS {stage}\n")[1].split("\nFROM ")[0]
+    assert "USER 1000:1000" in body
+    assert f"COPY --from=build-{stage} {IMAGE_ROOT} {IMAGE_ROOT}" in body
+    assert f"FROM runtime AS {stage}" in LINES
+
+
+def test_everything_is_pinned() -> None:
+    installs = [part for line in LINES for part in re.split(r"&&", line) if "pip install" in part]
+    assert installs
+    assert all("--constraint constraints.txt" in install for install in installs)
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-", DOCKERFILE, re.MULTILINE)

@@ -1,0 +1,42 @@
+"""Every composition of k8s/ builds, has the shape its schemas ask for, and keeps to every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.k8s import (
+    monitoring_policies,
+    network_policies,
+    pod_policies,
+    schema_checks,
+    serve_policies,
+    service_policies,
+)
+from tests.k8s.compositions import ALL, K8S, OPTIONS, OVERLAYS, Composition, objects
+from tests.k8s.manifests import Objects
+
+MODULES = (schema_checks, pod_policies, serve_policies, network_policies, service_policies, monitoring_policies)
+CHECKS: dict[str, Callable[[Objects], Iterator[str]]] = {
+    check.__name__: check for module in MODULES for check in module.CHECKS
+}
+
+
+@pytest.mark.parametrize("composition", ALL, ids=str)
+def test_composition_keeps_to_every_policy(composition: Composition) -> None:
+    rendered = objects(composition)
+    complaints = [f"{name}: {complaint}" for name, check in CHECKS.items() for complaint in check(rendered)]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_every_folder_is_composed() -> None:
+    overlays = {path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml")}
+    components = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
+    named = "".join(path.read_text() for path in K8S.glob("overlays/*/kustomization.yaml"))
+    assert overlays == set(OVERLAYS)
+    assert {name for name in components if f"components/{name}" not in named} == set(OPTIONS)
+
+
+def test_checks_have_names_of_their_own() -> None:
+    assert len(CHECKS) == sum(len(module.CHECKS) for module in MODULES)
