@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import control, kills, overhead, rounds
+from bench import cluster, control, kills, overhead, rounds
 from bench.results import Result, report
 
 
@@ -26,7 +26,13 @@ class Benchmark(Protocol):
         ...
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {"control": control, "kills": kills, "overhead": overhead, "rounds": rounds}
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "cluster": cluster,
+    "control": control,
+    "kills": kills,
+    "overhead": overhead,
+    "rounds": rounds,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,84 @@
+"""Streams that follow one another without a pause, as many at a time as is said, each compared with plain decoding.
+
+Knows the client and what its streams should bring; must not know what happens to the server meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from outrider_client import AsyncClient, OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One request, and the tokens of plain decoding."""
+
+    prompt: str
+    seed: int
+    temperature: float
+    tokens: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the streams."""
+
+    num_done: int = 0
+    num_wrong: int = 0
+    num_resumed: int = 0
+    """Those that took more than one call."""
+    failures: list[str] = field(default_factory=list)
+
+
+class Load:
+    """A number of streams that is kept up until it is changed; use it as a context manager."""
+
+    def __init__(self, client: AsyncClient, jobs: Sequence[Expected]) -> None:
+        self.tally = Tally()
+        self._client = client
+        self._jobs = jobs
+        self._num_wanted = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._numbers = count()
+
+    async def __aenter__(self) -> Load:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.keep(0)
+        await asyncio.gather(*self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def keep(self, num_streams: int) -> None:
+        """From now on so many; those that are too many end by themselves."""
+        self._num_wanted = num_streams
+        while len(self._running) < self._num_wanted:
+            task = asyncio.create_task(self._go_on())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _go_on(self) -> None:
+        while len(self._running) <= self._num_wanted:
+            await self._stream(self._jobs[next(self._numbers) % len(self._jobs)])
+
+    async def _stream(self, job: Expected) -> None:
+        tokens: list[int] = []
+        try:
+            async with self._client.stream(
+                job.prompt, max_tokens=len(job.tokens), temperature=job.temperature, seed=job.seed, ignore_eos=True
+            ) as stream:
+                async for chunk in stream:
+                    tokens += chunk.token_ids
+        except OutriderError as error:
+            self.tally.failures.append(" ".join(str(error).split()))
+            return
+        self.tally.num_done += 1
+        self.tally.num_resumed += stream.num_calls > 1
+        self.tally.num_wrong += tuple(tokens) != job.tokens

@@ -1,0 +1,136 @@
+"""A Ray cluster of several nodes on this machine, deployed to as Kubernetes does it: a Serve config over REST."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+from deploy.app import APPLICATION
+from deploy.cluster import OBJECT_STORE_BYTES, SERVICERS
+
+ROLE = "outrider.dev/role"
+ROLES = ("orchestrator", "draft", "target")
+START_TIMEOUT_S = 120.0
+POLL_S = 0.2
+
+
+@dataclass
+class Nodes:
+    """Head, and nodes that are told apart by their label."""
+
+    cluster: Cluster
+    dashboard: str
+    grpc_port: int
+    http_port: int
+    of_role: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.grpc_port}"
+
+    def add(self, role: str, **resources: Any) -> Any:
+        """A node like those of the worker group `role`."""
+        node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **{"num_cpus": 2, **resources})
+        self.of_role.setdefault(role, []).append(node)
+        return node
+
+    def kill(self, role: str) -> None:
+        """SIGKILL to everything on one node of `role`."""
+        self.cluster.remove_node(self.of_role[role].pop(), allow_graceful=False)
+
+    def deploy(self, settings: Mapping[str, Any]) -> None:
+        """Deploy, or update to, an application with these settings, and return when it runs."""
+        ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings))
+        wait_until(self.is_running, START_TIMEOUT_S)
+
+    def config(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """As serveConfigV2 has it."""
+        return {
+            "proxy_location": "HeadOnly",
+            "http_options": {"host": "127.0.0.1", "port": self.http_port},
+            "grpc_options": {
+                "port": self.grpc_port,
+                "grpc_servicer_functions": list(SERVICERS),
+                "enable_reflection": True,
+            },
+            "applications": [
+                {"name": APPLICATION, "route_prefix": "/", "import_path": "deploy.app:build", "args": dict(settings)}
+            ],
+        }
+
+    def is_running(self) -> bool:
+        application = serve.status().applications.get(APPLICATION)
+        if application is not None and application.status == "DEPLOY_FAILED":
+            raise RuntimeError(application.message)
+        return application is not None and application.status == "RUNNING"
+
+
+@contextmanager
+def nodes() -> Iterator[Nodes]:
+    """A head that runs no models, and one node of each role."""
+    dashboard_port = free_port()
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": True,
+            "dashboard_port": dashboard_port,
+            "dashboard_agent_listen_port": free_port(),
+            "object_store_memory": OBJECT_STORE_BYTES,
+        },
+        shutdown_at_exit=True,
+    )
+    up = Nodes(cluster, f"http://127.0.0.1:{dashboard_port}", free_port(), free_port())
+    try:
+        for role in ROLES:
+            up.add(role)
+        ray.init(address=cluster.address, log_to_driver=False, namespace="outrider")
+        yield up
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Return as soon as it holds. Raises: TimeoutError."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= end_s:
+            raise TimeoutError(f"not within {timeout_s:g} s; the cluster: {serve.status().applications}")
+        time.sleep(POLL_S)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """The same, while other tasks go on."""
+    await asyncio.to_thread(wait_until, condition, timeout_s)
+
+
+def num_running(role: str) -> int:
+    """Replicas of `role` that serve."""
+    count: int = serve.status().applications[APPLICATION].deployments[role].replica_states.get("RUNNING", 0)
+    return count
+
+
+def only_running(counts: Mapping[str, int]) -> bool:
+    """Whether so many replicas of each role serve, and no other is starting or stopping."""
+    deployments = serve.status().applications[APPLICATION].deployments
+    states = {role: {name: n for name, n in deployments[role].replica_states.items() if n} for role in counts}
+    return states == {role: {"RUNNING": count} if count else {} for role, count in counts.items()}
+
+
+def free_port() -> int:
+    """One that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
