@@ -19,7 +19,7 @@ from ray import serve
 
 SERVICERS = (
     "deploy.proxy.add_generation_service",
-    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+    "deploy.proxy.add_health_service",
 )
 """What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
 OBJECT_STORE_BYTES = 128 * 2**20

@@ -1,8 +1,11 @@
-"""How Serve's gRPC proxy takes our streams: so that a client that goes away always reaches the replica.
+"""How Serve's gRPC proxy takes our calls: clients that go away reach the replica, and a node that is to go says so.
 
 The proxy (Ray 2.60) passes a cancellation on only if it comes while the proxy waits for the replica's next message. If
 it comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
 decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
+
+Health is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node that is
+given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them.
 
 Runs in the proxy's process, which imports it by the name in `deploy.cluster.SERVICERS`.
 """
@@ -14,9 +17,15 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from protos.outrider.v1 import generation_pb2_grpc
 
 Handler = Callable[..., Any]
+
+NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
+    status=health_pb2.HealthCheckResponse.NOT_SERVING
+).SerializeToString()
 
 
 def add_generation_service(servicer: Any, server: Any) -> None:
@@ -32,6 +41,35 @@ def add_generation_service(servicer: Any, server: Any) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     finally:
         server.service_handler_factory = make_handler
+
+
+def add_health_service(servicer: Any, server: Any) -> None:
+    """The same for the health of the service. The factory of handlers is a method of the proxy itself (Ray 2.60)."""
+    make_handler = server.service_handler_factory
+    proxy = make_handler.__self__
+
+    def make_honest_handler(**method: Any) -> Handler:
+        handler: Handler = make_handler(**method)
+        is_check = method["service_method"].endswith("/Check") and not inspect.isasyncgenfunction(handler)
+        return honest(handler, proxy._is_draining) if is_check else handler
+
+    server.service_handler_factory = make_honest_handler
+    try:
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    finally:
+        server.service_handler_factory = make_handler
+
+
+def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
+    """The same answer, but NOT_SERVING while the proxy drains."""
+
+    async def check(request: Any, context: Any) -> bytes:
+        if is_draining():
+            return NOT_SERVING
+        answer: bytes = await handler(request, context)
+        return answer
+
+    return check
 
 
 def attentive(handler: Handler) -> Handler:

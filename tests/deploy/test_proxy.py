@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from ray.serve._private.proxy import gRPCProxy
 
-from deploy.proxy import LastingContext, add_generation_service, attentive
+from deploy.proxy import LastingContext, add_generation_service, add_health_service, attentive
 
 
 class FakeContext:
@@ -110,6 +113,58 @@ def test_only_streams_are_changed_and_the_server_is_left_as_it_was():
     assert server.handlers["Generate"] == server.unary
     assert server.handlers["GenerateStream"] != server.stream
     assert server.service_handler_factory == server.make
+
+
+async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody():
+    class FakeFactory:
+        """Serves each method by saying its name."""
+
+        is_draining = False
+
+        def _is_draining(self):
+            return self.is_draining
+
+        def make(self, service_method, streaming_type):
+            async def unary(request, context):
+                return service_method.encode()
+
+            async def stream(request, context):
+                yield service_method.encode()
+
+            return stream if streaming_type.endswith("STREAM") else unary
+
+    class FakeServer:
+        def __init__(self, proxy):
+            self.service_handler_factory = proxy.make
+            self.handlers = {}
+
+        def add_generic_rpc_handlers(self, handlers):
+            pass
+
+        def add_registered_method_handlers(self, service, methods):
+            for name in methods:
+                for kind in ("UNARY", "STREAM"):
+                    method = f"/{service}/{name}"
+                    self.handlers[name, kind] = self.service_handler_factory(service_method=method, streaming_type=kind)
+
+    proxy = FakeFactory()
+    server = FakeServer(proxy)
+    add_health_service(_AnyServicer(), server)
+    assert server.service_handler_factory == proxy.make
+    check, listed = server.handlers["Check", "UNARY"], server.handlers["List", "UNARY"]
+    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
+    proxy.is_draining = True
+    reply = HealthCheckResponse.FromString(await check(None, None))
+    assert reply.status == HealthCheckResponse.NOT_SERVING
+    assert await listed(None, None) == b"/grpc.health.v1.Health/List"
+    proxy.is_draining = False
+    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
+
+
+def test_serve_s_proxy_is_what_makes_handlers_and_knows_whether_it_drains():
+    """What `add_health_service` rests on; should Ray change it, this says so before a cluster does."""
+    assert callable(gRPCProxy._is_draining)
+    assert inspect.isfunction(gRPCProxy.service_handler_factory)
 
 
 class _AnyServicer:
