@@ -166,7 +166,7 @@ class _Rpcs(Servicer):
 async def _start(completions: Script) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server()
     clock = MonotonicClock()
-    rpcs = _Rpcs(completions, served(), clock, Meters(Recorded(), clock.now))
+    rpcs = _Rpcs([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(rpcs, grpc_server)
     health_pb2_grpc.add_HealthServicer_to_server(rpcs, grpc_server)
     port = grpc_server.add_insecure_port("localhost:0")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -10,7 +11,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
-from deploy.servicer import THREAD_BYTES, Servicer
+from deploy.servicer import THREAD_BYTES, Hosted, Servicer
 from deploy.status import DETAILS_KEY, MAX_DETAILS_CHARS
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy import rpc
@@ -276,6 +277,7 @@ async def test_tokenize_and_detokenize_are_inverse():
 @pytest.mark.parametrize(
     ("method", "request_", "code", "named"),
     [
+        ("Generate", pb.GenerateRequest(model="x", text="a"), grpc.StatusCode.NOT_FOUND, "'pair'"),
         ("GetModelInfo", pb.GetModelInfoRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
         ("Tokenize", pb.TokenizeRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
         ("Detokenize", pb.DetokenizeRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
@@ -288,6 +290,24 @@ async def test_a_wrong_call_is_refused(method, request_, code, named):
     await getattr(servicer(), method)(request_, context)
     assert context.code is code
     assert named in context.details
+
+
+async def test_each_of_several_models_answers_to_its_name_and_the_first_to_none():
+    clock = rpc.MonotonicClock()
+    models = [
+        Hosted(
+            Script(*greeting()), rpc.served(replace(rpc.CONFIG, model_name=name)), rpc.Meters(rpc.Recorded(), clock.now)
+        )
+        for name in ("one", "two")
+    ]
+    both = Servicer(models, clock)
+    info = [await both.GetModelInfo(pb.GetModelInfoRequest(model=name), Context()) for name in ("", "one", "two")]
+    assert [each.model for each in info] == ["one", "one", "two"]
+    await both.Generate(pb.GenerateRequest(model="two", text="a"), Context())
+    assert [len(model.completions.requests) for model in models] == [0, 1]
+    context = Context()
+    await both.Generate(pb.GenerateRequest(model="three", text="a"), context)
+    assert context.details.endswith("there is no model 'three' here; this server has 'one', 'two'")
 
 
 async def test_health_knows_the_services_and_watch_stays_open():

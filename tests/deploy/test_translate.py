@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
-from core.errors import CheckpointError, InvalidRequest, UnknownModel
+from core.errors import CheckpointError, InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy.translate import sampling_defaults, to_generation_request
 from protos.outrider.v1 import generation_pb2 as pb
@@ -227,11 +227,6 @@ def test_a_text_that_gives_no_tokens_is_refused():
         to_generation_request(
             pb.GenerateRequest(text=""), tokenizer=Bare(), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
         )
-
-
-def test_another_model_is_unknown_and_the_served_one_is_named():
-    with pytest.raises(UnknownModel, match="'pair'"):
-        translate(message(model="gpt"))
 
 
 # The model's own defaults
