@@ -4,8 +4,8 @@ The proxy (Ray 2.60) passes a cancellation on only if it comes while the proxy w
 it comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
 decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
 
-Health is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node that is
-given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them.
+Health is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node that
+is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them.
 
 Runs in the proxy's process, which imports it by the name in `deploy.cluster.SERVICERS`.
 """
