@@ -1,5 +1,8 @@
 """The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
 
+A model that several processes share has an engine on rank 0 and a follower on each other rank. The ranks talk by
+collectives, and live and die together: whoever loses the others ends its process, and the replica goes with its engine.
+
 Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
 process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
 """
@@ -8,20 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import ray
 
 from core.config import EngineConfig
+from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, VerifyRequest
 
 if TYPE_CHECKING:
     from workers.engine import Engine, EngineStats
     from workers.loop import EngineLoop
+    from workers.parallel import Rank
 
 logger = logging.getLogger(__name__)
+
+EXIT_LOST = 1
 
 MAX_DATA_CALLS = 1000
 """Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
@@ -38,6 +48,14 @@ def _control(method: Method) -> Method:
     return cast(Method, ray.method(concurrency_group=CONTROL)(method))
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of one model meet: an address of rank 0's machine, and a port that is free there."""
+
+    address: str
+    port: int
+
+
 class EngineActor(ABC, Generic[Request, Reply]):
     """One incarnation of an engine, from its creation to its death; it is never restarted in place."""
 
@@ -47,20 +65,28 @@ class EngineActor(ABC, Generic[Request, Reply]):
         self._loop: EngineLoop[Request, Reply] | None = None
 
     @abstractmethod
-    def _load_engine(self) -> Engine[Request, Reply]: ...
+    def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
 
-    async def load(self) -> ModelInfo:
-        """What was loaded, once it is warm; to be called once, before anything else. Raises: StartupError."""
-        engine = await asyncio.to_thread(self._load_warm)
+    async def meeting(self) -> Meeting:
+        """Where the other ranks find this one."""
+        address = ray.util.get_node_ip_address()
+        return Meeting(address, _free_port(address))
+
+    async def load(self, meeting: Meeting | None = None) -> ModelInfo:
+        """What was loaded, once it is warm; to be called once, before anything else.
+
+        With a `meeting` as rank 0 of several, whose others follow at the same time. Raises: StartupError.
+        """
+        engine = await asyncio.to_thread(self._load_warm, meeting)
         from workers.loop import EngineLoop
 
         self._loop = EngineLoop(engine)
         self._loop.start()
         return engine.info
 
-    def _load_warm(self) -> Engine[Request, Reply]:
+    def _load_warm(self, meeting: Meeting | None) -> Engine[Request, Reply]:
         _use_threads(self._config.num_threads)
-        engine = self._load_engine()
+        engine = self._load_engine(_rank(0, self._config, meeting) if meeting is not None else None)
         engine.warm_up(self._report)
         return engine
 
@@ -104,10 +130,10 @@ class EngineActor(ABC, Generic[Request, Reply]):
 class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
     """The target model in a process of its own."""
 
-    def _load_engine(self) -> Engine[VerifyRequest, VerifyReply]:
+    def _load_engine(self, rank: Rank | None) -> Engine[VerifyRequest, VerifyReply]:
         from workers.target import TargetEngine
 
-        return TargetEngine.load(self._config, self._epoch, self._report)
+        return TargetEngine.load(self._config, self._epoch, self._report, rank, _end_process)
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> Sequence[VerifyReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
@@ -121,14 +147,54 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
         super().__init__(config, epoch)
         self._q_top_tokens = q_top_tokens
 
-    def _load_engine(self) -> Engine[DraftRequest, DraftReply]:
+    def _load_engine(self, rank: Rank | None) -> Engine[DraftRequest, DraftReply]:
         from workers.draft import DraftEngine
 
-        return DraftEngine.load(self._config, self._epoch, self._q_top_tokens, self._report)
+        return DraftEngine.load(self._config, self._epoch, self._q_top_tokens, self._report, rank, _end_process)
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
         return await self._running.submit(batch)
+
+
+class FollowerActor:
+    """Another rank of a model, in a process of its own."""
+
+    def __init__(self, config: EngineConfig, index: int) -> None:
+        self._config = config
+        self._index = index
+
+    async def follow(self, meeting: Meeting) -> None:
+        """Do rank 0's steps with it; returns when it has ended in good order. Raises: StartupError."""
+        await asyncio.to_thread(self._follow, meeting)
+
+    def _follow(self, meeting: Meeting) -> None:
+        _use_threads(self._config.num_threads)
+        from workers.parallel import follow
+
+        try:
+            follow(self._config, _rank(self._index, self._config, meeting), logger.info)
+        except WorkerLost as error:
+            _end_process(str(error))
+
+
+def _rank(index: int, config: EngineConfig, meeting: Meeting) -> Rank:
+    from workers.parallel import Rank
+
+    return Rank(index, config.tensor_parallel, meeting.address, meeting.port)
+
+
+def _end_process(reason: str) -> None:
+    """At once: a collective that waits for a dead rank would hold back an orderly end."""
+    logger.error("this process ends: %s", reason)
+    logging.shutdown()
+    os._exit(EXIT_LOST)
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _use_threads(num_threads: int) -> None:
@@ -138,8 +204,11 @@ def _use_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def start(actor: type[EngineActor[Any, Any]], config: EngineConfig, *arguments: Any, **options: Any) -> Any:
-    """The handle of a new actor, which has yet to `load`; `options` are Ray's, and say where it runs."""
+AnyActor = type[EngineActor[Any, Any]] | type[FollowerActor]
+
+
+def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any) -> Any:
+    """The handle of a new actor, which has yet to `load` or `follow`; `options` are Ray's, and say where it runs."""
     threads = str(config.num_threads)
     remote = ray.remote(
         max_restarts=0,

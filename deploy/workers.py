@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -24,7 +24,7 @@ from core.config import WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
 from deploy import engines
-from deploy.engines import DraftActor, EngineActor, TargetActor
+from deploy.engines import DraftActor, EngineActor, FollowerActor, TargetActor
 from deploy.scaling import BUSY, KV_USE, ROUND_S, WAITED_S
 
 if TYPE_CHECKING:
@@ -62,13 +62,14 @@ class _Report:
 
 
 def bundles(config: WorkerConfig) -> list[dict[str, float]]:
-    """What a replica reserves: first for itself, then for its engine."""
-    engine = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
-    return [{"CPU": REPLICA_CPUS}, {name: amount for name, amount in engine.items() if amount > 0}]
+    """What a replica reserves: first for itself, then for each rank of its engine."""
+    rank = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
+    rank = {name: amount for name, amount in rank.items() if amount > 0}
+    return [{"CPU": REPLICA_CPUS}, *[dict(rank) for _ in range(config.engine.tensor_parallel)]]
 
 
 class EngineWorker(ABC):
-    """A replica that owns one engine. When the engine dies the replica follows, and Serve starts another pair.
+    """A replica that owns one engine, of one rank or more. When it dies the replica follows, and Serve starts anew.
 
     Invariant: whatever ends a lease, the engine is told to free its session.
     """
@@ -79,8 +80,12 @@ class EngineWorker(ABC):
         self._epoch = secrets.randbits(62)
         self._engine_id = f"{self.role}-{self._epoch:016x}"
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = engines.start(actor, config.engine, self._epoch, *arguments, **_placement(config))
-        self._info = _load(self._engine)
+        self._engine = engines.start(actor, config.engine, self._epoch, *arguments, **_placement(config, 0))
+        self._followers = [
+            engines.start(FollowerActor, config.engine, index, **_placement(config, index))
+            for index in range(1, config.engine.tensor_parallel)
+        ]
+        self._info = _load(self._engine, self._followers)
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._dying = asyncio.Event()
         # These live as long as the replica: Ray cancels what is called from a cancelled lease.
@@ -181,22 +186,28 @@ class DraftWorker(EngineWorker):
         return {BUSY: min(1.0, computed_s / elapsed_s), WAITED_S: waited_s, ROUND_S: round_s}
 
 
-def _placement(config: WorkerConfig) -> dict[str, Any]:
-    """Ray options that put the engine into its bundle of this replica's own placement group."""
+def _placement(config: WorkerConfig, rank: int) -> dict[str, Any]:
+    """Ray options that put a rank into its bundle of this replica's own placement group."""
     return {
         "num_cpus": config.num_cpus,
         "num_gpus": config.num_gpus,
         "resources": config.resources,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            get_current_placement_group(), placement_group_bundle_index=ENGINE_BUNDLE
+            get_current_placement_group(), placement_group_bundle_index=ENGINE_BUNDLE + rank
         ),
     }
 
 
-def _load(engine: Any) -> ModelInfo:
-    """What the engine loaded. Raises: the engine's own error, without the trace of the way it came."""
+def _load(engine: Any, followers: Sequence[Any]) -> ModelInfo:
+    """What the engine loaded. Raises: the engine's own error, without the trace of the way it came.
+
+    What goes wrong on a follower at start, its engine raises, too.
+    """
+    meeting = ray.get(engine.meeting.remote()) if followers else None
+    for follower in followers:
+        follower.follow.remote(meeting)
     try:
-        info: ModelInfo = ray.get(engine.load.remote())
+        info: ModelInfo = ray.get(engine.load.remote(meeting))
     except RayTaskError as error:
         if isinstance(error.cause, OutriderError):
             raise error.cause from None

@@ -19,9 +19,10 @@ from core.config import EngineConfig
 from core.growth import Candidates
 from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpec
 from core.trees import EMPTY_BLOCK, ROOT, Budget, TokenTree
-from workers import sampling, weights
+from workers import sampling
 from workers.candidates import Kind, Place, propose
 from workers.engine import Engine, Job
+from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime, StepRows
 from workers.sampling import Row
 from workers.sequences import HeldSequence
@@ -165,9 +166,17 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
-    def load(cls, config: EngineConfig, epoch: int, q_top_tokens: int, progress: Callable[[str], None]) -> DraftEngine:
-        """Raises: StartupError."""
-        return cls(ModelRuntime(weights.load(config, progress), config), config, epoch, q_top_tokens)
+    def load(
+        cls,
+        config: EngineConfig,
+        epoch: int,
+        q_top_tokens: int,
+        progress: Callable[[str], None],
+        rank: Rank | None = None,
+        on_loss: Callable[[str], None] = log_loss,
+    ) -> DraftEngine:
+        """As TargetEngine.load. Raises: StartupError."""
+        return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does

@@ -142,6 +142,10 @@ class Engine(ABC, Generic[Request, Reply]):
         progress("warming up")
         self._runtime.warm_up()
 
+    def close(self) -> None:
+        """Let the other ranks of the model end, if it has any; there is no step after this."""
+        self._runtime.close()
+
     def stats(self) -> EngineStats:
         cache = self._runtime.cache
         return EngineStats(

@@ -83,7 +83,7 @@ class KVCache:
             raise OutOfBlocks(f"{num_needed} KV blocks needed, {len(self._free)} free")
         taken = [self._take_block(seq) for seq, count in lacking for _ in range(count)]
         if taken:
-            self._erase(taken)
+            self.erase(taken)
 
     def extend(self, seq: SequenceKV, num_tokens: int) -> None:
         """Count `num_tokens` further rows as valid; they have been written by the step that ends now."""
@@ -104,10 +104,8 @@ class KVCache:
         assert not path or base_tokens + path[-1] < seq.num_tokens, "a path ends within the rows written"
         moves = [(offset, row) for row, offset in enumerate(path) if offset != row]
         if moves:
-            source = self._slot_tensor([self.slot(seq, base_tokens + offset) for offset, _ in moves])
-            target = self._slot_tensor([self.slot(seq, base_tokens + row) for _, row in moves])
-            for rows in (*self.keys, *self.values):
-                rows.index_copy_(0, target, rows.index_select(0, source))
+            sources = [self.slot(seq, base_tokens + offset) for offset, _ in moves]
+            self.move(sources, [self.slot(seq, base_tokens + row) for _, row in moves])
         self.truncate(seq, base_tokens + len(path))
 
     def free(self, seq: SequenceKV) -> None:
@@ -119,6 +117,18 @@ class KVCache:
     def slot(self, seq: SequenceKV, row: int) -> int:
         """Where row `row` of the sequence lies in each layer's tensor."""
         return seq.blocks[row // self.block_tokens] * self.block_tokens + row % self.block_tokens
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN."""
+        index = self._slot_tensor(blocks)
+        for rows in (*self.keys, *self.values):
+            rows.view(-1, self.block_tokens, *rows.shape[1:]).index_fill_(0, index, 0.0)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy what lies in the slots `sources` to the slots `targets`, in all layers at once."""
+        source, target = self._slot_tensor(sources), self._slot_tensor(targets)
+        for rows in (*self.keys, *self.values):
+            rows.index_copy_(0, target, rows.index_select(0, source))
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
@@ -141,12 +151,6 @@ class KVCache:
         del self._free[block]
         seq.blocks.append(block)
         return block
-
-    def _erase(self, blocks: Sequence[int]) -> None:
-        """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN."""
-        index = self._slot_tensor(blocks)
-        for rows in (*self.keys, *self.values):
-            rows.view(-1, self.block_tokens, *rows.shape[1:]).index_fill_(0, index, 0.0)
 
     def _slot_tensor(self, slots: Sequence[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self.device)

@@ -6,9 +6,8 @@ caller rolls back by `cache.truncate` or `cache.compact`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
@@ -62,6 +61,17 @@ class StepRows:
         return [*range(first, root + 1), *(root + depth for depth in self.tree.depths[self.num_held :])]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch, laid out: nothing but integers, so that whoever has the same KV blocks can run it."""
+
+    ids: list[int]
+    positions: list[int]
+    wanted: list[int]
+    """Rows whose logits are asked for."""
+    spans: list[Span]
+
+
 def choose_tiling(config: EngineConfig) -> Tiling:
     """Raises: ConfigError when deterministic steps are asked for where there are none."""
     on_cpu = torch.device(config.device).type == "cpu"
@@ -79,7 +89,7 @@ def choose_tiling(config: EngineConfig) -> Tiling:
 class ModelRuntime:
     """A loaded model and the KV of the sequences that it serves."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, cache_type: type[KVCache] = KVCache) -> None:
         self._model = loaded.model
         self._device = torch.device(config.device)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
@@ -87,7 +97,7 @@ class ModelRuntime:
         self._max_step_tokens = config.max_step_tokens
         self.info = loaded.info
         num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
-        self.cache = KVCache(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, self._device)
+        self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, self._device)
 
     @property
     def num_free_tokens(self) -> int:
@@ -103,7 +113,7 @@ class ModelRuntime:
         """
         self._check(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        logits = self._run(batch)
+        logits = self.run(_lay_out(batch))
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
         return logits
@@ -127,35 +137,36 @@ class ModelRuntime:
             assert min(item.ids) >= 0, f"token id {min(item.ids)}"
             assert max(item.ids) < self._num_embeddings, f"token id {max(item.ids)} of {self._num_embeddings}"
 
-    def _run(self, batch: Sequence[StepRows]) -> torch.Tensor:
-        num_rows = self._tiling.rows(sum(item.num_rows for item in batch))
-        spans, wanted = _lay_out(batch)
-        positions = list(chain.from_iterable(item.positions for item in batch))
-        assert max(positions) < self.info.max_context_tokens, "a position beyond the model's context"
+    def run(self, step: Step) -> torch.Tensor:
+        """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""
+        assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
+        num_rows = self._tiling.rows(len(step.ids))
         output = self._model(
-            input_ids=self._row_tensor(chain.from_iterable(item.ids for item in batch), num_rows)[None],
-            position_ids=self._row_tensor(positions, num_rows)[None],
+            input_ids=self._row_tensor(step.ids, num_rows)[None],
+            position_ids=self._row_tensor(step.positions, num_rows)[None],
             use_cache=False,
-            logits_to_keep=self._row_tensor(wanted, self._tiling.rows(len(wanted))),
-            plan=plan_step(self.cache, spans, num_rows, self._tiling),
+            logits_to_keep=self._row_tensor(step.wanted, self._tiling.rows(len(step.wanted))),
+            plan=plan_step(self.cache, step.spans, num_rows, self._tiling),
         )
-        logits: torch.Tensor = output.logits[0, : len(wanted), : self.info.vocab_size]
+        logits: torch.Tensor = output.logits[0, : len(step.wanted), : self.info.vocab_size]
         return logits.float()
 
-    def _row_tensor(self, values: Iterable[int], length: int) -> torch.Tensor:
+    def close(self) -> None:
+        """Let go of whoever follows this runtime; nobody does where one process has the whole model."""
+
+    def _row_tensor(self, values: list[int], length: int) -> torch.Tensor:
         """`values`, padded with zeros.  # [length]"""
-        known = list(values)
-        return torch.tensor(known + [0] * (length - len(known)), device=self._device)
+        return torch.tensor(values + [0] * (length - len(values)), device=self._device)
 
 
-def _lay_out(batch: Sequence[StepRows]) -> tuple[list[Span], list[int]]:
+def _lay_out(batch: Sequence[StepRows]) -> Step:
     """Each sequence's stretch of the flattened rows, and the rows whose logits are wanted."""
-    spans: list[Span] = []
-    wanted: list[int] = []
-    first = 0
+    step = Step([], [], [], [])
     for item in batch:
-        spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_held))
+        first = len(step.ids)
+        step.ids.extend(item.ids)
+        step.positions.extend(item.positions)
+        step.spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_held))
         if item.wants_logits:
-            wanted.extend(range(first + max(0, len(item.tokens) - 1), first + item.num_rows))
-        first += item.num_rows
-    return spans, wanted
+            step.wanted.extend(range(first + max(0, len(item.tokens) - 1), first + item.num_rows))
+    return step

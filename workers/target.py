@@ -12,9 +12,10 @@ from core.acceptance import Outcome
 from core.config import EngineConfig
 from core.records import Refused, SequenceSpec, TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
 from core.trees import EMPTY_BLOCK, ROOT, TokenTree
-from workers import sampling, verify, weights
+from workers import sampling, verify
 from workers.engine import Engine, Job
-from workers.runtime import ModelRuntime, StepRows
+from workers.parallel import Rank, load_runtime, log_loss
+from workers.runtime import StepRows
 from workers.sampling import Row
 from workers.sequences import HeldSequence
 
@@ -55,9 +56,19 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     """Verifies blocks of many sessions at once. Prefill is verifying an empty block after a long suffix."""
 
     @classmethod
-    def load(cls, config: EngineConfig, epoch: int, progress: Callable[[str], None]) -> TargetEngine:
-        """Raises: StartupError."""
-        return cls(ModelRuntime(weights.load(config, progress), config), config, epoch)
+    def load(
+        cls,
+        config: EngineConfig,
+        epoch: int,
+        progress: Callable[[str], None],
+        rank: Rank | None = None,
+        on_loss: Callable[[str], None] = log_loss,
+    ) -> TargetEngine:
+        """The engine; where ranks share the model it is the first, and `workers.parallel` says what becomes of it.
+
+        Raises: StartupError.
+        """
+        return cls(load_runtime(config, progress, rank, on_loss), config, epoch)
 
     def _needed_guesses(self, request: VerifyRequest) -> TokenTree:
         return request.block

@@ -20,10 +20,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, UnsupportedModel
+from core.errors import CheckpointError, ConfigError, UnsupportedModel
 from core.records import ModelInfo
 from workers.attention import ATTENTION, LayerProbe
 from workers.kv_cache import LayerShape
+from workers.sliced_weights import ModelSlice
 from workers.vocabulary import read_vocabulary
 
 SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -43,20 +44,26 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
 
 
-def load(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
-    """The model of `config.model`, checked to be one that the runtime computes exactly.
+def load(config: EngineConfig, progress: Callable[[str], None], part: ModelSlice | None = None) -> LoadedModel:
+    """The model of `config.model`, or one rank's slice of it, checked to be one that the runtime computes exactly.
 
     Raises: CheckpointError for missing, foreign, damaged or incomplete files; UnsupportedModel for architectures that
-    the seam does not carry.
+    the seam does not carry, or that so many ranks cannot share.
     """
+    if config.tensor_parallel != (part.size if part else 1):
+        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but this engine runs on its own")
     path = Path(config.model)
     progress(f"reading {path / 'config.json'}")
     model_config, max_context = _check(config)
     with _quiet_transformers():
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
-        model = _read_weights(path, config, model_config)
+        if part is None:
+            model = _read_weights(path, config, model_config)
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        else:
+            model, num_parameters = part.read(_weight_files(path), model_config, config)
     layers = _probe_layers(model, model_config)
-    info = _describe(model, model_config, config, max_context)
+    info = _describe(model, model_config, config, max_context, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers)
 
@@ -73,6 +80,8 @@ def _check(config: EngineConfig) -> tuple[Any, int]:
     with _quiet_transformers():
         model_config = _read_config(path)
         _check_architecture(model_config)
+        if config.tensor_parallel > 1:
+            ModelSlice(0, config.tensor_parallel).check(model_config)
         return model_config, _context_limit(model_config, config)
 
 
@@ -212,7 +221,7 @@ def _probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
     return tuple(probe.shapes[layer] for layer in range(config.num_hidden_layers))
 
 
-def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int) -> ModelInfo:
+def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:
     path = Path(config.model)
     num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
     return ModelInfo(
@@ -220,7 +229,7 @@ def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: 
         architecture=type(model).__name__,
         dtype=config.dtype,
         device=config.device,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=num_parameters,
         vocab_size=min(1 + max(read_vocabulary(path)), model.get_input_embeddings().num_embeddings),
         max_context_tokens=max_context,
         kv_cache_tokens=num_blocks * config.block_tokens,

@@ -99,7 +99,7 @@ class FakeTargetActor(TargetActor):
         super().__init__(config, epoch)
         self._door = threading.Event()
 
-    def _load_engine(self) -> Any:
+    def _load_engine(self, rank: Any) -> Any:
         if self._config.model == "broken":
             raise CheckpointError("broken has no config.json")
         return FakeTargetEngine(self._epoch)
@@ -121,7 +121,7 @@ class FakeTargetActor(TargetActor):
 
 
 class FakeDraftActor(DraftActor):
-    def _load_engine(self) -> Any:
+    def _load_engine(self, rank: Any) -> Any:
         return FakeDraftEngine(self._epoch)
 
 

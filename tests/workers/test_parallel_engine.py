@@ -1,0 +1,80 @@
+"""A target engine on two ranks gives the verdicts of one on its own, whatever is guessed, preempted or released."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from driving import EPOCH, Driver, chain, wrong
+from ranks import Followers, config_of
+from test_target import random_tree
+
+from core.records import Sampling
+from tests import checkpoints
+from workers.target import TargetEngine
+
+PROMPT = [5, 17, 99, 4, 200, 31]
+SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def followers():
+    with Followers(1) as followers:
+        yield followers
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return checkpoints.write("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    """The first thirty tokens after the prompt, for each sampling."""
+    engine = TargetEngine.load(config_of(checkpoint), EPOCH, lambda _: None)
+    return {s: Driver(engine, PROMPT, s, session=f"plain {i}").run(30) for i, s in enumerate(SAMPLINGS)}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_trees_of_guesses_leave_plain_decoding(followers, checkpoint, plain, sampling):
+    random, expected, num_accepted = Random(1), plain[sampling], 0
+    with followers.engine(checkpoint, EPOCH, block_tokens=4) as engine:
+        engine.warm_up(lambda _: None)
+        driver = Driver(engine, PROMPT, sampling)
+        driver.verify()
+        while len(driver.log) < len(PROMPT) + 26:
+            done = len(driver.log) - len(PROMPT)
+            num_accepted += len(driver.verify(random_tree(random, expected[done : done + 4])).path)
+            got = list(driver.log.tokens)[len(PROMPT) :]
+            assert got == expected[: len(got)]
+        assert num_accepted > 8
+
+
+def test_a_session_that_was_preempted_goes_on_where_it_was(followers, checkpoint, plain):
+    """KV for one and a half sessions: each round throws the other one out."""
+    expected = plain[SAMPLINGS[0]]
+    with followers.engine(checkpoint, EPOCH, block_tokens=4, kv_cache_tokens=28) as engine:
+        drivers = [Driver(engine, PROMPT, session=name) for name in ("a", "b")]
+        for done in range(0, 12, 2):
+            for driver in drivers:
+                driver.held = 0
+                block = chain(*expected[done : done + 1], wrong(expected[done + 1]))
+                verdict = driver.verify(block)
+                assert (verdict.path, verdict.next_token) == ((0,), expected[done + 1])
+        assert engine.stats().num_preemptions > 4
+        engine.release(["a", "b"])
+        assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_a_long_prompt_goes_in_chunks_beside_another_session(followers, checkpoint, plain):
+    """Some orders are longer than one envelope."""
+    prompt = [Random(4).randrange(250) for _ in range(450)]
+    alone = TargetEngine.load(config_of(checkpoint), EPOCH, lambda _: None)
+    want = Driver(alone, prompt).run(4)
+    settings = {"block_tokens": 1, "max_step_tokens": 64, "prefill_chunk_tokens": 32}
+    with followers.engine(checkpoint, EPOCH, **settings) as engine:
+        short = Driver(engine, PROMPT, session="short")
+        got = short.run(5)
+        assert Driver(engine, prompt, session="long").run(4) == want
+        assert got + short.run(5) == plain[SAMPLINGS[0]][:10]
+        assert engine.stats().num_steps > 450 // 64

@@ -1,0 +1,140 @@
+"""Tells the ranks of a group at once that one of them has died, also while they wait for nothing from it.
+
+Each follower holds one connection to rank 0 open, on which nothing is ever sent but a goodbye. The kernel closes it
+when a process dies, however it does, and its keep-alive probes find a machine or a network that is gone. Knows sockets;
+must not know models or collectives: those notice a death only when they are used, and on some devices never.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+logger = logging.getLogger(__name__)
+
+GOODBYE = b"."
+KEEP_ALIVE_S = 1
+"""Of silence, before the kernel asks whether the other end is there; it asks twice."""
+TOKEN_CHARS = 32
+RANK_BYTES = 4
+
+
+class Lifeline:
+    """One end of the connections: to all followers on rank 0, to rank 0 on a follower."""
+
+    def __init__(self, peers: Mapping[socket.socket, str], on_loss: Callable[[str], None]) -> None:
+        self.lost: str | None = None
+        """Why the group is no more; None while it lives, and after a goodbye."""
+        self._on_loss = on_loss
+        self._is_leaving = False
+        self._peers = dict(peers)
+        self._wake, self._woken = socket.socketpair()
+        for peer in self._peers:
+            _keep_alive(peer)
+        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread.start()
+
+    def close(self, *, farewell: bool) -> None:
+        """Leave the group. Without a farewell the others take it as a loss."""
+        self._is_leaving = True
+        if farewell:
+            for peer in self._peers:
+                with suppress(OSError):  # it is gone already, and that is no news any more
+                    peer.sendall(GOODBYE)
+        self._wake.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Until this end leaves, somebody is lost, or all have said goodbye."""
+        silent: set[socket.socket] = {*self._peers, self._woken}
+        try:
+            while len(silent) > 1 and self._woken in silent and self.lost is None:
+                for end in _readable(silent):
+                    silent.remove(end)
+                    if end is not self._woken:
+                        self._hear(end)
+        finally:
+            self._hang_up()
+
+    def _hear(self, peer: socket.socket) -> None:
+        """The only thing that a peer ever says is goodbye."""
+        try:
+            said = peer.recv(1)
+        except OSError as error:
+            logger.info("%s: %s", self._peers[peer], error)
+            said = b""
+        if said != GOODBYE and self.lost is None and not self._is_leaving:
+            self.lost = f"{self._peers[peer]} is gone"
+            self._on_loss(self.lost)
+
+    def _hang_up(self) -> None:
+        """Closed connections are how rank 0 tells the other followers, too."""
+        for end in (*self._peers, self._woken):
+            end.close()
+
+
+def _readable(sockets: Iterable[socket.socket]) -> list[socket.socket]:
+    """Those that have something to say, which may be that they are closed; waits for one."""
+    with selectors.DefaultSelector() as selector:
+        for end in sockets:
+            selector.register(end, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select()]  # type: ignore[misc]  # what was registered is a socket
+
+
+class Switchboard:
+    """Rank 0's side of getting connected: followers prove with `token` that they are of this group."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.getaddrinfo(address, None)[0][0]
+        self._listener = socket.create_server((address, 0), family=family)
+        self.port: int = self._listener.getsockname()[1]
+        self.token = secrets.token_hex(TOKEN_CHARS // 2)
+
+    def gather(self, size: int, timeout_s: float) -> dict[socket.socket, str]:
+        """The connections of all followers. Raises: TimeoutError when one of them does not come."""
+        followers: dict[int, socket.socket] = {}
+        with self._listener as listener:
+            listener.settimeout(timeout_s)
+            while len(followers) < size - 1:
+                connection, address = listener.accept()
+                connection.settimeout(timeout_s)
+                rank = _introduction(connection, self.token)
+                if rank is None:
+                    logger.warning("%s is no rank of this group", address)
+                    connection.close()
+                else:
+                    followers[rank] = connection
+        return {connection: f"rank {rank}" for rank, connection in followers.items()}
+
+
+def connect(address: str, port: int, token: str, rank: int, timeout_s: float) -> dict[socket.socket, str]:
+    """A follower's connection to rank 0. Raises: OSError."""
+    connection = socket.create_connection((address, port), timeout_s)
+    connection.sendall(token.encode() + rank.to_bytes(RANK_BYTES, "big"))
+    return {connection: "rank 0"}
+
+
+def _introduction(connection: socket.socket, token: str) -> int | None:
+    """The rank of whoever has connected; None if it is a stranger."""
+    try:
+        said = connection.recv(TOKEN_CHARS + RANK_BYTES, socket.MSG_WAITALL)
+    except OSError as error:
+        logger.info("a connection said nothing: %s", error)
+        return None
+    is_ours = secrets.compare_digest(said[:TOKEN_CHARS], token.encode())
+    return int.from_bytes(said[TOKEN_CHARS:], "big") if is_ours else None
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let the kernel find out within about 2 s that a machine has gone without a word."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", KEEP_ALIVE_S), ("TCP_KEEPINTVL", KEEP_ALIVE_S), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, option):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
