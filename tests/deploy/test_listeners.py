@@ -1,0 +1,112 @@
+"""What `outrider serve` listens on: its own port for everybody, metrics to read, and nothing else without a token."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import grpc
+import pytest
+
+from tests.deploy.listeners import Listener, listeners
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+START_TIMEOUT_S = 240.0
+PROBES = (
+    "/ray.rpc.CoreWorkerService/KillActor",
+    "/ray.rpc.JobInfoGcsService/GetAllJobInfo",
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.ObjectManagerService/Push",
+    "/ray.rpc.ReporterService/ReportOCMetrics",
+    "/ray.rpc.LogService/ListLogs",
+    "/ray.serve.ASGIService/HandleRequest",
+)
+"""A method of each kind of server that Ray and Serve start: others do not know it, that one asks for a token."""
+AGENT_PATHS = ("/api/job_agent/jobs/", "/get_or_create_runtime_env")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[tuple[int, int]]:
+    """The process of `outrider serve`, as a user starts it, and its gRPC port."""
+    log = tmp_path_factory.mktemp("serve") / "stderr"
+    left_out = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    with log.open("w") as stderr:
+        command = [Path(sys.executable).parent / "outrider", "serve", "--grpc-port", "0", "--http-port", "0"]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        yield process.pid, wait_for_port(process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while (banner := re.search(r"gRPC +localhost:(\d+)", log.read_text())) is None:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end_s, log.read_text()
+        time.sleep(0.2)
+    return int(banner[1])
+
+
+def test_whatever_others_reach_is_the_service_or_metrics_or_asks_for_a_token(server):
+    pid, grpc_port = server
+    found = [listener for listener in listeners(pid) if not listener.is_local]
+    kinds = {listener: kind(listener, grpc_port) for listener in found}
+    open_doors = [listener for listener, each in kinds.items() if each == "open"]
+    assert open_doors == []
+    assert sum(each == "service" for each in kinds.values()) == 1
+    assert sum(each == "asks for a token" for each in kinds.values()) >= 8  # GCS, raylet, agents, replicas, engines
+
+
+def kind(listener: Listener, grpc_port: int) -> str:
+    if listener.port == grpc_port:
+        return "service"
+    if asks_by_grpc(listener) or asks_by_http(listener):
+        return "asks for a token"
+    return "metrics" if has_only_metrics(listener) else "open"
+
+
+def asks_by_grpc(listener: Listener) -> bool:
+    with grpc.insecure_channel(listener.reach) as channel:
+        return grpc.StatusCode.UNAUTHENTICATED in {code(channel, method) for method in PROBES}
+
+
+def code(channel: grpc.Channel, method: str) -> grpc.StatusCode:
+    """What an empty call without a token is told; an answer would be a door that stands open."""
+    try:
+        channel.unary_unary(method)(b"", timeout=10)
+    except grpc.RpcError as error:
+        return error.code()
+    pytest.fail(f"{method} was answered")
+
+
+def asks_by_http(listener: Listener) -> bool:
+    return any(status(listener, path, b"{}") in (401, 403) for path in AGENT_PATHS)
+
+
+def has_only_metrics(listener: Listener) -> bool:
+    """It lets itself be read by Prometheus, and has nothing at the paths that do something."""
+    return status(listener, "/metrics") == 200 and all(
+        status(listener, path, b"{}") in (200, 404, 405, 501) for path in AGENT_PATHS
+    )
+
+
+def status(listener: Listener, path: str, body: bytes | None = None) -> int:
+    try:
+        with urlopen(Request(f"http://{listener.reach}{path}", data=body), timeout=10) as reply:
+            return int(reply.status)
+    except HTTPError as error:
+        return error.code
+    except (URLError, OSError):
+        return 0
