@@ -25,8 +25,10 @@ demo: setup  ## Serve the embedded pair, stream two completions, repeat them wit
 serve: setup  ## Serve the embedded pair until interrupted
 	$(BIN)/outrider serve
 
+# Tests on Ray have several processes each, and clusters of one machine get in each other's way: one after the other.
 test: setup  ## Run the tests, but for those that take minutes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "not slow and ray"
 
 test-all: setup .venv/checkov/.installed  ## Run all tests
 	$(BIN)/python -m pytest

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.load import Expected, Load, Tally
-from bench.nodes import ROLE, ROLES, Nodes, nodes, num_running, only_running, until
+from bench.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
 from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
 from bench.traffic import connected, request, run
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.scaling_svg import Sample, render
-from deploy.settings import DEMO_SETTINGS, override
+from deploy.settings import override
 from outrider_client import AsyncClient
 
 MAX_TOKENS = 128
@@ -66,10 +66,10 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def settings(**deployments: Any) -> dict[str, Any]:
-    """The demo pair, each deployment on the nodes of its role; `deployments` by name have more settings."""
-    changed = override(DEMO_SETTINGS, ["limits.drain_grace_s=2"])
-    for role in ROLES:
-        changed[role] = {**changed.get(role, {}), "labels": {ROLE: role}, **deployments.get(role, {})}
+    """Those of the manifest of the demo, each deployment on nodes of its role; `deployments` by name have more."""
+    changed = override(manifest()["applications"][0]["args"], ["limits.drain_grace_s=2"])
+    for role, more in deployments.items():
+        changed[role] = {**changed[role], **more}
     return changed
 
 

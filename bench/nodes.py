@@ -8,20 +8,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
+import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 from deploy.app import APPLICATION
-from deploy.cluster import OBJECT_STORE_BYTES, SERVICERS
+from deploy.cluster import OBJECT_STORE_BYTES
 
 ROLE = "outrider.dev/role"
 ROLES = ("orchestrator", "draft", "target")
+REPOSITORY = Path(__file__).parents[1]
+MANIFEST = REPOSITORY / "k8s" / "overlays" / "cpu-demo" / "serve.yaml"
+IMAGE_ROOT = "/opt/outrider"
 START_TIMEOUT_S = 120.0
 POLL_S = 0.2
+
+
+def manifest() -> dict[str, Any]:
+    """What serveConfigV2 of k8s/overlays/cpu-demo holds, with the models where they are here."""
+    config: dict[str, Any] = yaml.safe_load(MANIFEST.read_text().replace(IMAGE_ROOT, str(REPOSITORY)))
+    return config
 
 
 @dataclass
@@ -54,18 +65,14 @@ class Nodes:
         wait_until(self.is_running, START_TIMEOUT_S)
 
     def config(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """As serveConfigV2 has it."""
+        """That of the manifests, but for ports; and with one proxy, as all nodes share this machine's ports."""
+        carried = manifest()
         return {
+            **carried,
             "proxy_location": "HeadOnly",
             "http_options": {"host": "127.0.0.1", "port": self.http_port},
-            "grpc_options": {
-                "port": self.grpc_port,
-                "grpc_servicer_functions": list(SERVICERS),
-                "enable_reflection": True,
-            },
-            "applications": [
-                {"name": APPLICATION, "route_prefix": "/", "import_path": "deploy.app:build", "args": dict(settings)}
-            ],
+            "grpc_options": {**carried["grpc_options"], "port": self.grpc_port},
+            "applications": [{**carried["applications"][0], "args": dict(settings)}],
         }
 
     def is_running(self) -> bool:

@@ -136,6 +136,18 @@ def least_replicas(deployment: Any) -> int:
     return count
 
 
+def num_ranks(deployment: Any) -> int:
+    """Processes that share one replica's model; an orchestrator has none."""
+    engine = getattr(deployment, "engine", None)
+    return engine.tensor_parallel if engine is not None else 1
+
+
+def gpus_of_a_replica(deployment: Any) -> float:
+    """Of all its ranks, which are in one pod."""
+    count: float = num_ranks(deployment) * getattr(deployment, "num_gpus", 0.0)
+    return count
+
+
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Whether a label selector of Kubernetes selects these labels; an empty one selects everything."""
     wanted = selector.get("matchLabels", {})

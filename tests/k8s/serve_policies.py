@@ -16,8 +16,10 @@ from tests.k8s.manifests import (
     cluster,
     cpus,
     deployments,
+    gpus_of_a_replica,
     least_replicas,
     most_replicas,
+    num_ranks,
     ray_pods,
     ray_service,
     serve_config,
@@ -109,9 +111,9 @@ def replicas_fit_into_pods(objects: Objects) -> Iterator[str]:
     by_role = {pod.role: pod for pod in worker_pods(objects)}
     for role, deployment in deployments(settings(objects)).items():
         beside = 0.0 if role == "orchestrator" else REPLICA_CPUS
-        wanted = deployment.num_cpus + beside
+        wanted = num_ranks(deployment) * deployment.num_cpus + beside
         offered = cpus(by_role[role].ray["resources"]["limits"]["cpu"])
-        num_gpus = getattr(deployment, "num_gpus", 0.0)
+        num_gpus = gpus_of_a_replica(deployment)
         if wanted > offered + 1e-9:
             yield f"{role}: a replica wants {wanted} CPUs, a pod has {offered}"
         elif 2 * wanted <= offered and 2 * num_gpus <= _gpus(by_role[role]):
@@ -134,7 +136,7 @@ def groups_can_hold_all_replicas(objects: Objects) -> Iterator[str]:
 def gpus_are_asked_for_where_they_are_used(objects: Objects) -> Iterator[str]:
     by_role = {pod.role: pod for pod in worker_pods(objects)}
     for role, deployment in deployments(settings(objects)).items():
-        pod, num_gpus = by_role[role], getattr(deployment, "num_gpus", 0.0)
+        pod, num_gpus = by_role[role], gpus_of_a_replica(deployment)
         is_cuda = role != "orchestrator" and deployment.engine.device.startswith("cuda")
         if is_cuda != (num_gpus > 0) or num_gpus != _gpus(pod):
             yield f"{role}: device, num_gpus ({num_gpus:g}) and the pod's {GPU} ({_gpus(pod)}) must agree"
