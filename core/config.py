@@ -132,9 +132,12 @@ class DraftScaling(Autoscaling):
     """Share of the time that one replica is meant to compute."""
     wait: float = 0.1
     """Share of a round that sessions may wait for a draft before another replica is worth its while."""
+    sessions: float = 256.0
+    """Sessions that one replica is meant to have at most, busy or not: `max_sessions` of them find no place on more."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
+        _check(self.sessions > 0, "sessions", "positive", self.sessions)
         _check(0 < self.busy <= 1, "busy", "in (0, 1]", self.busy)
         _check(0 < self.wait <= 1, "wait", "in (0, 1]", self.wait)
 
@@ -323,7 +326,7 @@ class FleetConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
 
     models: tuple[ServiceConfig, ...]
-    """Each with its target, and a draft of its own or a shared one. What they say of orchestrators is not asked."""
+    """Each with its target, and a draft of its own or a shared one."""
     drafts: dict[str, DraftConfig] = field(default_factory=dict)
     """That models may share, by name; their vocabulary must be that of each target."""
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)

@@ -11,6 +11,7 @@
     ├── ServiceError                 ours; the request may be repeated
     │   ├── Unavailable              UNAVAILABLE         no worker can take the session
     │   └── WorkerLost               UNAVAILABLE         an engine died, hung or answered nonsense
+    │       └── WorkerStopping       UNAVAILABLE         an engine is to stop, and is left in good time
     └── StartupError                 FAILED_PRECONDITION refuses to start, in one clear line
         ├── ConfigError              a setting is wrong
         ├── CheckpointError          missing, not safetensors, or incomplete
@@ -98,6 +99,10 @@ class Unavailable(ServiceError):
 
 class WorkerLost(ServiceError):
     """An engine died, does not answer, or answered something that cannot be right."""
+
+
+class WorkerStopping(WorkerLost):
+    """An engine is to stop: its sessions move on as if it had died, but that is no failure."""
 
 
 class StartupError(OutriderError):

@@ -56,14 +56,14 @@ Wish = tuple[float, int]
 def steadied(
     wishes: Sequence[Wish], now_s: float, wanted: int, num_replicas: int, window_s: float
 ) -> tuple[list[Wish], int]:
-    """The most that has been wanted in the last `window_s`, and the wishes to remember for the next time.
+    """What to have: what is `wanted`, but of those that there are no fewer than were wanted within the last `window_s`.
 
-    So more is had at once, and less only when nothing more was wanted for so long, not even for a moment. Without a
-    memory, the `num_replicas` that there are count as wanted now.
+    So a wish holds replicas, and is no reason to start any once it has passed. Without a memory, the `num_replicas`
+    that there are count as wanted now. Returned after the wishes to remember for the next time.
     """
     kept = [wish for wish in wishes or [(now_s, num_replicas)] if now_s - wish[0] < window_s and wish[1] > wanted]
     kept.append((now_s, wanted))
-    return kept, kept[0][1]
+    return kept, max(wanted, min(num_replicas, max(count for _, count in kept)))
 
 
 def _whole(amount: float) -> int:
@@ -91,6 +91,10 @@ def drafts_wanted(load: DraftLoad, scaling: DraftScaling) -> int:
     """Enough to keep utilisation as it is meant to be, one more where sessions wait at busy drafts; none for nobody."""
     if load.num_sessions <= 0:
         return 0
+    return max(_by_work(load, scaling), _whole(load.num_sessions / scaling.sessions))
+
+
+def _by_work(load: DraftLoad, scaling: DraftScaling) -> int:
     now = max(1, load.num_replicas)
     if not load.num_replicas:
         return now

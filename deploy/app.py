@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve import Application
 
 from core.config import DraftConfig, FleetConfig, ServiceConfig, TargetConfig
-from deploy.ingress import Ingress, Pair
+from deploy.ingress import Ingress, Member
 from deploy.routing import target_router
 from deploy.scaling import most_replicas, replicas
 from deploy.settings import parse_fleet
@@ -44,7 +44,7 @@ def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Applicatio
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
     )
-    return orchestrator.bind([_pair(fleet, model, drafts) for model in fleet.models])
+    return orchestrator.bind([_member(fleet, model, drafts) for model in fleet.models])
 
 
 def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:
@@ -57,7 +57,7 @@ def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConf
             return parse_fleet(config)
 
 
-def _pair(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application]) -> Any:
+def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application]) -> Any:
     """The deployments of one model; their names tell the models apart where there are several."""
     suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
     targets = worker(TargetWorker, model.target, _name(f"target{suffix}"))
@@ -67,7 +67,7 @@ def _pair(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Applica
         draft = shared[model.shared_draft]
     elif model.draft is not None:
         draft = _draft(f"draft{suffix}", model.draft, model.speculation.q_top_tokens)
-    return Pair(replace(model, draft=fleet.draft_of(model)), target, draft)  # Serve makes handles of the two
+    return Member(replace(model, draft=fleet.draft_of(model)), target, draft)  # Serve makes handles of the two
 
 
 def _draft(name: str, config: DraftConfig, q_top_tokens: int) -> Application:

@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from core.config import ServiceConfig
-from core.errors import Unavailable
+from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
 from deploy.draining import stopping_replicas
@@ -27,6 +27,7 @@ from deploy.servicer import Hosted, Served, Servicer
 from deploy.translate import sampling_defaults
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
+from workers.vocabulary import check_same_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,10 @@ class Ingress(Servicer):
     """
 
     # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
-    async def __init__(self, pairs: Sequence[Pair]) -> None:  # type: ignore[misc]  # mypy knows only those that return
+    async def __init__(self, members: Sequence[Member]) -> None:  # type: ignore[misc]  # mypy knows only those that return
         clock = MonotonicClock()
-        self._hosts = [await _Host.of(pair, clock) for pair in pairs]
+        self._hosts = [await _Host.of(member, clock) for member in members]
+        self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
         super().__init__([host.hosted for host in self._hosts], clock)
         if any(host.introduction for host in self._hosts):
             introductions = [host.introduction for host in self._hosts if host.introduction is not None]
@@ -73,7 +75,7 @@ class Ingress(Servicer):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Member:
     """One model of the fleet: its settings, and the handles of its deployments."""
 
     config: ServiceConfig
@@ -85,32 +87,33 @@ class Pair:
 class _Host:
     """One model behind this orchestrator, and the tasks that go on beside its requests."""
 
-    def __init__(self, pair: Pair, target_info: ModelInfo, leases: ServeLeases, clock: Clock) -> None:
-        config = pair.config
+    def __init__(self, member: Member, target_info: ModelInfo, leases: ServeLeases, clock: Clock) -> None:
+        config = member.config
         tokenizer = Tokenizer.from_directory(config.target.engine.model)
         defaults = sampling_defaults(config.target.engine.model)
         self._service = Service(config, target_info, None, tokenizer, leases, clock)
-        self._leases = leases
+        self.leases = leases
+        self._config = config
         self._clock = clock
         meters = Meters(ServeRecorder(config.model_name), clock.now)
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters)
-        self._tasks = [
-            asyncio.create_task(_leave_stopping(leases, clock)),
-            asyncio.create_task(self._watch_control()),
-        ]
+        self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
-        self.introduction = asyncio.create_task(self._introduce_draft()) if pair.draft is not None else None
+        self.introduction = asyncio.create_task(self._introduce_draft()) if member.draft is not None else None
         """Done when the draft has been described; it is optional at every moment, the first included."""
 
     @classmethod
-    async def of(cls, pair: Pair, clock: Clock) -> _Host:
+    async def of(cls, member: Member, clock: Clock) -> _Host:
         """As soon as the target is there."""
-        leases = ServeLeases(pair.target, pair.draft, pair.config.limits)
-        return cls(pair, await _described(leases.describe_target), leases, clock)
+        leases = ServeLeases(member.target, member.draft, member.config.limits)
+        return cls(member, await _described(leases.describe_target), leases, clock)
 
     async def _introduce_draft(self) -> None:
-        info = await _described(self._leases.describe_draft)
+        info = await _described(self.leases.describe_draft)
+        if (problem := await asyncio.to_thread(_misfit, self._config)) is not None:
+            logger.error("%s is served without its draft: %s", self._config.model_name, problem)
+            return
         self._service.use_draft(info)
         self.hosted.show_draft(info)
 
@@ -131,20 +134,34 @@ class _Host:
                 continue
             now = self._service.draft_wait
             try:
-                await self._leases.report_wait(now - told)
+                await self.leases.report_wait(now - told)
+                told = now
             except Unavailable as error:
-                logger.info("the draft's autoscaling does not hear of waits: %s", error)
-            told = now
+                logger.info("the draft's autoscaling does not hear of waits yet: %s", error)
 
 
-async def _leave_stopping(leases: ServeLeases, clock: Clock) -> NoReturn:
+async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoReturn:
     """Sessions leave a replica that is to stop, instead of holding it up until they end."""
     while True:
         await clock.sleep(DRAIN_PERIOD_S)
         try:
-            leases.leave(await stopping_replicas())
-        except RayError as error:
-            logger.warning("it is not known which replicas are to stop: %s", error)
+            stopping = await stopping_replicas()
+            for leases in members:
+                leases.leave(stopping)
+        except Exception:
+            logger.exception("it is not known which replicas are to stop")
+
+
+def _misfit(config: ServiceConfig) -> str | None:
+    """Why the draft's guesses would be other tokens to the target, if so; what is not mounted here is not compared."""
+    draft = Path(config.draft.engine.model) if config.draft is not None else None
+    if draft is None or not draft.is_dir():
+        return None
+    try:
+        check_same_vocabulary(Path(config.target.engine.model), draft)
+    except StartupError as error:
+        return str(error)
+    return None
 
 
 async def _described(describe: Callable[[], Awaitable[ModelInfo]]) -> ModelInfo:

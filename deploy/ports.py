@@ -12,14 +12,14 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from core.config import Limits
-from core.errors import Unavailable, WorkerLost
+from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import (
     Drafted,
     DraftReply,
@@ -63,6 +63,7 @@ class EnginePort:
         self._timeout_s = timeout_s
         self._is_lost = False
         self._is_stopping = False
+        self._leases: WeakSet[ServeLease[Any]] = WeakSet()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._engine_id}{', lost' if self._is_lost else ''})"
@@ -70,18 +71,28 @@ class EnginePort:
     def mark_lost(self) -> None:
         self._is_lost = True
 
+    def add(self, lease: ServeLease[Any]) -> None:
+        """Another lease on this engine."""
+        self._leases.add(lease)
+
     def leave(self, stopping: Set[str], grace_s: float) -> None:
         """If the engine's replica is among those that are to stop, be lost after the grace: who is left then moves."""
         if not self._is_stopping and self._replica_id in stopping:
             self._is_stopping = True
             logger.info("%s is to stop; its sessions have %g s to end there", self._engine_id, grace_s)
-            asyncio.get_running_loop().call_later(grace_s, self.mark_lost)
+            asyncio.get_running_loop().call_later(grace_s, self._move)
+
+    def _move(self) -> None:
+        """From now on every call is refused, as if the engine had died."""
+        self._is_lost = True
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
         await self._call(self._engine.release, list(sessions))
 
     async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
+        if self._is_lost and self._is_stopping:
+            raise WorkerStopping(f"{self._engine_id} is to stop")
         if self._is_lost:
             raise WorkerLost(f"{self._engine_id} is gone")
         try:
@@ -111,6 +122,12 @@ class TargetEnginePort(EnginePort):
 class DraftEnginePort(EnginePort):
     """A draft engine actor as the orchestrator sees it."""
 
+    def _move(self) -> None:
+        """A session that rests calls for an hour or never: what it holds is given back for it."""
+        super()._move()
+        for lease in list(self._leases):
+            lease.release()
+
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
         replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (Drafted, Missing, Refused))
@@ -129,6 +146,7 @@ class ServeLease(Generic[Port]):
         self._port = port
         self._stream = stream
         self._watch = asyncio.create_task(self._watch_stream(), context=contextvars.Context())
+        port.add(self)
 
     def __repr__(self) -> str:
         return f"ServeLease({self.engine_id}{', ended' if self._watch.done() else ''})"

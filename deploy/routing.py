@@ -1,8 +1,8 @@
-"""Which target takes the next session: one with room in its KV, and among those the one with the fewest sessions.
+"""Which target takes the next session: one with room in its KV, and among those one with few sessions.
 
-Knows Serve's request routers. Sessions count, and KV counts because contexts differ: a few long ones fill a
-replica that has hardly any sessions. How full it is a replica says every two seconds; between that, Serve's own
-count of its ongoing requests, which are its sessions, is exact.
+Knows Serve's request routers. Sessions count, and KV counts because contexts differ: a few long ones fill a replica
+that has hardly any sessions. How full it is a replica says every two seconds; how many sessions it has Serve counts:
+each orchestrator its own exactly, and those of others as of its last look.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, R
 from deploy.scaling import KV_USE
 
 TIER = 0.1
-"""KV that differs by less does not matter, sessions then do."""
+"""Within so much of KV in use, sessions decide."""
 STATS_PERIOD_S = 2.0
 
 Name = TypeVar("Name")
 
 
 class RoomiestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no types for them
-    """Tries tier after tier; within one, Serve asks every replica for its queue and takes the shortest that accepts."""
+    """Tries tier after tier; within one, Serve takes the replica with the shortest queue that accepts."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,  # noqa: ARG002  all sessions are alike
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
+        if pending_request is not None:  # or Serve would try again without a pause while all are full
+            pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         used = {name: float(replica.routing_stats.get(KV_USE, 0.0)) for name, replica in by_id.items()}
         return [[by_id[name] for name in tier] for tier in tiers(used)]

@@ -35,14 +35,23 @@ class Policy(ABC):
         self._downscale_delay_s = settings.downscale_delay_s
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        now_s = context.current_time or time.time()
         wishes, wanted = scaling.steadied(
-            context.policy_state.get(WISHES, ()),
-            context.current_time or time.time(),
+            self._remembered(context, now_s),
+            now_s,
             self.wanted(context),
             context.target_num_replicas,
             self._downscale_delay_s,
         )
         return wanted, {WISHES: wishes}
+
+    def _remembered(self, context: AutoscalingContext, now_s: float) -> list[scaling.Wish]:
+        """The wishes of the last while; and what Serve started without asking, as it does with the first from none."""
+        wishes: list[scaling.Wish] = list(context.policy_state.get(WISHES, ()))
+        started_s = context.last_scale_up_time
+        if wishes and started_s is not None and now_s - started_s < self._downscale_delay_s:
+            wishes.append((started_s, context.target_num_replicas))
+        return wishes
 
     @abstractmethod
     def wanted(self, context: AutoscalingContext) -> int:
@@ -69,11 +78,10 @@ class TargetPolicy(Policy):
         super().__init__(self._scaling)
 
     def wanted(self, context: AutoscalingContext) -> int:
-        uses = reported(context, KV_USE)
         load = TargetLoad(
             num_replicas=len(context.running_replicas),
             num_sessions=context.total_num_requests,
-            kv_use=sum(uses) / len(uses) if uses else 0.0,
+            kv_use=_share(reported(context, KV_USE), context),
         )
         return scaling.targets_wanted(load, self._scaling)
 
@@ -86,11 +94,11 @@ class DraftPolicy(Policy):
         super().__init__(self._scaling)
 
     def wanted(self, context: AutoscalingContext) -> int:
-        shares, round_s = reported(context, BUSY), sum(reported(context, ROUND_S))
+        round_s = sum(reported(context, ROUND_S))
         load = DraftLoad(
             num_replicas=len(context.running_replicas),
             num_sessions=context.total_num_requests,
-            busy=sum(shares) / len(shares) if shares else 0.0,
+            busy=_share(reported(context, BUSY), context),
             wait=sum(reported(context, WAITED_S)) / round_s if round_s > 0 else 0.0,
         )
         return scaling.drafts_wanted(load, self._scaling)
@@ -111,7 +119,7 @@ def replicas(num_replicas: int, settings: Autoscaling | None) -> dict[str, Any]:
 
 
 def serve_config(settings: Autoscaling) -> AutoscalingConfig:
-    """The same in Serve's words, the policy by its name: the controller imports it from there."""
+    """The same in Serve's words, the policy by its name."""
     policy = POLICIES[type(settings)]
     dumped = TypeAdapter(type(settings)).dump_python(settings, mode="json")
     return AutoscalingConfig(
@@ -127,6 +135,11 @@ def serve_config(settings: Autoscaling) -> AutoscalingConfig:
 def most_replicas(num_replicas: int, settings: Autoscaling | None) -> int:
     """How many there may be, for the sum of what an application may ask of a cluster."""
     return num_replicas if settings is None else settings.max_replicas
+
+
+def _share(shares: list[float], context: AutoscalingContext) -> float:
+    """On average over the running replicas; one that has not reported yet has nothing to do yet."""
+    return sum(shares) / max(1, len(context.running_replicas))
 
 
 def reported(context: AutoscalingContext, name: str) -> list[float]:

@@ -66,6 +66,9 @@ def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> F
     if "models" not in settings:
         config = parse_config(settings, directory)
         return FleetConfig((config,), orchestrator=config.orchestrator)
+    for model in settings["models"] if isinstance(settings["models"], list) else ():
+        if isinstance(model, dict) and "orchestrator" in model:
+            raise ConfigError("models.orchestrator: models share their orchestrators; set it beside them")
     fleet, base = _validated(_FLEET_CONFIG, settings), directory or Path.cwd()
     return replace(
         fleet,

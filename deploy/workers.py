@@ -11,7 +11,9 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import ray
@@ -109,7 +111,7 @@ class EngineWorker(ABC):
         return self._info
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve calls this twice a second, where the deployment scales. Raises: what the engine failed with."""
+        """Serve calls this every few seconds, where the deployment scales. Raises: what the engine failed with."""
         return self._measure(await self._engine.stats.remote())
 
     @abstractmethod
@@ -201,11 +203,11 @@ def _placement(config: WorkerConfig, rank: int) -> dict[str, Any]:
 def _load(engine: Any, followers: Sequence[Any]) -> ModelInfo:
     """What the engine loaded. Raises: the engine's own error, without the trace of the way it came.
 
-    What goes wrong on a follower at start, its engine raises, too.
+    What goes wrong on a follower before the ranks have agreed on what they loaded, its engine raises, too.
     """
     meeting = ray.get(engine.meeting.remote()) if followers else None
-    for follower in followers:
-        follower.follow.remote(meeting)
+    for index, follower in enumerate(followers, 1):
+        follower.follow.remote(meeting).future().add_done_callback(partial(_log_end, index))
     try:
         info: ModelInfo = ray.get(engine.load.remote(meeting))
     except RayTaskError as error:
@@ -213,6 +215,12 @@ def _load(engine: Any, followers: Sequence[Any]) -> ModelInfo:
             raise error.cause from None
         raise
     return info
+
+
+def _log_end(rank: int, end: Future[None]) -> None:
+    """Of a follower: why, if it had a reason of its own."""
+    if (error := end.exception()) is not None:
+        logger.warning("rank %d has ended: %s", rank, str(error).strip().splitlines()[-1])
 
 
 async def _until_death(engine: Any) -> None:

@@ -37,6 +37,8 @@ class TargetLost:
 
     epoch: int
     reason: str
+    is_planned: bool = False
+    """It was to stop, and is left: not a failure, and not counted as one."""
 
 
 @dataclass(frozen=True, slots=True)

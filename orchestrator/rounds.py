@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost
+from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
 from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest
 from orchestrator import messages as m
@@ -168,7 +168,8 @@ class Rounds:
         if (running := self._leased.get(stamp.session)) is None:
             return
         if isinstance(answer, WorkerLost):
-            self._handle(running.session.id, m.TargetLost(stamp.epoch, str(answer)))
+            is_planned = isinstance(answer, WorkerStopping)
+            self._handle(running.session.id, m.TargetLost(stamp.epoch, str(answer), is_planned))
         else:
             replied = m.TargetReplied(answer, running.verify_sent_s, self._clock.now())
             self._handle(running.session.id, replied)

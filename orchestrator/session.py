@@ -286,12 +286,12 @@ class Session:
 
     def _on_target_lost(self, event: m.TargetLost) -> list[m.Command]:
         is_current = event.epoch == self._held.epoch and self._machine.can(Trigger.LOST)
-        return self._lose_target(event.reason) if is_current else []
+        return self._lose_target(event.reason, is_failure=not event.is_planned) if is_current else []
 
-    def _lose_target(self, reason: str) -> list[m.Command]:
+    def _lose_target(self, reason: str, *, is_failure: bool = True) -> list[m.Command]:
         """Go on elsewhere: the committed tokens are all that another target needs."""
-        self.stats.num_target_failures += 1
-        self._num_losses += 1
+        self.stats.num_target_failures += is_failure
+        self._num_losses += is_failure
         if self._num_losses > self._pair.limits.max_target_retries:
             return self._fail(Unavailable(f"the target failed {self._num_losses} times in a row: {reason}"))
         self._machine.fire(Trigger.LOST)

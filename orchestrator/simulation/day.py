@@ -174,6 +174,8 @@ class _Fleet:
     _seen: deque[float] = field(init=False, default_factory=deque)
     _wishes: list[scaling.Wish] = field(init=False, default_factory=list)
     _more_since_s: float | None = field(init=False, default=None)
+    _started_s: float | None = field(init=False, default=None)
+    """When more were last had."""
 
     def __post_init__(self) -> None:
         self.num_running = self.settings.min_replicas
@@ -187,19 +189,27 @@ class _Fleet:
 
     def _decide(self, now_s: float, wanted: int) -> None:
         settings, now = self.settings, self.num_running + len(self._ready_s)
-        self._wishes, wanted = scaling.steadied(self._wishes, now_s, wanted, now, settings.downscale_delay_s)
+        if now == 0 and wanted > 0:  # Serve starts the first from none without asking
+            self._resize(now_s, 1)
+            return
+        wishes = list(self._wishes)
+        if self._started_s is not None and now_s - self._started_s < settings.downscale_delay_s:
+            wishes.append((self._started_s, now))
+        self._wishes, wanted = scaling.steadied(wishes, now_s, wanted, now, settings.downscale_delay_s)
         wanted = min(settings.max_replicas, max(settings.min_replicas, wanted))
         if wanted <= now:
             self._more_since_s = None
         elif self._more_since_s is None:
             self._more_since_s = now_s
         is_time = self._more_since_s is None or now_s - self._more_since_s >= settings.upscale_delay_s
-        if wanted < now or now == 0 or is_time:
+        if wanted < now or is_time:
             self._resize(now_s, wanted)
 
     def _resize(self, now_s: float, num_replicas: int) -> None:
         """Those that still load go first."""
         missing = num_replicas - self.num_running - len(self._ready_s)
+        if missing > 0:
+            self._started_s = now_s
         self._ready_s += [now_s + self.loading_s] * missing
         while missing < 0 and self._ready_s:
             self._ready_s.pop()

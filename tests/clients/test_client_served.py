@@ -11,7 +11,7 @@ from deploy.settings import demo_config
 from outrider_client import AsyncClient, Client, InvalidRequest
 from tests.system.served import server
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPTS = ["def read_lines(path):", "class Stack:", "import os\n", "x = '안녕"]
 FIELDS = {"max_tokens": 200, "temperature": 0.9, "ignore_eos": True, "timeout_s": 120.0}

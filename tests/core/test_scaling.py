@@ -57,6 +57,10 @@ def test_drafts_follow_utilisation_and_waits(num_replicas, busy, wait, wanted):
     assert drafts_wanted(DraftLoad(num_replicas, 5, busy, wait), DRAFT) == wanted
 
 
+def test_drafts_follow_leases_too_where_they_are_many():
+    assert drafts_wanted(DraftLoad(1, 600, 0.0, 0.0), DRAFT) == 3  # 256 places each
+
+
 def test_nobody_needs_a_draft_when_nobody_is_there():
     assert drafts_wanted(DraftLoad(3, 0, 0.9, 0.9), DRAFT) == 0
 
@@ -83,12 +87,18 @@ def test_more_work_or_more_waiting_never_wants_fewer(num_replicas, work, wait, m
     assert wanted(work, wait) <= wanted(work, min(1.0, wait + more))
 
 
-def test_more_is_had_at_once_and_less_only_after_a_while_without_more():
-    wishes, counts = [], []
+def test_less_is_had_only_after_a_while_without_more():
+    wishes, counts, count = [], [], 2
     for now_s, wanted in [(0, 2), (10, 5), (20, 1), (60, 3), (109, 1), (110, 1), (159, 1), (160, 1), (400, 0)]:
-        wishes, count = steadied(wishes, now_s, wanted, num_replicas=2, window_s=100)
+        wishes, count = steadied(wishes, now_s, wanted, num_replicas=count, window_s=100)
         counts.append(count)
     assert counts == [2, 5, 5, 5, 5, 3, 3, 1, 0]
+
+
+def test_a_wish_that_has_passed_starts_nothing():
+    """Serve's delay must see whether more is still wanted."""
+    wishes, _ = steadied([], 0.0, 5, num_replicas=2, window_s=100)
+    assert steadied(wishes, 1.0, 1, num_replicas=2, window_s=100)[1] == 2
 
 
 def test_without_a_memory_what_there_is_counts_as_wanted():
@@ -106,7 +116,8 @@ def test_what_is_remembered_is_all_that_matters(steps, window_s):
         now_s += pause_s
         history.append((now_s, wanted))
         wishes, count = steadied(wishes or [(0.0, 4)], now_s, wanted, 4, window_s)
-        assert count == max(each for at_s, each in history if now_s - at_s < window_s or at_s == now_s)
+        most = max(each for at_s, each in history if now_s - at_s < window_s or at_s == now_s)
+        assert count == max(wanted, min(4, most))
 
 
 @pytest.mark.parametrize(

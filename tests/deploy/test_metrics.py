@@ -38,6 +38,7 @@ def test_the_document_lists_what_there_is():
 
 
 @pytest.mark.ray
+@pytest.mark.slow  # Ray exports every ten seconds or so
 def test_prometheus_finds_what_the_clients_saw(tmp_path):
     target, draft = (checkpoints.write("llama", tmp_path / name, seed) for name, seed in (("target", 0), ("draft", 1)))
     config = ServiceConfig(

@@ -13,8 +13,9 @@ from bench.traffic import request
 from deploy.client import Client
 from deploy.local import served
 from deploy.settings import demo_config
+from protos.outrider.v1 import generation_pb2 as pb
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPT = "def fibonacci(n):\n"
 FOLLOWER = "ray::FollowerActor"
@@ -44,8 +45,8 @@ def client(alone):
         yield client
 
 
-def complete(client: Client, temperature: float, gamma: int | None = None) -> tuple[int, ...]:
-    return client.complete(request(PROMPT, 48, temperature=temperature, gamma=gamma, seed=5)).token_ids
+def complete(client: Client, temperature: float, gamma: int | None = None, num_tokens: int = 48) -> tuple[int, ...]:
+    return client.complete(request(PROMPT, num_tokens, temperature=temperature, gamma=gamma, seed=5)).token_ids
 
 
 def followers() -> set[int]:
@@ -67,17 +68,19 @@ def test_two_ranks_say_what_one_says(client, alone):
 
 
 def test_a_rank_that_dies_takes_its_group_along_and_the_group_is_replaced(client):
-    expected = complete(client, 0.8)
+    expected = complete(client, 0.8, num_tokens=400)
     before = followers()
     stream = client.stream(request(PROMPT, 400, temperature=0.8, seed=5))
     tokens = [*next(stream).token_ids]
     for pid in before:
         os.kill(pid, signal.SIGKILL)
+    chunk = pb.GenerateChunk()
     for chunk in stream:
         tokens += chunk.token_ids
-    assert tuple(tokens[: len(expected)]) == expected
+    assert tuple(tokens) == expected
+    assert chunk.finish.speculation.target_failures == 1
     end_s = time.monotonic() + PATIENCE_S
     while len(followers()) != 2 or followers() & before:
         assert time.monotonic() < end_s, "the groups were not replaced"
         time.sleep(0.2)
-    assert complete(client, 0.8) == expected
+    assert complete(client, 0.8, num_tokens=400) == expected

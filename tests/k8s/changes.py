@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,12 @@ def drop(item: Any, path: tuple[Any, ...]) -> None:
 def template(objects: Objects, role: str) -> Manifest:
     """The pod template of a Ray group."""
     return next(pod.template for pod in ray_pods(objects) if pod.role == role)
+
+
+def shorten_drain(objects: Objects, role: str, deadline_s: int) -> None:
+    """Another deadline of the drain before a pod of `role` stops."""
+    command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    command[-1] = re.sub(r"(--deadline-remaining-seconds) \d+", rf"\1 {deadline_s}", command[-1])
 
 
 def add_secret(objects: list[Manifest]) -> None:

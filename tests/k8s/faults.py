@@ -22,6 +22,7 @@ from tests.k8s.changes import (
     served,
     service,
     setting,
+    shorten_drain,
     template,
     without,
 )
@@ -153,6 +154,8 @@ FAULTS = (
           lambda objects: template(objects, "orchestrator")["spec"]["containers"][0]["volumeMounts"].pop()),
     Fault("usual grace period", "streams_may_end", ray("target", "spec", "terminationGracePeriodSeconds", to=30)),
     Fault("no drain", "streams_may_end", container_drop("orchestrator", "lifecycle")),
+    Fault("deadline that leaves no time for replacements", "streams_may_end",
+          lambda objects: shorten_drain(objects, "target", 3600)),
     Fault("old cluster goes at once", "streams_may_end", service("rayClusterDeletionDelaySeconds", to=60)),
     Fault("incremental upgrade", "upgrades_switch_at_once",
           service("upgradeStrategy", "type", to="NewClusterWithIncrementalUpgrade")),

@@ -31,6 +31,8 @@ IMAGE_ROOT = Path("/opt/outrider")
 """Where deploy/Dockerfile puts the repository."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU = "nvidia.com/gpu"
+LOADING_S = 900.0
+"""For a node, an image and weights of a replacement."""
 
 
 def one_application_is_served(objects: Objects) -> Iterator[str]:
@@ -168,15 +170,18 @@ def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
 
 
 def streams_may_end(objects: Objects) -> Iterator[str]:
-    """A pod that is to stop tells Ray, and has as long as a stream may last; so has a cluster that was replaced."""
+    """A pod that is to stop tells Ray, and has as long as a stream may last, beside the time that replacements load.
+
+    Within a stream's time before its deadline Serve stops replicas of a draining node at once, replaced or not.
+    """
     for pod in worker_pods(objects):
-        if pod.spec.get("terminationGracePeriodSeconds", 30) < DRAIN_TIMEOUT_S:
-            yield f"{pod.where}: terminationGracePeriodSeconds must be at least {DRAIN_TIMEOUT_S:.0f}"
+        if pod.spec.get("terminationGracePeriodSeconds", 30) < DRAIN_TIMEOUT_S + LOADING_S:
+            yield f"{pod.where}: terminationGracePeriodSeconds must be at least {DRAIN_TIMEOUT_S + LOADING_S:.0f}"
         words = " ".join(pod.ray.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ())).split()
         if "drain-node" not in words:
             yield f"{pod.where}: preStop must drain the node"
-        elif float(words[words.index("--deadline-remaining-seconds") + 1]) < DRAIN_TIMEOUT_S:
-            yield f"{pod.where}: the deadline of preStop must be at least {DRAIN_TIMEOUT_S:.0f} s"
+        elif float(words[words.index("--deadline-remaining-seconds") + 1]) < DRAIN_TIMEOUT_S + LOADING_S:
+            yield f"{pod.where}: the deadline of preStop must be at least {DRAIN_TIMEOUT_S + LOADING_S:.0f} s"
     if ray_service(objects).get("rayClusterDeletionDelaySeconds", 60) < DRAIN_TIMEOUT_S:
         yield f"RayService: rayClusterDeletionDelaySeconds must be at least {DRAIN_TIMEOUT_S:.0f}"
 

@@ -26,11 +26,17 @@ PROMPTS = [
     'raise ValueError("',
     "while True:\n    try:\n        line = self.readline()\n    except",
 ]
+SHARP = Sampling(temperature=0.3, top_k=40, top_p=0.95, seed=11)
+USUAL = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=2**64 - 1)
+WILD = Sampling(temperature=1.2, top_k=100, top_p=0.8, seed=5)
+PENALISED = Sampling(
+    temperature=1.0, seed=3, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1
+)
 SAMPLINGS = [
-    Sampling(temperature=0.3, top_k=40, top_p=0.95, seed=11),
-    Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=2**64 - 1),
-    Sampling(temperature=1.2, top_k=100, top_p=0.8, seed=5),
-    Sampling(temperature=1.0, seed=3, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1),
+    pytest.param(SHARP, marks=pytest.mark.slow),
+    USUAL,
+    pytest.param(WILD, marks=pytest.mark.slow),
+    PENALISED,
 ]
 
 
@@ -88,6 +94,7 @@ async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temp
         await served.check_nothing_is_held()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 async def test_greedy_output_is_that_of_transformers_for_other_architectures(tmp_path, family):
     """Guessed by a stranger, whose guesses are nearly all wrong, and by the target itself, whose are all right.
@@ -138,7 +145,7 @@ async def test_rejection_and_block_are_repeatable_by_seed_and_greedy_like_the_re
 
 async def test_a_resumed_stream_gives_the_tokens_that_the_first_would_have_given():
     async with system() as served:
-        job = request(served.tokenizer.encode(PROMPTS[1]), 32, sampling=SAMPLINGS[3])
+        job = request(served.tokenizer.encode(PROMPTS[1]), 32, sampling=PENALISED)
         expected = await served.tokens(job)
         for num_received in (1, 13, 31):
             resumed = replace(job, resume_tokens=tuple(expected[:num_received]))
@@ -149,7 +156,7 @@ async def test_preemption_changes_no_token():
     """Room for two of eight sequences: the others' KV is dropped and computed again, over and over."""
     async with system() as served:
         jobs = [
-            request(served.tokenizer.encode(text), 24, sampling=replace(SAMPLINGS[1], seed=n))
+            request(served.tokenizer.encode(text), 24, sampling=replace(USUAL, seed=n))
             for n, text in enumerate(PROMPTS)
         ]
         expected = [await served.tokens(job) for job in jobs]
@@ -174,7 +181,7 @@ async def test_chunks_of_prefill_change_no_token():
 async def test_reported_logprobs_are_those_of_the_raw_model():
     async with system() as served:
         prompt = served.tokenizer.encode(PROMPTS[0])
-        chunks = await served.complete(request(prompt, 12, sampling=SAMPLINGS[0], num_logprobs=3))
+        chunks = await served.complete(request(prompt, 12, sampling=SHARP, num_logprobs=3))
         tokens = [token for chunk in chunks for token in chunk.token_ids]
         reported = [entry for chunk in chunks for entry in chunk.logprobs]
     model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
