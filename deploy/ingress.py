@@ -37,11 +37,8 @@ DRAFT_GRACE_S = 60.0
 CONTROL_PERIOD_S = 1.0
 """How often the metrics of control are brought up to date; Ray passes them on every ten seconds or so."""
 
-
 WAIT_REPORT_PERIOD_S = 5.0
 """How often the autoscaling of drafts is told how long sessions waited for them."""
-
-
 DRAIN_PERIOD_S = 2.0
 """How often it is looked up which replicas are to stop."""
 
@@ -57,6 +54,16 @@ class MonotonicClock:
         await asyncio.sleep(duration_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One model of the fleet: its settings, and the handles of its deployments."""
+
+    config: ServiceConfig
+    """With the draft that it uses, its own or a shared one."""
+    target: DeploymentHandle
+    draft: DeploymentHandle | None
+
+
 class Ingress(Servicer):
     """One orchestrator. It takes requests once every target is loaded: until then Serve sends it none.
 
@@ -69,19 +76,9 @@ class Ingress(Servicer):
         self._hosts = [await _Host.of(member, clock) for member in members]
         self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
         super().__init__([host.hosted for host in self._hosts], clock)
-        if any(host.introduction for host in self._hosts):
-            introductions = [host.introduction for host in self._hosts if host.introduction is not None]
+        introductions = [host.introduction for host in self._hosts if host.introduction is not None]
+        if introductions:
             await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One model of the fleet: its settings, and the handles of its deployments."""
-
-    config: ServiceConfig
-    """With the draft that it uses, its own or a shared one."""
-    target: DeploymentHandle
-    draft: DeploymentHandle | None
 
 
 class _Host:
