@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from decoding import SIGNIFICANCE, VERIFY, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, p_value
 
-NUM_DRAWS = 100_000
+NUM_DRAWS = [30_000, pytest.param(100_000, marks=pytest.mark.slow)]
 IDS = np.arange(VOCAB_SIZE)
 
 
@@ -32,9 +32,9 @@ PAIRS = {
 NUM_TOKENS = {"unlike": 3}
 
 
-@pytest.fixture(scope="module")
-def noise_table():
-    return NoiseTable(NUM_DRAWS)
+@pytest.fixture(scope="module", params=NUM_DRAWS, ids=lambda num_draws: f"{num_draws} draws")
+def noise_table(request):
+    return NoiseTable(request.param)
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -52,7 +52,9 @@ def law_of(model):
     return chances
 
 
-@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+@pytest.mark.parametrize(
+    "verification", [Verification.REJECTION, pytest.param(Verification.BLOCK, marks=pytest.mark.slow)]
+)
 async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, tmp_path):
     target = checkpoints.write("llama", tmp_path / "target", seed=4)
     draft = checkpoints.write("llama", tmp_path / "draft", seed=4)
