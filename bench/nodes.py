@@ -16,6 +16,7 @@ import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+from ray.serve.context import _set_global_client
 
 from deploy.app import APPLICATION
 from deploy.cluster import OBJECT_STORE_BYTES
@@ -102,6 +103,7 @@ def nodes() -> Iterator[Nodes]:
         for role in ROLES:
             up.add(role)
         ray.init(address=cluster.address, log_to_driver=False, namespace="outrider")
+        _set_global_client(None)  # Serve would ask the controller of an earlier cluster of this process
         yield up
     finally:
         ray.shutdown()

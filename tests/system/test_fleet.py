@@ -14,7 +14,7 @@ from deploy.cluster import local_cluster
 from deploy.settings import DEMO_DIRECTORY, DEMO_SETTINGS, parse_fleet
 from protos.outrider.v1 import generation_pb2 as pb
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PROMPT = "def fibonacci(n):\n"
 SPECULATION = {"policy": "static", "max_draft_tokens": 4, "lookup": False, "draft_timeout_s": 30.0}
