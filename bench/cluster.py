@@ -75,6 +75,8 @@ def settings(**deployments: Any) -> dict[str, Any]:
 
 async def _measure(up: Nodes, args: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
+    for role in ("orchestrator", "draft", "target", "target"):  # room to grow into, and for one more in an update
+        up.add(role)
     async with connected(up.address) as stub:
         jobs = [await _expected(stub, prompt, index) for index, prompt in enumerate(held_out_prompts(NUM_STREAMS))]
     if args.level_s:
@@ -108,8 +110,6 @@ async def _deploy(up: Nodes, changed: Mapping[str, Any]) -> None:
 
 
 async def _ramp(up: Nodes, jobs: Sequence[Expected], args: argparse.Namespace) -> list[Result]:
-    for role in ("draft", "target", "target"):  # room to grow into
-        up.add(role)
     await _deploy(up, settings(**{role: {"autoscaling": asdict(scaling)} for role, scaling in SCALING.items()}))
     samples: list[Sample] = []
     async with _load(up, jobs) as load:
