@@ -26,7 +26,7 @@ ROLES = ("orchestrator", "draft", "target")
 REPOSITORY = Path(__file__).parents[1]
 MANIFEST = REPOSITORY / "k8s" / "overlays" / "cpu-demo" / "serve.yaml"
 IMAGE_ROOT = "/opt/outrider"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 
 
