@@ -99,6 +99,18 @@ def test_an_engine_that_never_remembers_is_given_up(tokenizer):
     assert world.session.stats.num_target_failures == 1
 
 
+def test_leaving_targets_that_are_to_stop_is_no_failure_however_often(tokenizer):
+    world = World(request(), tokenizer, with_draft=False).start()
+    world.deliver()
+    for _ in range(world.session._pair.limits.max_target_retries + 3):
+        epoch = world.session._held.epoch
+        world.handle(m.TargetLost(epoch, "it is to stop", is_planned=True))
+        assert isinstance(world.sent[-1], m.PlaceTarget)
+        world.handle(m.TargetPlaced(f"another than {epoch}", epoch + 1))
+    assert world.session.stats.num_target_failures == 0
+    assert not world.session.is_closed
+
+
 def test_a_late_draft_does_not_hold_up_the_round_and_is_asked_again_once_it_has_answered(tokenizer):
     world = World(request(max_tokens=12), tokenizer, gamma=3).start()
     while not (asked := [c for c in commands(world, m.Draft) if len(c.request.growth)]):
