@@ -21,7 +21,8 @@ from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpe
 from core.trees import EMPTY_BLOCK, ROOT, Budget, TokenTree
 from workers import sampling
 from workers.candidates import Kind, Place, propose
-from workers.engine import Engine, Job
+from workers.engine import Engine
+from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime, StepRows
 from workers.sampling import Row

@@ -13,7 +13,8 @@ from core.config import EngineConfig
 from core.records import Refused, SequenceSpec, TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
 from core.trees import EMPTY_BLOCK, ROOT, TokenTree
 from workers import sampling, verify
-from workers.engine import Engine, Job
+from workers.engine import Engine
+from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import StepRows
 from workers.sampling import Row
