@@ -53,6 +53,8 @@ class EngineConfig:
     """Lower than the model's own limit; None takes the model's."""
     deterministic: bool = False
     """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
+    share_prefixes: bool = True
+    """Compute what prompts begin with in common once, and keep KV of ended sessions until the room is needed."""
     session_timeout_s: float = 600.0
     """A session that says nothing for this long is dropped and its KV freed."""
     tensor_parallel: int = 1

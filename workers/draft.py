@@ -241,6 +241,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         found = iter(propose(logits, [place for _, places in sound for place in places], self._q_top_tokens))
         for job, places in sound:
             job.take([next(found) for _ in places])
+            self._publish(job.held)
 
 
 def _samples(spec: SequenceSpec) -> bool:

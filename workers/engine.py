@@ -27,6 +27,7 @@ from core.trees import TokenTree
 from workers import scheduler
 from workers.jobs import Job, Request
 from workers.kv_cache import OutOfBlocks
+from workers.prefixes import Prefixes
 from workers.runtime import ModelRuntime
 from workers.scheduler import Share
 from workers.sequences import HeldSequence, SequenceStore
@@ -49,6 +50,8 @@ class EngineStats:
     num_steps: int
     num_rows: int
     num_preemptions: int
+    num_adopted_tokens: int
+    """Tokens of prompts whose KV was there from others."""
     step_time_s: float
     """Time spent in steps: forward passes, sampling, verification and bookkeeping."""
     forward_time_s: float
@@ -67,6 +70,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._runtime = runtime
         self._config = config
         self._store = SequenceStore(runtime.cache)
+        self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
         self._jobs: list[Job[Request]] = []
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
@@ -98,6 +102,7 @@ class Engine(ABC, Generic[Request, Reply]):
             num_steps=self._num_steps,
             num_rows=self._num_rows,
             num_preemptions=self._num_preemptions,
+            num_adopted_tokens=self._prefixes.num_adopted_tokens if self._prefixes else 0,
             step_time_s=self._step_time_s,
             forward_time_s=self._forward_time_s,
         )
@@ -193,7 +198,9 @@ class Engine(ABC, Generic[Request, Reply]):
         """One forward pass over what is ready; the replies that are complete after it."""
         if self._jobs:
             started_s = monotonic()
-            self._run(self._make_room(scheduler.plan(self._jobs, self._config)), started_s)
+            jobs = self._prefixes.ready(self._jobs) if self._prefixes else list(self._jobs)
+            shares = scheduler.plan(jobs, self._config)
+            self._run(self._make_room([(jobs[share.index], share) for share in shares]), started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
         return answers
@@ -216,11 +223,11 @@ class Engine(ABC, Generic[Request, Reply]):
 
     # Room
 
-    def _make_room(self, shares: Sequence[Share]) -> list[tuple[Job[Request], Share]]:
+    def _make_room(self, shares: Sequence[tuple[Job[Request], Share]]) -> list[tuple[Job[Request], Share]]:
         """The shares that have room for their KV, in order; sessions that are newer are preempted for them."""
         work: list[tuple[Job[Request], Share]] = []
         admitted: set[str] = set()
-        for job, share in [(self._jobs[share.index], share) for share in shares]:
+        for job, share in shares:
             is_as_planned = share.num_tokens <= len(job.pending) and share.is_last == (
                 share.num_tokens == len(job.pending)
             )
@@ -266,6 +273,11 @@ class Engine(ABC, Generic[Request, Reply]):
             self._store.drop(victim.session)
         self._num_preemptions += 1
         logger.info("KV is full: session %s was preempted", victim.session)
+
+    def _publish(self, held: HeldSequence) -> None:
+        """Let others begin with what was computed of this sequence, now that what the model says after it is sound."""
+        if self._prefixes is not None:
+            self._store.publish(held)
 
     # What target and draft do differently
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
 
+from core.block_hash import BlockHash
 from core.records import DraftRequest, Timing, VerifyRequest
 from workers.runtime import StepRows
 from workers.scheduler import Share
@@ -27,6 +28,8 @@ class Job(ABC, Generic[Request]):
     started_s: float | None = None
     num_passes: int = 0
     num_rows: int = 0
+    prompt_hashes: list[BlockHash] = field(default_factory=list)
+    """Of all that the job computes, where its sequence began empty and `workers.prefixes` has looked."""
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from core.block_hash import BlockHash, block_hashes
 from core.growth import HeldTree
 from core.records import Base, SequenceSpec
 from core.token_log import TokenLog
@@ -31,6 +32,8 @@ class HeldSequence:
     kv: SequenceKV
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
+    hashes: list[BlockHash] = field(default_factory=list)
+    """Of the first blocks of the log, as far as somebody has asked."""
     last_round: int = -1
     last_used_s: float = 0.0
 
@@ -88,6 +91,23 @@ class SequenceStore:
         held.log.extend(rest[: len(path)])
         return rest[len(path) :], nodes
 
+    def num_adoptable(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of these blocks others have left, from the first on."""
+        return self._cache.num_published(hashes)
+
+    def adopt(self, held: HeldSequence, hashes: Sequence[BlockHash], tokens: Sequence[int]) -> int:
+        """Begin an empty sequence with what others have computed of `tokens`; of how many of them the KV is there."""
+        num_tokens = self._cache.adopt(held.kv, hashes)
+        held.log.extend(tokens[:num_tokens])
+        return num_tokens
+
+    def publish(self, held: HeldSequence) -> None:
+        """Let others begin with this sequence's tokens. The model must have said something sound after the last."""
+        block_tokens = self._cache.block_tokens
+        if len(held.log) // block_tokens > len(held.hashes):
+            held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes)
+            self._cache.publish(held.kv, held.hashes)
+
     def step_back(self, held: HeldSequence) -> list[int]:
         """Forget the last token, which is to be computed again for its logits; that token."""
         last = held.log.tokens[-1]
@@ -98,6 +118,7 @@ class SequenceStore:
         """Forget all but the first `num_tokens` tokens and their KV."""
         held.tree.clear()
         held.log.truncate(num_tokens)
+        del held.hashes[num_tokens // self._cache.block_tokens :]
         self._cache.truncate(held.kv, num_tokens)
 
     def forget_guesses(self, held: HeldSequence) -> None:
@@ -123,3 +144,5 @@ class SequenceStore:
             assert len(held.log) + len(held.tree) == held.kv.num_tokens, (
                 f"{held.session}: {held.log} and {len(held.tree)} guesses but {held.kv.num_tokens} rows of KV"
             )
+            tokens = held.log.tokens[: len(held.hashes) * self._cache.block_tokens]
+            assert held.hashes == block_hashes(tokens, self._cache.block_tokens), f"{held.session}: a hash is stale"

@@ -115,6 +115,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         path, next_token = outcome
         job = item.job
         self._roll_back(job, path)
+        self._publish(job.held)
         logprobs = _logprobs(item, outcome, logits)
         stamp, num_held = job.request.stamp, len(job.held.log)
         self._answer(job, Verdict(stamp, path, next_token, num_held, logprobs, job.timing()))

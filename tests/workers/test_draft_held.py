@@ -232,7 +232,7 @@ def test_other_sampling_parameters_make_other_guesses(engine, driver):
 
 def test_a_tree_in_the_making_begins_again_when_it_loses_its_room():
     """Two tables need more KV than there is: the older is done first, both are right, and nobody waits for ever."""
-    small = load("llama", kv_cache_tokens=40)
+    small = load("llama", kv_cache_tokens=40, share_prefixes=False)
     drivers = [Driver(small, PROMPT, session=f"{n}") for n in range(3)]
     growth = Growth((*[ROOT] * 8, *range(8), *range(8, 16)), (*range(8), *[0] * 16))
     for ticket, driver in enumerate(drivers):

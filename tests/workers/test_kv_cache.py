@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 import torch
 
+from core.block_hash import BlockHash
 from workers.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 
 SHAPES = [LayerShape(2, 3, 3), LayerShape(1, 2, 4)]
@@ -17,13 +18,34 @@ def make_cache(num_blocks: int = 12, block_tokens: int = 4) -> KVCache:
     return KVCache(SHAPES, num_blocks, block_tokens, torch.float32, torch.device("cpu"))
 
 
+def names(tags: list[int], block_tokens: int) -> list[BlockHash]:
+    """Of each whole block: all tags up to its end."""
+    ends = range(block_tokens, len(tags) + 1, block_tokens)
+    return [",".join(map(str, tags[:end])).encode() for end in ends]
+
+
 class Shadow:
     """A cache beside a plain list per sequence of what each row should hold: every row is filled with its own tag."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.rows: dict[SequenceKV, list[int]] = {}
+        self.published: list[list[int]] = []
+        self.num_adopted = 0
         self._tags = count(1)
+
+    def publish(self, seq: SequenceKV, num_rows: int) -> None:
+        """All whole blocks of the first `num_rows` rows."""
+        tags = self.rows[seq][:num_rows]
+        self.cache.publish(seq, names(tags, self.cache.block_tokens))
+        self.published = [*self.published[-20:], tags]
+
+    def adopt(self, tags: list[int]) -> SequenceKV:
+        seq = self.cache.new_sequence()
+        num_rows = self.cache.adopt(seq, names(tags, self.cache.block_tokens))
+        self.rows[seq] = tags[:num_rows]
+        self.num_adopted += num_rows
+        return seq
 
     def new(self) -> SequenceKV:
         seq = self.cache.new_sequence()
@@ -64,8 +86,14 @@ class Shadow:
 
 def random_step(shadow: Shadow, rng: random.Random) -> None:
     seqs = list(shadow.rows)
-    action = rng.choices(["new", "write", "truncate", "compact", "free"], [2, 8, 3, 4, 1])[0]
-    if action == "new" or not seqs:
+    actions = {"new": 1, "adopt": 3, "write": 8, "publish": 4, "truncate": 2, "compact": 4, "free": 2}
+    action = rng.choices(list(actions), list(actions.values()))[0]
+    if len(seqs) > 5 and action in ("new", "adopt"):
+        action = "free"
+    if action == "adopt" and shadow.published:
+        shadow.adopt(rng.choice(shadow.published))
+        return
+    if action in ("new", "adopt") or not seqs:
         shadow.new()
         return
     seq = rng.choice(seqs)
@@ -77,26 +105,44 @@ def random_step(shadow: Shadow, rng: random.Random) -> None:
             shadow.write(seq, num_rows)
         except OutOfBlocks:
             assert (seq.blocks, seq.num_tokens, shadow.cache.num_free_blocks) == (held, length, free)
+    elif action == "publish":
+        shadow.publish(seq, rng.randint(0, length))
     elif action == "truncate":
-        shadow.truncate(seq, rng.randint(0, length))
+        shadow.truncate(seq, max(0, length - rng.randint(0, 6)))
     elif action == "compact":
-        base = rng.randint(0, length)
+        base = rng.randint(first_guess(shadow, seq), length)
         path = sorted(rng.sample(range(length - base), rng.randint(0, length - base)))
         shadow.compact(seq, base, path)
     else:
         shadow.free(seq)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_order_of_operations_keeps_contents_and_ownership(seed: int) -> None:
+def first_guess(shadow: Shadow, seq: SequenceKV) -> int:
+    """The first row behind everything that others may read."""
+    published = [place for place, block in enumerate(seq.blocks) if block in shadow.cache._hash_of]
+    return min(seq.num_tokens, (published[-1] + 1) * shadow.cache.block_tokens) if published else 0
+
+
+def run_random_steps(seed: int, num_steps: int) -> None:
     rng = random.Random(seed)
     shadow = Shadow(make_cache())
-    for _ in range(500):
+    for _ in range(num_steps):
         random_step(shadow, rng)
         shadow.check()
+    assert shadow.num_adopted > num_steps / 20
     for seq in list(shadow.rows):
         shadow.free(seq)
     assert shadow.cache.num_free_blocks == shadow.cache.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_operations_keeps_contents_and_ownership(seed: int) -> None:
+    run_random_steps(seed, 1500)
+
+
+@pytest.mark.slow
+def test_nothing_leaks_over_100_000_operations() -> None:
+    run_random_steps(4, 100_000)
 
 
 def test_the_shadow_notices_a_row_that_was_not_moved() -> None:
@@ -171,5 +217,106 @@ def test_integrity_check_sees_a_block_with_two_owners() -> None:
     a, b = cache.new_sequence(), cache.new_sequence()
     cache.reserve(a, 4)
     b.blocks.append(a.blocks[0])
+    with pytest.raises(AssertionError, match="users are miscounted"):
+        cache.check_integrity()
+    cache._num_users[a.blocks[0]] += 1
     with pytest.raises(AssertionError, match="two owners"):
         cache.check_integrity()
+
+
+def published(cache: KVCache, num_rows: int, name: str = "a") -> tuple[SequenceKV, list[BlockHash]]:
+    """A sequence of `num_rows` rows, whose whole blocks others may adopt, and their hashes."""
+    seq = cache.new_sequence()
+    cache.reserve(seq, num_rows)
+    cache.extend(seq, num_rows)
+    hashes = [f"{name}{place}".encode() for place in range(num_rows // cache.block_tokens)]
+    cache.publish(seq, hashes)
+    return seq, hashes
+
+
+def test_a_beginning_is_shared_and_the_first_row_that_differs_has_a_block_of_its_own() -> None:
+    cache = make_cache()
+    a, hashes = published(cache, 8)
+    b = cache.new_sequence()
+    assert cache.adopt(b, [*hashes, b"unknown"]) == 8
+    cache.reserve(b, 9)
+    assert b.blocks[:2] == a.blocks
+    assert cache.num_free_blocks == 12 - 3
+    cache.check_integrity()
+
+
+def test_who_writes_into_what_others_read_gets_a_copy_of_what_is_still_valid() -> None:
+    cache = make_cache()
+    a, hashes = published(cache, 8)
+    cache.keys[0][cache.slot(a, 4) : cache.slot(a, 7) + 1] = torch.arange(1.0, 5.0)[:, None, None]
+    b = cache.new_sequence()
+    cache.adopt(b, hashes)
+    cache.truncate(b, 6)
+    cache.reserve(b, 7)
+    assert b.blocks[0] == a.blocks[0]
+    assert b.blocks[1] != a.blocks[1]
+    assert cache.keys[0][cache.slot(b, 4) : cache.slot(b, 7) + 1, 0, 0].tolist() == [1.0, 2.0, 0.0, 0.0]
+    cache.extend(b, 1)
+    cache.check_integrity()
+
+
+def test_what_its_only_user_overwrites_is_published_no_longer() -> None:
+    cache = make_cache()
+    a, hashes = published(cache, 8)
+    cache.truncate(a, 7)
+    assert cache.num_published(hashes) == 2, "nothing was written yet"
+    cache.reserve(a, 8)
+    assert cache.num_published(hashes) == 1
+    cache.check_integrity()
+
+
+def test_rows_that_others_may_read_are_not_counted_as_written() -> None:
+    cache = make_cache()
+    a, _ = published(cache, 8)
+    cache.truncate(a, 7)
+    with pytest.raises(AssertionError, match="others may read"):
+        cache.extend(a, 1)
+
+
+def test_room_is_not_there_where_a_copy_needs_the_last_block() -> None:
+    cache = make_cache(num_blocks=2)
+    a, hashes = published(cache, 4)
+    b, c = cache.new_sequence(), cache.new_sequence()
+    cache.adopt(b, hashes)
+    cache.reserve(c, 4)
+    cache.truncate(b, 3)
+    with pytest.raises(OutOfBlocks, match="1 KV blocks needed, 0 free"):
+        cache.reserve(b, 4)
+    assert (b.blocks, b.num_tokens, cache.num_published(hashes)) == (a.blocks, 3, 1)
+    cache.free(a)
+    cache.reserve(b, 4)
+    assert cache.num_published(hashes) == 0, "nobody else reads it any more"
+
+
+def test_what_nobody_uses_is_kept_until_the_room_is_needed_and_ends_go_before_beginnings() -> None:
+    cache = make_cache(num_blocks=4)
+    a, hashes_a = published(cache, 8)
+    b, hashes_b = published(cache, 8, "b")
+    cache.free(b)
+    cache.free(a)
+    assert cache.num_free_blocks == 4
+    again = cache.new_sequence()
+    assert cache.adopt(again, hashes_b) == 8, "used after its end"
+    cache.free(again)
+    new = cache.new_sequence()
+    cache.reserve(new, 4)
+    assert [cache.num_published(hashes) for hashes in (hashes_a, hashes_b)] == [1, 2]
+    cache.reserve(new, 12)
+    assert [cache.num_published(hashes) for hashes in (hashes_a, hashes_b)] == [0, 1]
+    cache.check_integrity()
+
+
+def test_the_same_content_is_published_once() -> None:
+    cache = make_cache()
+    a, hashes = published(cache, 4)
+    b, _ = published(cache, 4)
+    cache.free(a)
+    assert cache.num_published(hashes) == 1
+    cache.free(b)
+    assert (cache.num_published(hashes), cache.num_free_blocks) == (1, 12)
+    cache.check_integrity()

@@ -53,7 +53,7 @@ def test_trees_of_guesses_leave_plain_decoding(followers, checkpoint, plain, sam
 def test_a_session_that_was_preempted_goes_on_where_it_was(followers, checkpoint, plain):
     """KV for one and a half sessions: each round throws the other one out."""
     expected = plain[SAMPLINGS[0]]
-    with followers.engine(checkpoint, EPOCH, block_tokens=4, kv_cache_tokens=28) as engine:
+    with followers.engine(checkpoint, EPOCH, block_tokens=4, kv_cache_tokens=28, share_prefixes=False) as engine:
         drivers = [Driver(engine, PROMPT, session=name) for name in ("a", "b")]
         for done in range(0, 12, 2):
             for driver in drivers:

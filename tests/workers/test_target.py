@@ -250,7 +250,7 @@ def test_more_than_fits_at_once_is_served_all_the_same(checkpoint, plain):
 
 def test_who_is_in_a_step_keeps_its_room_in_it(checkpoint, plain):
     """The first fits; the second would fit if it took the first one's KV, and waits instead."""
-    small = load(checkpoint, kv_cache_tokens=20)
+    small = load(checkpoint, kv_cache_tokens=20, share_prefixes=False)
     drivers = [Driver(small, PROMPT, session=str(n)) for n in range(2)]
     for driver in drivers:
         driver.verify()
