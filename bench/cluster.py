@@ -175,7 +175,7 @@ async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) 
             _say(f"{role} node: death {number + 1} of {num_kills}")
             began_s = time.monotonic()
             await asyncio.to_thread(up.kill, role)
-            await asyncio.to_thread(up.add, role)
+            up.add(role)  # in the main thread, where alone Ray lets a node be started
             await until(lambda: not only_running(REPLICAS), NOTICE_TIMEOUT_S)
             await until(lambda: only_running(REPLICAS), UPDATE_TIMEOUT_S)
             times_s.append(time.monotonic() - began_s)
@@ -186,6 +186,7 @@ async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) 
 def _tallied(title: str, tally: Tally) -> list[Result]:
     for failure in tally.failures:
         _say(f"failed: {failure}")
+    _say(f"{title}: {tally.num_done} streams, {len(tally.failures)} failed, {tally.num_wrong} unlike plain decoding")
     counts = {"streams": tally.num_done, "resumed by the client": tally.num_resumed}
     return [
         at_most(0, Result(f"{title}: failed streams", len(tally.failures), "streams", settings=counts)),

@@ -16,6 +16,7 @@ from statistics import median
 
 from core.records import Timing
 
+FEW_ROWS = 16
 YOUNG = 5.0
 """Observations at one number of rows until they are averaged."""
 MAX_WEIGHT = 50.0
@@ -44,7 +45,10 @@ NUM_HOPS = 20
 
 
 def _bucket(rows: float) -> int:
-    return round(2.0 * math.log2(max(rows, 1.0)))
+    """Each number of rows by itself while they are few, for there passes come in steps; from there on by ratio."""
+    if rows <= FEW_ROWS:
+        return round(max(rows, 1.0))
+    return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
 
 
 @dataclass(slots=True)

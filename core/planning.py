@@ -74,6 +74,16 @@ class Economy:
         slope = (self.verify_pass_s(rows + more) - self.verify_pass_s(rows)) / more
         return self.num_verifying * rate * slope
 
+    def block_price(self, rate: float, expected: float, nodes: int) -> float:
+        """Tokens that are lost by sending a block of `nodes` nodes and not none, where `expected` are usual.
+
+        Who has the passes for himself pays for the time that his block takes: passes come in steps, and the next step
+        must not make dear what lies below it. Where many share a pass the steps blur, and each row has a price.
+        """
+        if self.is_shared:
+            return nodes * self.price(rate, expected)
+        return rate * (self.verify_s(nodes) - self.verify_s(0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

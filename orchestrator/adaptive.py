@@ -18,7 +18,7 @@ from orchestrator.pilot import DraftSeen, RoundSeen, Shape, Source
 from orchestrator.watching import WatchingPilot
 
 NEGLIGIBLE_PRICE = 0.01
-"""Tokens; a block is not cut for less."""
+"""Tokens for a guess; a block is not cut for less."""
 
 
 class AdaptivePilot(WatchingPilot):
@@ -69,21 +69,21 @@ class AdaptivePilot(WatchingPilot):
         return budget
 
     def num_to_verify(self, shape: Shape) -> int:
-        """As many as gain most: each gains its survival and costs the price of a row.
+        """As many as gain most: each gains its survival, and the block costs the time that it takes.
 
         The first one is verified whatever it costs: what is never verified is never learned, and where it does not pay
         the plan will soon be not to draft.
         """
         if shape.source is Source.LOOKUP or self._course is None:
             return len(shape)
-        price, most = self._course.price, self._course.max_nodes
-        if price < NEGLIGIBLE_PRICE:
-            return min(len(shape), most)
+        most = min(len(shape), self._course.max_nodes)
+        if self._course.block_price(most) < NEGLIGIBLE_PRICE * most:
+            return most
         gain, best, num_best = 0.0, -math.inf, 0
         for num, survival in enumerate(self._survival(shape)[:most], start=1):
-            gain += survival - price
-            if gain > best:
-                best, num_best = gain, num
+            gain += survival
+            if (net := gain - self._course.block_price(num)) > best:
+                best, num_best = net, num
         return num_best
 
     def saw_round(self, seen: RoundSeen) -> None:

@@ -27,8 +27,6 @@ class Course:
     def __init__(self, kind: str, profile: RankProfile, bounds: Bounds, known: Knowledge) -> None:
         self.kind = kind
         self.bounds = bounds
-        self.price = 0.0
-        """Tokens that one more row of verification costs."""
         self.just_in_time = PLAIN
         """What to draft on a miss."""
         self._profile = profile
@@ -57,6 +55,10 @@ class Course:
     def max_nodes(self) -> int:
         """Of a block that is verified: as large as it is good, where a draft chooses; trials stay small."""
         return self._state.plan.block_nodes if self._state.is_trial else self.bounds.max_block_tokens
+
+    def block_price(self, num_nodes: int) -> float:
+        """Tokens that verifying a block of so many nodes costs. In a trial nothing: it is to learn."""
+        return 0.0 if self._state.is_trial else self._economy.block_price(self._rate, self._usual_nodes, num_nodes)
 
     def plan_of(self, session: Hashable) -> Plan:
         """What this session does."""
@@ -135,11 +137,10 @@ class Course:
     def _take(self, outlook: Outlook, reason: str = "") -> None:
         """Act by the present plan, and say so."""
         expected = outlook.forecast(self.plan)
-        if self._state.is_trial:  # to learn, every guess must be verified, and nothing else be tried
-            self.price, self.just_in_time = 0.0, PLAIN
-        else:
-            self.price = outlook.economy.price(expected.rate, expected.block_tokens)
-            self.just_in_time = outlook.just_in_time(self.plan) if self.plan.num_passes else PLAIN
+        self._economy, self._rate, self._usual_nodes = outlook.economy, expected.rate, expected.block_tokens
+        self.just_in_time = PLAIN
+        if self.plan.num_passes and not self._state.is_trial:  # a trial tries nothing else
+            self.just_in_time = outlook.just_in_time(self.plan)
         self._known.change(Doing(self.plan.gamma, self.plan.block_nodes, expected.table_tokens), reason)
 
     def _reason(self, outlook: Outlook, before: Plan, decision: Decision) -> str:
