@@ -5,12 +5,13 @@ Knows settings and pilots; must not know sessions or engines.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from core.config import Policy, SpeculationConfig
 from core.records import GenerationRequest
 from orchestrator.adaptive import AdaptivePilot
-from orchestrator.knowledge import Knowledge
+from orchestrator.knowledge import Knowledge, Later, at_once
 from orchestrator.pilot import ControlReport, Pilot
 from orchestrator.policies import HeuristicPilot, StaticPilot, SurePilot
 
@@ -22,14 +23,24 @@ _PILOTS: Mapping[Policy, Callable[[GenerationRequest, SpeculationConfig, Knowled
     "entropy": SurePilot,
 }
 
+REFLECTION_S = 0.002
+"""After a verdict the next block is sent first; what to do from then on is decided while the target works."""
+
+
+def after_calls(act: Callable[[], None]) -> None:
+    """`act` when the calls that are due are on their way."""
+    asyncio.get_running_loop().call_later(REFLECTION_S, act)
+
 
 class Controls:
     """Gives each session its pilot, by the policy of the settings; keeps what all of them learn."""
 
-    def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
+    def __init__(
+        self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0, later: Later = at_once
+    ) -> None:
         """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""
         self._config = config
-        self._known = Knowledge(config.max_draft_tokens, num_targets, num_drafts)
+        self._known = Knowledge(config.max_draft_tokens, num_targets, num_drafts, later)
 
     def __repr__(self) -> str:
         return f"<Controls {self._config.policy} {self._known}>"

@@ -38,6 +38,7 @@ class Course:
         self._num_idle = 0
         """Decisions since the trial last made progress."""
         self._num_rounds = 0
+        self._is_deciding = False
         self._num_planned = known.num_sharing
         self._patience = 1
         self._state = State()
@@ -78,8 +79,10 @@ class Course:
         if self._state.is_trial and self._trying is None:
             self._trying = session
         self._num_rounds += 1
-        if self._num_rounds >= self._patience * len(self._levels) or self._known.is_crowded(self._num_planned):
-            self._decide(session)
+        is_due = self._num_rounds >= self._patience * len(self._levels) or self._known.is_crowded(self._num_planned)
+        if is_due and not self._is_deciding:
+            self._is_deciding = True
+            self._known.later(lambda: self._decide(session))
 
     def saw_answer(self, session: Hashable) -> None:
         """The draft has answered this session, or failed to."""
@@ -102,6 +105,7 @@ class Course:
         self._known.begin(self._known.doing, reason)
 
     def _decide(self, session: Hashable) -> None:
+        self._is_deciding = False
         self._num_rounds = 0
         self._patience = min(self._patience + 1, DECISION_ROUNDS)  # the first rounds tell most
         self._num_planned = self._known.num_sharing
@@ -110,7 +114,7 @@ class Course:
         before = self._state
         decision, self._state = decide(self._observation(outlook), before)
         if before.is_trial != self._state.is_trial:
-            self._trying = session if self._state.is_trial else None
+            self._trying = session if self._state.is_trial and session in self._levels else None
             self._num_tried = self._num_idle = 0
             if self._state.is_trial:
                 self._profile.doubt()

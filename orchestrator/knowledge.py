@@ -22,10 +22,17 @@ if TYPE_CHECKING:
 PRIOR_VERIFY_S = 0.025
 PRIOR_DRAFT_S = 0.003
 MAX_OUTLOOKS = 64
+Later = Callable[[Callable[[], None]], None]
+"""Has something done when nobody waits for it."""
 GRAIN = 0.08
 """Costs may drift by so much, relatively, before plans are made anew."""
 LOAD_CHANGE = 1.15
 """Where so many times more or fewer sessions share an engine, plans are made anew."""
+
+
+def at_once(act: Callable[[], None]) -> None:
+    """Where nobody ever waits."""
+    act()
 
 
 @dataclass(slots=True)
@@ -60,7 +67,8 @@ class Doing:
 class Knowledge:
     """Shared by all pilots of an orchestrator; each adds what it sees."""
 
-    def __init__(self, max_depth: int, num_targets: float, num_drafts: float) -> None:
+    def __init__(self, max_depth: int, num_targets: float, num_drafts: float, later: Later = at_once) -> None:
+        self.later = later
         self._num_targets = num_targets
         self._num_drafts = num_drafts
         self.verify = EngineCost(PRIOR_VERIFY_S)

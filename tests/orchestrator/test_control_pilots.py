@@ -10,6 +10,7 @@ from types import UnionType
 import pytest
 
 from core.config import SpeculationConfig
+from core.control import FIRST_PAUSE, State
 from core.records import NEVER_STOP, GenerationRequest, Sampling, Timing, Verification
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator.control import Controls
@@ -421,3 +422,47 @@ def test_a_decision_explains_itself_with_its_figures():
     assert report.acceptance[0] == pytest.approx(0.3, abs=0.15)
     assert report.verify_s
     assert report.draft_s
+
+
+def test_what_to_do_is_decided_when_nobody_waits_for_it():
+    """A verdict's round goes on by the plan that was; one decision is made however many rounds pass meanwhile."""
+    due = []
+    pilot = Controls(SpeculationConfig(pipelining=False), later=due.append).pilot(request())
+    before = pilot.plan
+    drive(pilot, 40, alpha=0.95, draft_s=0.0001)
+    assert pilot.plan == before
+    assert len(due) == 1
+    due.pop()()
+    assert pilot.plan.gamma > before.gamma
+    drive(pilot, 40, alpha=0.95, draft_s=0.0001)
+    assert len(due) == 1
+
+
+def test_a_session_that_leaves_before_a_trial_is_decided_leaves_it_to_another():
+    due = []
+    controls = Controls(SpeculationConfig(pipelining=False), later=due.append)
+    leaving, staying = controls.pilot(request()), controls.pilot(request())
+    course = staying._course
+    while not leaving.plan.is_plain:
+        drive(leaving, 1, alpha=0.0, draft_s=1.0)
+        while due:
+            due.pop()()
+    course._state = State(num_rested=FIRST_PAUSE - 1)
+    while not due:
+        drive(leaving, 1, alpha=0.0, draft_s=1.0)
+    leaving.close()
+    due.pop()()
+    assert "a trial after rest" in controls.report().reason
+    drive(staying, 1, alpha=0.0, draft_s=1.0)
+    assert not staying.plan.is_plain
+
+
+def test_steps_in_the_cost_of_a_pass_cut_a_block_at_the_step_and_not_below():
+    """Passes of up to eight rows cost the same, and of more twice as much: seven guesses go with every root."""
+    pilot = Controls(SpeculationConfig(pipelining=False)).pilot(request())
+    step = lambda rows: 0.1 if rows <= 8 else 0.2  # noqa: E731
+    drive(pilot, 60, alpha=0.8, verify_s=step)
+    for rows in (6, 8, 10, 12):
+        pilot.saw_round(verdict(chain(rows - 1), 3, step(rows), rows))
+    drive(pilot, 20, alpha=0.8, verify_s=step)
+    assert pilot.num_to_verify(chain(12, confidence=0.9)) == 7
