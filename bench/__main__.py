@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import cluster, control, kills, overhead, rounds
+from bench import cluster, control, kills, overhead, rounds, runtime
 from bench.results import Result, report
 
 
@@ -32,6 +32,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "kills": kills,
     "overhead": overhead,
     "rounds": rounds,
+    "runtime": runtime,
 }
 
 

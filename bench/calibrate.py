@@ -34,8 +34,9 @@ class Draft:
 
 def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, directory: Path) -> Draft:
     """`source` grown to about `cost_ratio`: as it is if that is too dear already, else four times as wide and as deep
-    as it takes. A step's time is linear in the number of layers: two depths tell how many."""
-    goal_s = cost_ratio * step_s(target, dtype)
+    as it takes. A step's time is linear in the number of layers: two depths tell how many. The target's step is that
+    of deterministic serving, as the benchmarks serve it."""
+    goal_s = cost_ratio * step_s(target, dtype, deterministic=True)
     shape = read_shape(source)
     wide = replace(
         shape,
@@ -57,12 +58,12 @@ def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, d
 
 
 @torch.inference_mode()
-def step_s(model: Path, dtype: Dtype) -> float:
+def step_s(model: Path, dtype: Dtype, *, deterministic: bool = False) -> float:
     """The median time of a forward pass over one token after a short context, on one thread."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        config = EngineConfig(str(model), dtype=dtype, kv_cache_tokens=4 * CONTEXT_TOKENS)
+        config = EngineConfig(str(model), dtype=dtype, kv_cache_tokens=8 * CONTEXT_TOKENS, deterministic=deterministic)
         runtime = ModelRuntime(weights.load(config, lambda _: None), config)
         kv = runtime.cache.new_sequence()
         runtime.forward([StepRows(kv, [0] * CONTEXT_TOKENS)])

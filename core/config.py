@@ -48,7 +48,9 @@ class EngineConfig:
     max_step_tokens: int = 512
     """Rows of one forward pass, over all sequences."""
     prefill_chunk_tokens: int = 256
-    """Rows that prefill may take of a step in which others are decoding."""
+    """Rows that prefill may take at most of a step in which others are decoding,"""
+    prefill_stretch: float = 2.0
+    """and as many as let it take so many times as long as without."""
     max_context_tokens: int | None = None
     """Lower than the model's own limit; None takes the model's."""
     deterministic: bool = False
@@ -66,6 +68,7 @@ class EngineConfig:
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         has_room = self.max_context_tokens is None or self.max_context_tokens >= 2
         _check(has_room, "max_context_tokens", "at least 2", self.max_context_tokens)
+        _check(self.prefill_stretch >= 1, "prefill_stretch", "at least 1", self.prefill_stretch)
         _check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
         _check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
 

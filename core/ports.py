@@ -67,11 +67,14 @@ class Lease(Protocol[Port_co]):
 class Leases(Protocol):
     """Where places on engines come from."""
 
-    async def take_target(self, session: str) -> Lease[TargetPort]:
-        """Raises: Unavailable when no replica grants a place in time."""
+    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:
+        """If possible on a replica that has computed what `tokens` begin with.
+
+        Raises: Unavailable when no replica grants a place in time.
+        """
         ...
 
-    async def take_draft(self, session: str) -> Lease[DraftPort]:
+    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> Lease[DraftPort]:
         """Raises: Unavailable when there is no draft, or none grants a place in time."""
         ...
 

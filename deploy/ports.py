@@ -18,6 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from core.block_hash import BlockHash
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import (
@@ -31,6 +32,7 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
 )
+from deploy.affinity import beginnings
 from deploy.workers import LeaseGrant
 from orchestrator.statistics import DraftWait
 
@@ -195,14 +197,15 @@ class _Deployment(Generic[Port]):
         self._limits = limits
         self._ports: WeakValueDictionary[str, Port] = WeakValueDictionary()
 
-    async def take(self, session: str) -> ServeLease[Port]:
+    async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
         """A lease from the first replica that grants one. Raises: Unavailable."""
+        prefix = beginnings(tokens)
         problem: Exception | None = None
         try:
             async with asyncio.timeout(self._limits.lease_timeout_s):
                 while True:
                     try:
-                        return await self._ask(session)
+                        return await self._ask(session, prefix)
                     except (RayError, WorkerLost) as error:
                         problem = error
                         await asyncio.sleep(GRANT_RETRY_S)
@@ -233,9 +236,9 @@ class _Deployment(Generic[Port]):
         except (TimeoutError, RayError, RayServeException) as error:
             raise Unavailable(f"no {self._name} takes a report: {_summary(error)}") from error
 
-    async def _ask(self, session: str) -> ServeLease[Port]:
+    async def _ask(self, session: str, prefix: tuple[BlockHash, ...]) -> ServeLease[Port]:
         name = f"{session}@{secrets.token_hex(4)}"
-        stream = _in_no_request(self._lease.remote, name)
+        stream = _in_no_request(self._lease.remote, name, prefix)
         try:
             grant: LeaseGrant = await anext(stream)
         except BaseException:  # also when the caller is cancelled: a grant that is on its way must not stay
@@ -255,15 +258,15 @@ class ServeLeases:
         self._draft = _Deployment(draft, DraftEnginePort, limits) if draft is not None else None
         self._limits = limits
 
-    async def take_target(self, session: str) -> ServeLease[TargetEnginePort]:
-        """Raises: Unavailable when no replica grants a place in time."""
-        return await self._target.take(session)
+    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[TargetEnginePort]:
+        """As core.ports.Leases says. Raises: Unavailable when no replica grants a place in time."""
+        return await self._target.take(session, tokens)
 
-    async def take_draft(self, session: str) -> ServeLease[DraftEnginePort]:
+    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[DraftEnginePort]:
         """Raises: Unavailable when there is no draft, or none grants a place in time."""
         if self._draft is None:
             raise Unavailable("this service has no draft")
-        return await self._draft.take(session)
+        return await self._draft.take(session, tokens)
 
     def leave(self, stopping: Set[str]) -> None:
         """Move off the engines of replicas that are to stop: off drafts at once, off targets after the grace."""

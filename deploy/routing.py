@@ -1,23 +1,28 @@
-"""Which target takes the next session: one with room in its KV, and among those one with few sessions.
+"""Which target takes the next session: one that knows how its prompt begins, or one with room in its KV, or one with
+few sessions; in this order, and the first two only within bounds.
 
 Knows Serve's request routers. Sessions count, and KV counts because contexts differ: a few long ones fill a replica
 that has hardly any sessions. How full it is a replica says every two seconds; how many sessions it has Serve counts:
-each orchestrator its own exactly, and those of others as of its last look.
+each orchestrator its own exactly, and those of others as of its last look. Who has computed what is remembered by
+`deploy.affinity`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
+from deploy.affinity import Affinity
 from deploy.scaling import KV_USE
 
 TIER = 0.1
 """Within so much of KV in use, sessions decide."""
+MAX_FULLER = 0.25
+"""Who knows a prompt is preferred as long as not so much more of its KV is in use than of the emptiest one's."""
 STATS_PERIOD_S = 2.0
 
 Name = TypeVar("Name")
@@ -25,6 +30,18 @@ Name = TypeVar("Name")
 
 class RoomiestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no types for them
     """Tries tier after tier; within one, Serve takes the replica with the shortest queue that accepts."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Serve calls this once, before anything else."""
+        self._affinity: Affinity[Any] = Affinity()
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:  # noqa: ARG002
+        """Serve calls this when a replica has taken a call."""
+        self._affinity.began(_prefix(pending_request), replica_id)
+
+    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:  # noqa: ARG002
+        """Serve calls this when a call has ended, one way or another."""
+        self._affinity.ended(replica_id)
 
     async def choose_replicas(
         self,
@@ -35,7 +52,21 @@ class RoomiestRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve h
             pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         used = {name: float(replica.routing_stats.get(KV_USE, 0.0)) for name, replica in by_id.items()}
-        return [[by_id[name] for name in tier] for tier in tiers(used)]
+        warm = self._affinity.warm(_prefix(pending_request), by_id)
+        return [[by_id[name] for name in tier] for tier in order(used, warm)]
+
+
+def _prefix(call: PendingRequest | None) -> tuple[Any, ...]:
+    """What `TargetWorker.lease` is called with beside the session's name; other calls bring nothing."""
+    return call.args[1] if call is not None and len(call.args) > 1 else ()
+
+
+def order(kv_use: Mapping[Name, float], warm: Collection[Name]) -> list[list[Name]]:
+    """Those of `warm` that are not much fuller than others, then all others by KV."""
+    bound = min(kv_use.values(), default=0.0) + MAX_FULLER
+    first = [name for name in kv_use if name in warm and kv_use[name] < bound]
+    others = tiers({name: share for name, share in kv_use.items() if name not in first})
+    return [first, *others] if first else others
 
 
 def tiers(kv_use: Mapping[Name, float]) -> list[list[Name]]:

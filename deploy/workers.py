@@ -22,6 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from core.block_hash import BlockHash
 from core.config import WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
@@ -93,8 +94,10 @@ class EngineWorker(ABC):
         # These live as long as the replica: Ray cancels what is called from a cancelled lease.
         self._tasks = [asyncio.create_task(self._release_ended()), asyncio.create_task(self._die_with_engine())]
 
-    async def lease(self, session: str) -> AsyncIterator[LeaseGrant]:
+    async def lease(self, session: str, prefix: tuple[BlockHash, ...] = ()) -> AsyncIterator[LeaseGrant]:  # noqa: ARG002
         """One grant, and then nothing until the holder lets go; `session` names this lease alone.
+
+        `prefix` is for the router, which reads it on the way (`deploy.routing`).
 
         How many there are at once is Serve's to bound: who comes later waits in the router, not here.
         Raises: WorkerLost when the engine dies.

@@ -151,7 +151,7 @@ class Rounds:
     async def _take_target(self, running: _Running, delay_s: float) -> None:
         await self._clock.sleep(delay_s)
         try:
-            lease = running.target = await self._targets.take(running.session.id)
+            lease = running.target = await self._targets.take(running.session.id, running.session.tokens)
         except Unavailable as error:
             self._handle(running.session.id, m.Abandoned(error))
             return
@@ -188,7 +188,7 @@ class Rounds:
     async def _take_draft(self, running: _Running, delay_s: float) -> None:
         await self._clock.sleep(delay_s)
         try:
-            lease = running.draft = await self._drafts.take(running.session.id)
+            lease = running.draft = await self._drafts.take(running.session.id, running.session.tokens)
         except Unavailable as error:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
             self._handle(running.session.id, m.DraftUnplaced())

@@ -9,7 +9,7 @@ Handlers record what has happened; `_go_on` alone decides, from the joint state,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -99,6 +99,11 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self._machine} {self._drafting} {self._log}>"
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The prompt, and what has been committed behind it."""
+        return self._log.tokens
 
     @property
     def is_closed(self) -> bool:

@@ -32,7 +32,7 @@ class Side(Generic[Port, Request, Reply]):
 
     def __init__(
         self,
-        take: Callable[[str], Awaitable[Lease[Port]]],
+        take: Callable[[str, Sequence[int]], Awaitable[Lease[Port]]],
         call: Callable[[Port], Callable[[Sequence[Request]], Awaitable[Sequence[Reply]]]],
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int,
@@ -52,10 +52,10 @@ class Side(Generic[Port, Request, Reply]):
         """Engines that are spoken to."""
         return len({engine_id for engine_id, _ in self._gatherers})
 
-    async def take(self, session_id: str) -> Lease[Port]:
-        """A lease for this session, to be given back by `give_back`. Raises: Unavailable."""
+    async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
+        """A lease for this session, whose text is `tokens`, to be given back by `give_back`. Raises: Unavailable."""
         try:
-            lease = await self._take(session_id)
+            lease = await self._take(session_id, tokens)
         except OutriderError as error:
             raise Unavailable(str(error)) from error
         except Exception as error:

@@ -27,6 +27,7 @@ from core.trees import TokenTree
 from workers import scheduler
 from workers.jobs import Job, Request
 from workers.kv_cache import OutOfBlocks
+from workers.prefill_pace import PrefillPace
 from workers.prefixes import Prefixes
 from workers.runtime import ModelRuntime
 from workers.scheduler import Share
@@ -71,6 +72,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._config = config
         self._store = SequenceStore(runtime.cache)
         self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
+        self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._jobs: list[Job[Request]] = []
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
@@ -86,7 +88,8 @@ class Engine(ABC, Generic[Request, Reply]):
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Run the model once at each size, so that no request pays for first use."""
         progress("warming up")
-        self._runtime.warm_up()
+        for num_rows, seconds in self._runtime.warm_up().items():
+            self._pace.see(num_rows, seconds)
 
     def close(self) -> None:
         """Let the other ranks of the model end, if it has any; there is no step after this."""
@@ -199,7 +202,7 @@ class Engine(ABC, Generic[Request, Reply]):
         if self._jobs:
             started_s = monotonic()
             jobs = self._prefixes.ready(self._jobs) if self._prefixes else list(self._jobs)
-            shares = scheduler.plan(jobs, self._config)
+            shares = scheduler.plan(jobs, self._config.max_step_tokens, self._pace.chunk_rows)
             self._run(self._make_room([(jobs[share.index], share) for share in shares]), started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
@@ -211,15 +214,18 @@ class Engine(ABC, Generic[Request, Reply]):
         batch = [job.rows(share) for job, share in work]
         forward_s = monotonic()
         logits = self._runtime.forward(batch)
-        self._forward_time_s += monotonic() - forward_s
+        took_s = monotonic() - forward_s
         num_rows = sum(rows.num_rows for rows in batch)
+        self._forward_time_s += took_s
         self._num_steps += 1
         self._num_rows += num_rows
         for job, share in work:
             job.took_part(started_s, num_rows)
             job.held.log.extend(job.pending[: share.num_tokens])
             job.pending = job.pending[share.num_tokens :]
-        self._finish([job for job, share in work if share.is_last], logits)
+        if done := [job for job, share in work if share.is_last]:
+            self._finish(done, logits)
+            self._pace.see(num_rows, monotonic() - forward_s)  # by now the device is done, too
 
     # Room
 

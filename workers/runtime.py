@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 import torch
 
@@ -18,6 +19,8 @@ from workers.kv_cache import KVCache, SequenceKV
 from workers.step_plan import Span, Tiling, plan_step
 from workers.weights import LoadedModel
 
+SLOW_ROWS = 64
+"""Passes of more rows take so long that a first use adds little to them."""
 NO_TILING = Tiling()
 CPU_BFLOAT16 = Tiling(min_rows=4)
 """With fewer rows, a row's matrix products depend on how many there are, and four rows cost what one does. In float32
@@ -118,14 +121,27 @@ class ModelRuntime:
             self.cache.extend(item.kv, item.num_rows)
         return logits
 
-    def warm_up(self) -> None:
-        """Run every size of step that is a power of two, so that no request pays for the first use of a kernel."""
+    def warm_up(self) -> dict[int, float]:
+        """Run every size of step that is a power of two, so that no request pays for the first use of a kernel.
+
+        Answers how many seconds each takes.
+        """
         num_rows, limit = 1, min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
+        times_s: dict[int, float] = {}
         while num_rows <= limit:
-            kv = self.cache.new_sequence()
-            self.forward([StepRows(kv, [0] * num_rows)])
-            self.cache.free(kv)
+            for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time of all is not like the others
+                times_s[num_rows] = self._time(num_rows)
             num_rows *= 2
+        return times_s
+
+    def _time(self, num_rows: int) -> float:
+        kv = self.cache.new_sequence()
+        began_s = monotonic()
+        logits = self.forward([StepRows(kv, [0] * num_rows)])
+        logits[0, 0].item()  # it is there, also where the device works on its own
+        took_s = monotonic() - began_s
+        self.cache.free(kv)
+        return took_s
 
     def _check(self, batch: Sequence[StepRows]) -> None:
         assert batch, "an empty step"

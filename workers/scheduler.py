@@ -7,11 +7,11 @@ is urgent goes before what is only prepared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.config import DECODE_TOKENS, EngineConfig
+from core.config import DECODE_TOKENS
 
 
 class Job(Protocol):
@@ -42,14 +42,17 @@ class Share:
     is_last: bool
 
 
-def plan(jobs: Sequence[Job], config: EngineConfig) -> list[Share]:
-    """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs."""
+def plan(jobs: Sequence[Job], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
+    """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs.
+
+    A step has `max_rows` rows; beside so many that decode, prefill takes `chunk_rows` of them at most.
+    """
     by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
     decoding = [index for index in by_urgency if len(jobs[index].pending) <= DECODE_TOKENS]
     prefilling = [index for index in by_urgency if len(jobs[index].pending) > DECODE_TOKENS]
-    shares, rows_left = _whole(decoding, jobs, config.max_step_tokens)
-    if shares:
-        rows_left = min(rows_left, config.prefill_chunk_tokens)
+    shares, rows_left = _whole(decoding, jobs, max_rows)
+    if shares and prefilling:
+        rows_left = min(rows_left, chunk_rows(max_rows - rows_left))
     return shares + _chunks(prefilling, jobs, rows_left)
 
 

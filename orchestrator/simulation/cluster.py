@@ -203,10 +203,10 @@ class Cluster:
         self.targets = targets
         self.drafts = drafts
 
-    async def take_target(self, session: str) -> Lease[TargetPort]:
+    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:  # noqa: ARG002
         return await self.targets.take(session)
 
-    async def take_draft(self, session: str) -> Lease[DraftPort]:
+    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> Lease[DraftPort]:  # noqa: ARG002
         """Raises: Unavailable, at once where there is no draft to serve."""
         if not self.drafts.replicas:
             raise Unavailable("this pair has no draft")

@@ -245,3 +245,20 @@ async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:
     lease = await leases.take_target("another")
     lease.release()
     return lease.epoch != epoch
+
+
+async def test_sessions_with_one_prompt_meet_on_one_replica_and_leave_it_again(leases):
+    """One after the other they all find it; many at once take the other one, too."""
+    await asyncio.to_thread(deploy, replace(TARGET, num_replicas=2), DRAFT)
+    prompt = list(range(200))
+    visited = set()
+    for number in range(12):
+        lease = await leases.take_target(f"v{number}", prompt)
+        visited.add(lease.engine_id)
+        lease.release()
+        await until(lambda: has_ended(lease))  # noqa: B023  it is awaited within this turn
+    assert len(visited) == 1
+    places = [await leases.take_target(f"w{number}", prompt) for number in range(12)]
+    assert len({place.engine_id for place in places}) == 2
+    for place in places:
+        place.release()

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from deploy.routing import RoomiestRouter, tiers
+from deploy.affinity import beginnings
+from deploy.routing import RoomiestRouter, order, tiers
 from deploy.scaling import KV_USE
 
 
@@ -22,15 +23,48 @@ def test_the_emptiest_come_first_and_small_differences_do_not_count(kv_use, expe
     assert tiers(kv_use) == expected
 
 
+@pytest.mark.parametrize(
+    ("kv_use", "warm", "expected"),
+    [
+        ({"a": 0.0, "b": 0.2}, {"b"}, [["b"], ["a"]]),
+        ({"a": 0.0, "b": 0.3}, {"b"}, [["a"], ["b"]]),
+        ({"a": 0.5, "b": 0.7, "c": 0.72}, {"b", "c"}, [["b", "c"], ["a"]]),
+        ({"a": 0.0}, {"gone"}, [["a"]]),
+    ],
+)
+def test_who_knows_the_prompt_comes_first_unless_he_is_much_fuller(kv_use, warm, expected):
+    assert order(kv_use, warm) == expected
+
+
 def replica(name: str, **stats: float) -> Any:
     return SimpleNamespace(replica_id=name, routing_stats=stats)
 
 
+def new_router() -> RoomiestRouter:
+    router = RoomiestRouter.__new__(RoomiestRouter)
+    router.initialize_state()
+    return router
+
+
+async def test_sessions_with_one_prompt_go_to_one_replica_until_it_has_more_than_its_share():
+    call: Any = SimpleNamespace(
+        routing_context=SimpleNamespace(should_backoff=False), args=["session", beginnings(range(200))]
+    )
+    router, (a, b) = new_router(), (replica("a"), replica("b"))
+    assert await router.choose_replicas([a, b], call) == [[a, b]]
+    router.on_request_routed(call, "b", None)
+    assert await router.choose_replicas([a, b], call) == [[b], [a]]
+    router.on_request_routed(call, "b", None)
+    assert await router.choose_replicas([a, b], call) == [[a, b]]
+    router.on_request_completed("b", "a request's id")
+    assert await router.choose_replicas([a, b], call) == [[b], [a]]
+
+
 async def test_a_router_waits_between_tries_and_offers_tier_after_tier():
     """Serve's loop goes on without a pause unless it is told to back off: an orchestrator would do nothing else."""
-    waiting: Any = SimpleNamespace(routing_context=SimpleNamespace(should_backoff=False))
+    waiting: Any = SimpleNamespace(routing_context=SimpleNamespace(should_backoff=False), args=["session"])
     full, fresh, empty = replica("full", **{KV_USE: 0.9}), replica("fresh"), replica("empty", **{KV_USE: 0.02})
-    router = RoomiestRouter.__new__(RoomiestRouter)
+    router = new_router()
     assert await router.choose_replicas([full, fresh, empty], waiting) == [[fresh, empty], [full]]
     assert waiting.routing_context.should_backoff
     assert await router.choose_replicas([], None) == []

@@ -65,11 +65,11 @@ class FakeLeases:
         self.num_taken = 0
         self.refusal = None
 
-    async def take_target(self, session):
+    async def take_target(self, session, tokens=()):
         await asyncio.sleep(0)
         return self._take(self.target)
 
-    async def take_draft(self, session):
+    async def take_draft(self, session, tokens=()):
         await asyncio.sleep(0)
         return self._take(self.draft)
 

@@ -76,10 +76,10 @@ class LocalLeases:
         loop.start()
         return loop
 
-    async def take_target(self, session: str) -> LocalLease:
+    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> LocalLease:
         return self._lease("target")
 
-    async def take_draft(self, session: str) -> LocalLease:
+    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> LocalLease:
         if self.engines["draft"] is None:
             raise Unavailable("there is no draft")
         return self._lease("draft")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import DECODE_TOKENS, EngineConfig
+from core.config import DECODE_TOKENS
 from workers.scheduler import plan
 
 
@@ -22,11 +22,14 @@ class FakeJob:
         return range(self.num_pending)
 
 
-CONFIG = EngineConfig("m", max_step_tokens=100, prefill_chunk_tokens=40)
+MAX_ROWS, CHUNK_ROWS = 100, 40
 
 
 def shares(*jobs):
-    return [(share.index, share.num_tokens, share.is_last) for share in plan(jobs, CONFIG)]
+    return [
+        (share.index, share.num_tokens, share.is_last)
+        for share in plan(jobs, MAX_ROWS, lambda num_decoding: CHUNK_ROWS)
+    ]
 
 
 def test_a_lone_prompt_takes_the_whole_step():
@@ -67,11 +70,11 @@ def test_every_job_is_done_in_the_end(jobs):
     while jobs:
         num_steps += 1
         assert num_steps < 2000
-        chosen = plan(jobs, CONFIG)
+        chosen = plan(jobs, MAX_ROWS, lambda num_decoding: CHUNK_ROWS)
         assert chosen, "a step does something"
         rows = sum(share.num_tokens + share.is_last * jobs[share.index].num_tree_rows for share in chosen)
         alone = jobs[chosen[0].index].num_pending + jobs[chosen[0].index].num_tree_rows
-        assert rows <= max(CONFIG.max_step_tokens, alone)
+        assert rows <= max(MAX_ROWS, alone)
         for share in chosen:
             job = jobs[share.index]
             assert share.is_last == (share.num_tokens == job.num_pending)
@@ -82,3 +85,11 @@ def test_every_job_is_done_in_the_end(jobs):
 
 def test_what_counts_as_decoding():
     assert shares(FakeJob(DECODE_TOKENS), FakeJob(DECODE_TOKENS + 1))[0][0] == 0
+
+
+def test_how_large_a_chunk_is_depends_on_how_many_rows_decode():
+    asked = []
+    jobs = [FakeJob(250), FakeJob(1, 4), FakeJob(3)]
+    chosen = plan(jobs, MAX_ROWS, lambda num_decoding: asked.append(num_decoding) or 7)
+    assert asked == [8]
+    assert chosen[-1].num_tokens == 7

@@ -1,0 +1,284 @@
+"""What the engine makes of one machine's memory and arithmetic, against transformers and against what is possible.
+
+No Ray, no gRPC: engines are driven by hand in this process. Every ratio is of one run in which both sides take turns;
+each side has the faster of its dtypes. Plain decoding is what the target engine does with empty blocks, with sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from bench.grow import DEFAULT_CACHE, cached
+from bench.results import Result, at_least, at_most, spread
+from bench.sizes import parse_size, read_shape, shape_of_size
+from core.config import Dtype, EngineConfig
+from core.records import Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.token_log import TokenLog
+from core.trees import EMPTY_BLOCK, TokenTree
+from deploy.settings import DEMO_DIRECTORY
+from workers.runtime import StepRows
+from workers.target import TargetEngine
+
+NUM_PROMPT_TOKENS = 64
+NUM_TOKENS = 24
+"""Of each completion that is timed."""
+NUM_GUESSES = 7
+"""Verified with the last token: eight rows."""
+NUM_STREAMS = 16
+SHARED_TOKENS, OWN_TOKENS = 1024, 16
+LONG_TOKENS = 1500
+READ_BYTES = 1 << 29
+EPOCH = 1
+
+Seconds = Callable[[], float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured, and how often."""
+    parser.add_argument("--size", type=parse_size, default="123M", metavar="SIZE", help="of the target")
+    parser.add_argument("--dtypes", nargs="+", choices=get_args(Dtype), default=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Load every side, then let them take turns."""
+    torch.set_num_threads(args.threads)
+    source = DEMO_DIRECTORY / "target"
+    shape = shape_of_size(read_shape(source), args.size)
+    models = {dtype: cached(source, shape, dtype, args.cache) for dtype in args.dtypes}
+    sides: dict[str, Seconds] = {}
+    for dtype, model in models.items():
+        sides |= _sides_of(model, dtype, args.threads)
+    sides |= _draft_sides(args.threads)
+    sides["read"] = _read_loop()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(args.repeats):
+        _say(f"repeat {number + 1} of {args.repeats}")
+        for name, seconds in sides.items():
+            times[name].append(seconds())
+    settings = {"parameters": f"{shape.num_parameters / 1e6:.0f}M", "threads": args.threads}
+    return _results(times, shape.num_parameters, settings)
+
+
+# Sides: each call is one measurement, in seconds
+
+
+def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:
+    _say(f"loading the target in {dtype}")
+    config = EngineConfig(str(model), dtype=dtype, num_threads=num_threads, kv_cache_tokens=16_384)
+    engine = _engine(config)
+    tiled = _engine(EngineConfig(str(model), dtype=dtype, num_threads=num_threads, deterministic=True))
+    names = itertools.count()
+    return {
+        f"plain {dtype}": lambda: _decode(engine, f"plain {next(names)}", 1),
+        f"transformers {dtype}": _generate(model, dtype),
+        f"verify {dtype}": lambda: _decode(engine, f"verify {next(names)}", 1, NUM_GUESSES),
+        f"streams {dtype}": lambda: _decode(engine, f"streams {next(names)}", NUM_STREAMS),
+        f"deterministic {dtype}": lambda: _decode(tiled, f"plain {next(names)}", 1),
+        f"prefix {dtype}": _first_token(engine, names, is_shared=False),
+        f"shared prefix {dtype}": _first_token(engine, names, is_shared=True),
+        f"company {dtype}": lambda: _stall(engine, names),
+    }
+
+
+def _engine(config: EngineConfig) -> TargetEngine:
+    engine = TargetEngine.load(config, EPOCH, lambda _: None)
+    engine.warm_up(lambda _: None)
+    return engine
+
+
+@dataclass(eq=False)
+class _Stream:
+    """What an orchestrator knows of one session."""
+
+    name: str
+    log: TokenLog
+    num_prompt: int
+    held: int = 0
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    def request(self, num_guesses: int = 0) -> VerifyRequest:
+        base = min(self.held, len(self.log) - 1)
+        spec = None if base else SequenceSpec(self.num_prompt, Sampling(temperature=0.0))
+        block = TokenTree.chain([random.randrange(1000) for _ in range(num_guesses)]) if num_guesses else EMPTY_BLOCK
+        stamp = Stamp(self.name, EPOCH, next(self.numbers))
+        return VerifyRequest(stamp, self.log.base(base), self.log.since(base), block, spec)
+
+
+def _stream(name: str, prompt: Sequence[int]) -> _Stream:
+    return _Stream(name, TokenLog(prompt), len(prompt))
+
+
+def _tokens(count: int) -> list[int]:
+    return [random.randrange(1000) for _ in range(count)]
+
+
+def _round(engine: TargetEngine, streams: Sequence[_Stream], num_guesses: int = 0) -> None:
+    """One verdict for each stream."""
+    for ticket, stream in enumerate(streams):
+        engine.add(ticket, stream.request(num_guesses))
+    while engine.has_work:
+        for ticket, verdict in engine.step():
+            assert isinstance(verdict, Verdict), verdict
+            streams[ticket].log.extend([verdict.next_token])
+            streams[ticket].held = min(verdict.held, len(streams[ticket].log) - 1)
+
+
+def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int = 0) -> float:
+    """Of one round, after prefill."""
+    streams = [_stream(f"{name}/{n}", _tokens(NUM_PROMPT_TOKENS)) for n in range(num_streams)]
+    _round(engine, streams)
+    began_s = time.perf_counter()
+    for _ in range(NUM_TOKENS):
+        _round(engine, streams, num_guesses)
+    took_s = time.perf_counter() - began_s
+    engine.release([stream.name for stream in streams])
+    return took_s / NUM_TOKENS
+
+
+def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Seconds:
+    """Of a prompt of which all but the end has, or has not, been seen before."""
+    shared = _tokens(SHARED_TOKENS)
+    _round(engine, [_stream(f"first {next(names)}", shared)])
+
+    def seconds() -> float:
+        prompt = [*(shared if is_shared else _tokens(SHARED_TOKENS)), *_tokens(OWN_TOKENS)]
+        stream = _stream(f"first {next(names)}", prompt)
+        began_s = time.perf_counter()
+        _round(engine, [stream])
+        took_s = time.perf_counter() - began_s
+        engine.release([stream.name])
+        return took_s
+
+    return seconds
+
+
+def _stall(engine: TargetEngine, names: Any) -> float:
+    """How many times its usual time the slowest round of a stream takes while a long prompt comes in."""
+    stream, guest = (_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
+    _round(engine, [stream])
+    usual_s = [_timed(lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
+    engine.add(-1, guest.request())
+    times_s: list[float] = []
+    is_served = False
+    while not is_served:
+        began_s = time.perf_counter()
+        engine.add(0, stream.request())
+        is_answered = False
+        while not is_answered:
+            for ticket, verdict in engine.step():
+                assert isinstance(verdict, Verdict), verdict
+                is_served |= ticket == -1
+                if ticket == 0:
+                    is_answered = True
+                    stream.log.extend([verdict.next_token])
+                    stream.held = verdict.held
+        times_s.append(time.perf_counter() - began_s)
+    engine.release([stream.name, guest.name])
+    return statistics.quantiles(times_s, n=20)[-1] / statistics.median(usual_s)
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    act()
+    return time.perf_counter() - began_s
+
+
+def _generate(model: Path, dtype: Dtype) -> Seconds:
+    """transformers' own loop, per token after the first."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+
+    def seconds() -> float:
+        ids = torch.tensor([_tokens(NUM_PROMPT_TOKENS)])
+        mask = torch.ones_like(ids)
+        settings: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        one_s = _timed(lambda: loaded.generate(ids, max_new_tokens=1, **settings))
+        return (_timed(lambda: loaded.generate(ids, max_new_tokens=1 + NUM_TOKENS, **settings)) - one_s) / NUM_TOKENS
+
+    return seconds
+
+
+def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
+    """A step of the demo's draft, here and as transformers does it."""
+    from transformers import AutoModelForCausalLM
+
+    path = DEMO_DIRECTORY / "draft"
+    runtime = _engine(EngineConfig(str(path), num_threads=num_threads))._runtime
+    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def ours() -> float:
+        kv = runtime.cache.new_sequence()
+        runtime.forward([StepRows(kv, _tokens(NUM_PROMPT_TOKENS))])
+        began_s = time.perf_counter()
+        for _ in range(NUM_TOKENS):
+            runtime.forward([StepRows(kv, [1])])
+        took_s = time.perf_counter() - began_s
+        runtime.cache.free(kv)
+        return took_s / NUM_TOKENS
+
+    @torch.inference_mode()
+    def theirs() -> float:
+        cache = eager(torch.tensor([_tokens(NUM_PROMPT_TOKENS)]), use_cache=True).past_key_values
+        one = torch.tensor([[1]])
+        began_s = time.perf_counter()
+        for _ in range(NUM_TOKENS):
+            eager(one, past_key_values=cache, use_cache=True)
+        return (time.perf_counter() - began_s) / NUM_TOKENS
+
+    return {"draft": ours, "draft of transformers": theirs}
+
+
+def _read_loop() -> Seconds:
+    """Reading memory and doing nothing else, per byte."""
+    memory = torch.ones(READ_BYTES // 4)
+    return lambda: _timed(memory.sum) / READ_BYTES
+
+
+# Ratios
+
+
+def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings: Mapping[str, Any]) -> list[Result]:
+    def best(name: str) -> str:
+        """The side's faster dtype."""
+        named = [side for side in times if side.startswith(f"{name} ")]
+        return min(named, key=lambda side: statistics.median(times[side]))
+
+    def ratio(name: str, slow: str, fast: str, factor: float = 1.0) -> Result:
+        values = [factor * a / b for a, b in zip(times[slow], times[fast], strict=True)]
+        median_ms = {side: round(1e3 * statistics.median(times[side]), 3) for side in (slow, fast)}
+        return spread(name, values, "x", **median_ms, **settings)
+
+    plain = best("plain")
+    dtype = plain.removeprefix("plain ")
+    num_bytes = num_parameters * torch.finfo(getattr(torch, dtype)).bits // 8
+    share = [num_bytes * read / step for read, step in zip(times["read"], times[plain], strict=True)]
+    return [
+        at_least(2.2, ratio("plain decoding over transformers' generate", best("transformers"), plain)),
+        at_least(0.8, spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)),
+        at_most(1.2, ratio(f"verifying {NUM_GUESSES + 1} rows over decoding 1", f"verify {dtype}", plain)),
+        at_least(4.0, ratio(f"{NUM_STREAMS} streams over 1", plain, f"streams {dtype}", NUM_STREAMS)),
+        at_least(2.0, ratio("a draft step over transformers' forward", "draft of transformers", "draft")),
+        at_most(1.15, ratio("deterministic over default", f"deterministic {dtype}", plain)),
+        ratio(f"a prompt with {SHARED_TOKENS} new tokens over known ones", f"prefix {dtype}", f"shared prefix {dtype}"),
+        at_most(
+            2.0, spread("a round beside a long prompt, p95 over usual", times[f"company {dtype}"], "x", dtype=dtype)
+        ),
+    ]
+
+
+def _say(line: str) -> None:
+    print(f"... {line}", flush=True)

@@ -1,0 +1,36 @@
+"""How much of a prompt goes into a step in which others are decoding.
+
+Whoever decodes waits for the whole step. How much longer a step takes with so many rows more depends on the device: on
+a GPU hundreds are nearly free, on a CPU eight may double it. So it is learned.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from core.costs import PassCost
+
+MIN_CHUNK_ROWS: Final = 8
+"""A prompt gets on, whatever it costs the others."""
+PRIOR_S: Final = 0.01
+
+
+class PrefillPace:
+    """The largest chunk, of a few sizes, with which a step takes at most `stretch` times as long as without."""
+
+    def __init__(self, stretch: float, max_rows: int) -> None:
+        self._stretch = stretch
+        self._sizes = [max_rows]
+        while self._sizes[-1] > MIN_CHUNK_ROWS:
+            self._sizes.append(max(MIN_CHUNK_ROWS, self._sizes[-1] // 2))
+        self._cost = PassCost(PRIOR_S)
+
+    def see(self, num_rows: int, seconds: float) -> None:
+        """A forward pass of so many rows took so long."""
+        self._cost.see(num_rows, seconds)
+
+    def chunk_rows(self, num_decoding: int) -> int:
+        """Rows of prefill that may join `num_decoding` others."""
+        curve = self._cost.curve()
+        limit_s = self._stretch * curve(num_decoding)
+        return next((rows for rows in self._sizes if curve(num_decoding + rows) <= limit_s), self._sizes[-1])
