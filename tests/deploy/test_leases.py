@@ -19,6 +19,7 @@ from core.trees import Growth, TokenTree
 from deploy.app import worker
 from deploy.draining import stopping_replicas
 from deploy.ports import ServeLease, ServeLeases
+from deploy.routing import target_router
 from deploy.workers import DraftWorker, TargetWorker
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor, Front
 
@@ -37,7 +38,7 @@ def application(cluster):
 
 def deploy(target: TargetConfig, draft: DraftConfig) -> None:
     """Deploy, or update what is deployed."""
-    targets = worker(TargetWorker, target).bind(target, FakeTargetActor)
+    targets = worker(TargetWorker, target).options(request_router_config=target_router()).bind(target, FakeTargetActor)
     drafts = worker(DraftWorker, draft).bind(draft, 64, FakeDraftActor)
     serve.run(serve.deployment(Front).bind(targets, drafts), name=APPLICATION)
 
@@ -247,18 +248,25 @@ async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:
     return lease.epoch != epoch
 
 
-async def test_sessions_with_one_prompt_meet_on_one_replica_and_leave_it_again(leases):
-    """One after the other they all find it; many at once take the other one, too."""
+async def test_sessions_with_one_prompt_meet_on_one_replica_and_share_when_they_are_many(leases):
     await asyncio.to_thread(deploy, replace(TARGET, num_replicas=2), DRAFT)
-    prompt = list(range(200))
-    visited = set()
-    for number in range(12):
+    prompt, visited = list(range(200)), set()
+    for number in range(8):
         lease = await leases.take_target(f"v{number}", prompt)
         visited.add(lease.engine_id)
         lease.release()
-        await until(lambda: has_ended(lease))  # noqa: B023  it is awaited within this turn
+        await until(lambda: all_have_left(leases))
     assert len(visited) == 1
     places = [await leases.take_target(f"w{number}", prompt) for number in range(12)]
     assert len({place.engine_id for place in places}) == 2
     for place in places:
         place.release()
+
+
+async def all_have_left(leases: ServeLeases) -> bool:
+    """Whether the router has heard of the end of every lease."""
+    return not router_of(leases)._affinity._num_sessions  # noqa: SLF001
+
+
+def router_of(leases: ServeLeases) -> Any:
+    return leases._target._lease._router._asyncio_router.request_router  # noqa: SLF001
