@@ -265,8 +265,8 @@ async def test_sessions_with_one_prompt_meet_on_one_replica_and_share_when_they_
 
 async def all_have_left(leases: ServeLeases) -> bool:
     """Whether the router has heard of the end of every lease."""
-    return not router_of(leases)._affinity._num_sessions  # noqa: SLF001
+    return not router_of(leases)._affinity._num_sessions
 
 
 def router_of(leases: ServeLeases) -> Any:
-    return leases._target._lease._router._asyncio_router.request_router  # noqa: SLF001
+    return leases._target._lease._router._asyncio_router.request_router
