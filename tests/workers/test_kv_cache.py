@@ -320,3 +320,16 @@ def test_the_same_content_is_published_once() -> None:
     cache.free(b)
     assert (cache.num_published(hashes), cache.num_free_blocks) == (1, 12)
     cache.check_integrity()
+
+
+def test_a_copy_has_nothing_in_it_but_the_valid_rows() -> None:
+    cache = make_cache()
+    a, hashes = published(cache, 4)
+    for block in range(max(a.blocks) + 1, 14):
+        cache.keys[0][4 * block : 4 * block + 4] = torch.nan
+    b = cache.new_sequence()
+    cache.adopt(b, hashes)
+    cache.truncate(b, 3)
+    cache.reserve(b, 4)
+    assert b.blocks != a.blocks
+    assert torch.isfinite(cache.keys[0][cache.slot(b, 0) : cache.slot(b, 3) + 1]).all()
