@@ -16,10 +16,11 @@ from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.trees import Growth, TokenTree
+from deploy.affinity import beginnings
 from deploy.app import worker
 from deploy.draining import stopping_replicas
 from deploy.ports import ServeLease, ServeLeases
-from deploy.routing import target_router
+from deploy.routing import RoomiestRouter, target_router
 from deploy.workers import DraftWorker, TargetWorker
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor, Front
 
@@ -248,25 +249,27 @@ async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:
     return lease.epoch != epoch
 
 
-async def test_sessions_with_one_prompt_meet_on_one_replica_and_share_when_they_are_many(leases):
+async def test_serve_tells_the_router_where_prompts_have_gone_and_when_their_sessions_have_ended(leases):
     await asyncio.to_thread(deploy, replace(TARGET, num_replicas=2), DRAFT)
-    prompt, visited = list(range(200)), set()
-    for number in range(8):
-        lease = await leases.take_target(f"v{number}", prompt)
-        visited.add(lease.engine_id)
-        lease.release()
-        await until(lambda: all_have_left(leases))
-    assert len(visited) == 1
-    places = [await leases.take_target(f"w{number}", prompt) for number in range(12)]
-    assert len({place.engine_id for place in places}) == 2
+    prompt = list(range(200))
+    first = await leases.take_target("first", prompt)
+    router = router_of(leases)
+    (warm,) = router._affinity.warm(beginnings(prompt), router.curr_replicas)
+    assert warm.unique_id == first._grant.replica_id
+    first.release()
+    await until(lambda: all_have_left(router))
+    places = [await leases.take_target(f"{number}", prompt) for number in range(12)]
+    assert len({place.engine_id for place in places}) == 2, "not more than its share"
     for place in places:
         place.release()
+    await until(lambda: all_have_left(router))
 
 
-async def all_have_left(leases: ServeLeases) -> bool:
-    """Whether the router has heard of the end of every lease."""
-    return not router_of(leases)._affinity._num_sessions
+async def all_have_left(router: RoomiestRouter) -> bool:
+    """Whether Serve has told the end of every lease."""
+    return not router._affinity._num_sessions
 
 
 def router_of(leases: ServeLeases) -> Any:
+    """That of the handle of the targets, in this process."""
     return leases._target._lease._router._asyncio_router.request_router
