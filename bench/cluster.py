@@ -175,8 +175,8 @@ async def _kill(up: Nodes, jobs: Sequence[Expected], role: str, num_kills: int) 
             _say(f"{role} node: death {number + 1} of {num_kills}")
             began_s = time.monotonic()
             await asyncio.to_thread(up.kill, role)
-            up.add(role)  # in the main thread, where alone Ray lets a node be started
             await until(lambda: not only_running(REPLICAS), NOTICE_TIMEOUT_S)
+            up.add(role)  # in the main thread, where alone Ray lets a node be started
             await until(lambda: only_running(REPLICAS), UPDATE_TIMEOUT_S)
             times_s.append(time.monotonic() - began_s)
     took = spread(f"{role} node killed {num_kills} times: until all replicas run again", times_s, "s")

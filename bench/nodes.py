@@ -57,8 +57,13 @@ class Nodes:
         return node
 
     def kill(self, role: str) -> None:
-        """SIGKILL to everything on one node of `role`."""
-        self.cluster.remove_node(self.of_role[role].pop(), allow_graceful=False)
+        """SIGKILL to everything on one node of `role` on which a replica runs."""
+        details = ServeSubmissionClient(self.dashboard).get_serve_details()
+        replicas = details["applications"][APPLICATION]["deployments"][role]["replicas"]
+        busy = {replica["node_id"] for replica in replicas if replica["state"] == "RUNNING"}
+        victim = next(node for node in self.of_role[role] if node.node_id in busy)
+        self.of_role[role].remove(victim)
+        self.cluster.remove_node(victim, allow_graceful=False)
 
     def deploy(self, settings: Mapping[str, Any]) -> None:
         """Deploy, or update to, an application with these settings, and return when it runs."""
