@@ -17,6 +17,7 @@ from statistics import median
 from core.records import Timing
 
 FEW_ROWS = 16
+"""Up to here each number of rows has a cost of its own."""
 YOUNG = 5.0
 """Observations at one number of rows until they are averaged."""
 MAX_WEIGHT = 50.0

@@ -214,9 +214,8 @@ class Engine(ABC, Generic[Request, Reply]):
         batch = [job.rows(share) for job, share in work]
         forward_s = monotonic()
         logits = self._runtime.forward(batch)
-        took_s = monotonic() - forward_s
+        self._forward_time_s += monotonic() - forward_s
         num_rows = sum(rows.num_rows for rows in batch)
-        self._forward_time_s += took_s
         self._num_steps += 1
         self._num_rows += num_rows
         for job, share in work:

@@ -66,6 +66,23 @@ def test_a_session_that_was_preempted_goes_on_where_it_was(followers, checkpoint
         assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
+def test_a_copy_of_a_shared_block_is_made_on_all_ranks(followers, checkpoint):
+    """The second session begins with the first one's block, takes back its end and writes something else there."""
+    prompt = [*PROMPT, *PROMPT]
+    alone = TargetEngine.load(config_of(checkpoint), EPOCH, lambda _: None)
+    changed = [*prompt[:6], 9, 8, 7]
+    want = [Driver(alone, each, session=name).run(6) for each, name in ((prompt, "want a"), (changed, "want b"))]
+    with followers.engine(checkpoint, EPOCH, block_tokens=4) as engine:
+        first, second = Driver(engine, prompt, session="a"), Driver(engine, prompt, session="b")
+        got = first.run(2)
+        second.run(1)
+        assert engine.stats().num_adopted_tokens > 0
+        other = Driver(engine, changed, session="b")
+        other.round = 10
+        assert other.run(6) == want[1]
+        assert got + first.run(4) == want[0]
+
+
 def test_a_long_prompt_goes_in_chunks_beside_another_session(followers, checkpoint, plain):
     """Some orders are longer than one envelope."""
     prompt = [Random(4).randrange(250) for _ in range(450)]
