@@ -6,8 +6,9 @@ caller rolls back by `cache.truncate` or `cache.compact`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
@@ -15,9 +16,12 @@ import torch
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.trees import EMPTY_BLOCK, TokenTree
+from workers import packing
 from workers.kv_cache import KVCache, SequenceKV
 from workers.step_plan import Span, Tiling, plan_step
 from workers.weights import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 SLOW_ROWS = 64
 """Passes of more rows take so long that a first use adds little to them."""
@@ -30,6 +34,10 @@ CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=8, kv_tokens=5
 """On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
 no multiple of the vector width in another way: with whole blocks, rows by the eight, and each branch of a tree read in
 the order of a chain, a row's bits are its own."""
+FEWER_ROWS = (1, 4)
+"""That may do as well where all weights are packed; whether they do is tried at start."""
+MAX_TRIED_ROWS = 22
+"""A step of each size up to this, and one of all their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,10 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch, laid out: nothing but integers, so that whoever has the same KV blocks can run it."""
+    """A batch, laid out: nothing but integers, so that whoever has the same KV blocks can run it.
+
+    It may have more rows than its spans, and ask for more than is wanted: padding.
+    """
 
     ids: list[int]
     positions: list[int]
@@ -97,6 +108,8 @@ class ModelRuntime:
         self._device = torch.device(config.device)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
         self._tiling = choose_tiling(config)
+        self._is_deterministic = config.deterministic
+        self._pack()
         self._max_step_tokens = config.max_step_tokens
         self.info = loaded.info
         num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
@@ -116,16 +129,21 @@ class ModelRuntime:
         """
         self._check(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        logits = self.run(_lay_out(batch))
+        step = _lay_out(batch)
+        num_wanted = len(step.wanted)
+        logits = self.run(self._padded(step))
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
-        return logits
+        return logits[:num_wanted]
 
     def warm_up(self) -> dict[int, float]:
         """Run every size of step that is a power of two, so that no request pays for the first use of a kernel.
 
-        Answers how many seconds each takes.
+        Answers how many seconds each takes. In deterministic mode it also looks for the smallest tiles that will do.
         """
+        packing.warm_up(self._model, SLOW_ROWS)
+        if self._is_deterministic:
+            self._settle_tiling()
         num_rows, limit = 1, min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
         times_s: dict[int, float] = {}
         while num_rows <= limit:
@@ -156,23 +174,66 @@ class ModelRuntime:
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
-        num_rows = self._tiling.rows(len(step.ids))
         output = self._model(
-            input_ids=self._row_tensor(step.ids, num_rows)[None],
-            position_ids=self._row_tensor(step.positions, num_rows)[None],
+            input_ids=torch.tensor(step.ids, device=self._device)[None],
+            position_ids=torch.tensor(step.positions, device=self._device)[None],
             use_cache=False,
-            logits_to_keep=self._row_tensor(step.wanted, self._tiling.rows(len(step.wanted))),
-            plan=plan_step(self.cache, step.spans, num_rows, self._tiling),
+            logits_to_keep=torch.tensor(step.wanted, device=self._device, dtype=torch.long),
+            plan=plan_step(self.cache, step.spans, len(step.ids), self._tiling),
         )
-        logits: torch.Tensor = output.logits[0, : len(step.wanted), : self.info.vocab_size]
+        logits: torch.Tensor = output.logits[0, :, : self.info.vocab_size]
         return logits.float()
 
     def close(self) -> None:
         """Let go of whoever follows this runtime; nobody does where one process has the whole model."""
 
-    def _row_tensor(self, values: list[int], length: int) -> torch.Tensor:
-        """`values`, padded with zeros.  # [length]"""
-        return torch.tensor(values + [0] * (length - len(values)), device=self._device)
+    def _pack(self) -> None:
+        dtype = self._model.dtype
+        if not packing.is_available(dtype, self._device):
+            if self._device.type == "cpu":
+                logger.warning("no packed %s products on this CPU: verifying several tokens takes longer", dtype)
+            return
+        num_packed, num_left = packing.pack(self._model, 0 if self._is_deterministic else packing.MIN_WEIGHTS)
+        logger.info("%d linear layers packed, %d left as they are", num_packed, num_left)
+
+    def _padded(self, step: Step) -> Step:
+        """With rows of token 0 at the end, and row 0 as often as it takes."""
+        num_rows, num_wanted = (self._tiling.rows(len(rows)) for rows in (step.ids, step.wanted))
+        padding = [0] * (num_rows - len(step.ids))
+        wanted = step.wanted + [0] * (num_wanted - len(step.wanted))
+        return Step(step.ids + padding, step.positions + padding, wanted, step.spans)
+
+    # Tiles
+
+    def _settle_tiling(self) -> None:
+        """Take the fewest rows to a tile with which a row's bits are its own, on this CPU and with this model."""
+        coarse = self._tiling
+        fewer = FEWER_ROWS if packing.is_available(self._model.dtype, self._device) else ()
+        for num_rows in (*fewer, coarse.min_rows):
+            self._tiling = replace(coarse, min_rows=num_rows, row_multiple=num_rows)
+            if self._has_equal_bits():
+                logger.info("deterministic steps have rows by %d", num_rows)
+                return
+        logger.warning("a row's bits are NOT its own on this CPU: outputs may differ where two tokens are nearly equal")
+
+    def _has_equal_bits(self) -> bool:
+        """Whether rows in steps of every size have the bits that they have in one step."""
+        sizes: list[int] = []
+        num_rows = min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
+        for size in range(1, MAX_TRIED_ROWS + 1):
+            if sum(sizes) + size <= num_rows:
+                sizes.append(size)
+        ids = [row * row % self.info.vocab_size for row in range(sum(sizes))]
+        return torch.equal(self._logits_of(ids, [len(ids)]), self._logits_of(ids, sizes))
+
+    def _logits_of(self, ids: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """Of all tokens, taken in steps of these sizes.  # [len(ids), vocab]"""
+        kv, rest, logits = self.cache.new_sequence(), list(ids), []
+        for size in sizes:
+            logits.append(self.forward([StepRows(kv, rest[:1], TokenTree.chain(rest[1:size]))]))
+            del rest[:size]
+        self.cache.free(kv)
+        return torch.cat(logits)
 
 
 def _lay_out(batch: Sequence[StepRows]) -> Step:

@@ -1,0 +1,145 @@
+"""A packed layer computes what the layer computed, with bits that do not depend on how many rows there are."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from tests import checkpoints
+from tests.workers.test_runtime import in_all_ways, tokens
+from workers import packing
+from workers.packing import PackedProduct, pack
+from workers.runtime import CPU_DETERMINISTIC
+
+CPU = torch.device("cpu")
+needs_kernels = pytest.mark.skipif(
+    not packing.is_available(torch.float32, CPU), reason="this CPU has no packed float32 products"
+)
+
+
+def layers() -> list[nn.Module]:
+    torch.manual_seed(1)
+    conv = Conv1D(24, 40)
+    nn.init.normal_(conv.bias)
+    return [nn.Linear(40, 24), nn.Linear(24, 7, bias=False), conv]
+
+
+@needs_kernels
+@pytest.mark.parametrize("which", range(3), ids=["bias", "no bias", "transposed"])
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@torch.inference_mode()
+def test_a_packed_layer_computes_the_same(which: int, num_rows: int) -> None:
+    layer = layers()[which]
+    rows = torch.randn(2, num_rows, 24 if which == 1 else 40)
+    want = layer(rows)
+    assert pack(layer, 0) == (1, 0)
+    assert not hasattr(layer, "weight")
+    torch.testing.assert_close(layer(rows), want, rtol=0, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(2304, 768), (576, 192), (33, 65)])
+@torch.inference_mode()
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(shape: tuple[int, int]) -> None:
+    torch.manual_seed(2)
+    layer = nn.Linear(shape[1], shape[0])
+    pack(layer, 0)
+    rows = torch.randn(512, shape[1])
+    want = layer(rows)
+    for num_rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 100, 511):
+        assert torch.equal(layer(rows[:num_rows]), want[:num_rows]), num_rows
+        assert torch.equal(layer(rows[-num_rows:]), want[-num_rows:]), num_rows
+
+
+@needs_kernels
+def test_small_layers_and_shared_weights_are_left() -> None:
+    model = nn.Sequential(nn.Embedding(50, 40), nn.Linear(40, 50, bias=False), nn.Linear(50, 3), nn.ReLU())
+    model[1].weight = model[0].weight
+    assert pack(model, 50 * 40) == (1, 1)
+    assert model[0].weight.shape == (50, 40)
+    assert model[2].weight.shape == (3, 50)
+    assert pack(model, 50 * 40) == (1, 1)  # there is nothing left to do
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_hooks_stay_and_subclasses_are_not_touched() -> None:
+    class Special(nn.Linear):
+        """May do something else with its weight."""
+
+    plain, special = nn.Linear(4, 4), Special(4, 4)
+    plain.register_forward_hook(lambda _module, _args, output: output + 100)
+    assert pack(nn.Sequential(plain, special), 0) == (1, 0)
+    assert float(plain(torch.zeros(1, 4)).min()) > 90
+
+
+def test_where_there_are_no_kernels_nothing_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not packing.is_available(torch.float32, torch.device("cuda"))
+    assert not packing.is_available(torch.float16, CPU)
+    monkeypatch.setattr(packing, "is_available", lambda *_: False)
+    with caplog.at_level(logging.WARNING):
+        runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
+    assert "no packed torch.float32 products" in caplog.text
+    assert not any(isinstance(vars(module).get("forward"), PackedProduct) for module in runtime._model.modules())
+    runtime.warm_up()
+    assert runtime._tiling == CPU_DETERMINISTIC
+
+
+# Tiles
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_bits_are_equal_with_the_tiles_that_a_warm_up_chooses(family: str, dtype: str, tmp_path: Path) -> None:
+    runtime = checkpoints.runtime(
+        checkpoints.write(family, tmp_path), deterministic=True, dtype=dtype, kv_cache_tokens=16384
+    )
+    runtime.warm_up()
+    rng = random.Random(3)
+    seqs, nexts = [tokens(rng, count) for count in (1, 30, 500, 222)], [tokens(rng, 8) for _ in range(4)]
+    first, *others = in_all_ways(runtime, seqs, nexts)
+    for other in others:
+        assert torch.equal(other, first)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("num_unlike", "want"), [(0, 1), (3, 4), (7, 8)])
+def test_tiles_are_as_large_as_bits_need(
+    num_unlike: int, want: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products that are another for up to `num_unlike` rows."""
+    spoil(monkeypatch, num_unlike)
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
+    runtime.warm_up()
+    assert (runtime._tiling.min_rows, runtime._tiling.row_multiple) == (want, want)
+    assert runtime._tiling.query_rows == CPU_DETERMINISTIC.query_rows
+
+
+@needs_kernels
+def test_it_is_said_when_no_tiles_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(monkeypatch, 100)
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
+    with caplog.at_level(logging.WARNING):
+        runtime.warm_up()
+    assert "a row's bits are NOT its own" in caplog.text
+    assert runtime._tiling == CPU_DETERMINISTIC
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, num_unlike: int) -> None:
+    right = PackedProduct.__call__
+
+    def product(self: PackedProduct, rows: torch.Tensor) -> Any:
+        return right(self, rows) * (1 + 1e-6 * (rows.shape[-2] <= num_unlike))
+
+    monkeypatch.setattr(PackedProduct, "__call__", product)

@@ -1,0 +1,81 @@
+"""Weights of linear layers, laid out once in the blocks that the CPU's matrix kernels read.
+
+torch multiplies by a weight as it lies, row by row. oneDNN, which every torch for x86 brings along, has kernels for
+weights in blocks: two to three times as fast for the few rows of a verification, and near the memory's bandwidth for
+one. They also add up each row in the same order however many rows there are, which deterministic steps are made of
+(adr/0016). These are the operators that torch's own compiler emits for weights that do not change
+(`torch._inductor.config.freezing`).
+
+Knows modules and kernels. Must not know what the rows are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+MIN_WEIGHTS: Final = 1 << 19
+"""Of a matrix that is worth it: a call into oneDNN costs 30 µs more."""
+ROWS_IN_MIND: Final = 8
+"""The layout is chosen for so many; it is not much worse for others."""
+
+
+def is_available(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this CPU, and this torch, have the kernels for `dtype`."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if device.type != "cpu" or not has_onednn:
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+
+
+def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
+    """Pack every linear layer with so many weights; how many were, and how many are left as they are.
+
+    A layer that is packed has no `weight` any more: with both, a model would take twice its memory. What shares that
+    weight, as an embedding may, keeps it.
+    """
+    layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    chosen = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.numel() >= min_weights]
+    for layer in chosen:
+        layer.forward = PackedProduct(layer)  # what is hooked to the layer stays
+        del layer.weight
+    num_packed = sum("forward" in vars(layer) for layer in layers)
+    return num_packed, len(layers) - num_packed
+
+
+class PackedProduct:
+    """The forward of a linear layer, with its weight in blocks."""
+
+    def __init__(self, layer: Any) -> None:
+        weight = layer.weight.detach()
+        if isinstance(layer, Conv1D):  # GPT-2's linear layer, whose weight is transposed
+            weight = weight.t().contiguous()
+        self.shape: tuple[int, int] = tuple(weight.shape)
+        self._bias = None if layer.bias is None else layer.bias.detach()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_IN_MIND)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
+        if not rows.numel():
+            return rows.new_empty(*rows.shape[:-1], self.shape[0])
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return product
+
+
+@torch.inference_mode()
+def warm_up(model: nn.Module, max_rows: int) -> None:
+    """Let oneDNN make its kernels for up to `max_rows` rows: the first product of a shape takes a millisecond more."""
+    products = {
+        product.shape: product
+        for module in model.modules()
+        if isinstance(product := vars(module).get("forward"), PackedProduct)
+    }
+    dtype = next(model.parameters()).dtype
+    for (_, num_inputs), product in products.items():
+        for num_rows in range(1, max_rows + 1):
+            product(torch.zeros(1, num_rows, num_inputs, dtype=dtype))
