@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import cluster, control, kills, overhead, rounds, runtime
+from bench import cluster, control, distant, divergence, kills, overhead, rounds, runtime
 from bench.results import Result, report
 
 
@@ -29,6 +29,8 @@ class Benchmark(Protocol):
 BENCHMARKS: Mapping[str, Benchmark] = {
     "cluster": cluster,
     "control": control,
+    "distant": distant,
+    "divergence": divergence,
     "kills": kills,
     "overhead": overhead,
     "rounds": rounds,

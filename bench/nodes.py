@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class Nodes:
     dashboard: str
     grpc_port: int
     http_port: int
+    ip: str
     of_role: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
@@ -52,7 +53,8 @@ class Nodes:
 
     def add(self, role: str, **resources: Any) -> Any:
         """A node like those of the worker group `role`."""
-        node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **{"num_cpus": 2, **resources})
+        usual = {"num_cpus": 2, "node_ip_address": self.ip}
+        node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **(usual | resources))
         self.of_role.setdefault(role, []).append(node)
         return node
 
@@ -67,47 +69,56 @@ class Nodes:
 
     def deploy(self, settings: Mapping[str, Any]) -> None:
         """Deploy, or update to, an application with these settings, and return when it runs."""
-        ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings))
-        wait_until(self.is_running, START_TIMEOUT_S)
+        self.deploy_all({APPLICATION: settings})
 
-    def config(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def deploy_all(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for several applications, by name."""
+        ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings))
+        wait_until(lambda: all(map(self.is_running, settings)), START_TIMEOUT_S)
+
+    def config(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """That of the manifests, but for ports; and with one proxy, as all nodes share this machine's ports."""
         carried = manifest()
+        application = carried["applications"][0]
         return {
             **carried,
             "proxy_location": "HeadOnly",
             "http_options": {"host": "127.0.0.1", "port": self.http_port},
             "grpc_options": {**carried["grpc_options"], "port": self.grpc_port},
-            "applications": [{**carried["applications"][0], "args": dict(settings)}],
+            "applications": [
+                {**application, "name": name, "route_prefix": f"/{name}", "args": dict(args)}
+                for name, args in settings.items()
+            ],
         }
 
-    def is_running(self) -> bool:
-        application = serve.status().applications.get(APPLICATION)
+    def is_running(self, name: str = APPLICATION) -> bool:
+        application = serve.status().applications.get(name)
         if application is not None and application.status == "DEPLOY_FAILED":
             raise RuntimeError(application.message)
         return application is not None and application.status == "RUNNING"
 
 
 @contextmanager
-def nodes() -> Iterator[Nodes]:
-    """A head that runs no models, and one node of each role."""
+def nodes(roles: Sequence[str] = ROLES, ip: str = "127.0.0.1") -> Iterator[Nodes]:
+    """A head that runs no models, and one node of each role; all with this address."""
     dashboard_port = free_port()
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": True,
+            "node_ip_address": ip,
             "dashboard_port": dashboard_port,
             "dashboard_agent_listen_port": free_port(),
             "object_store_memory": OBJECT_STORE_BYTES,
         },
         shutdown_at_exit=True,
     )
-    up = Nodes(cluster, f"http://127.0.0.1:{dashboard_port}", free_port(), free_port())
+    up = Nodes(cluster, f"http://127.0.0.1:{dashboard_port}", free_port(), free_port(), ip)
     try:
-        for role in ROLES:
+        for role in roles:
             up.add(role)
-        ray.init(address=cluster.address, log_to_driver=False, namespace="outrider")
+        ray.init(address=cluster.address, log_to_driver=False, namespace="outrider", _node_ip_address=ip)
         _set_global_client(None)  # Serve would ask the controller of an earlier cluster of this process
         yield up
     finally:

@@ -80,13 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> list[Result]:
     """Grow the pair, serve it three times, and compare."""
     plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
-    target, draft, settings = _grown_pair(args.target_size, args.cost_ratio, args.dtype, args.cache)
+    target, draft, settings = grown_pair(args.target_size, args.cost_ratio, args.dtype, args.cache)
     configs = {name: _config(target, draft, args.dtype, speculation) for name, speculation in SPECULATION.items()}
     with applications(configs, _say) as address:
         return asyncio.run(_measure(address, plan, settings))
 
 
-def _grown_pair(size: Size, cost_ratio: float, dtype: Dtype, cache: Path) -> tuple[Path, Path, dict[str, Any]]:
+def grown_pair(size: Size, cost_ratio: float, dtype: Dtype, cache: Path) -> tuple[Path, Path, dict[str, Any]]:
     """Target and draft, and what they are."""
     _say("growing the target, and a draft to the cost ratio")
     source = DEMO_DIRECTORY / "target"

@@ -12,18 +12,17 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
+from bench.engines import Stream, load_engine, new_stream, play
 from bench.grow import DEFAULT_CACHE, cached
 from bench.results import Result, at_least, at_most, spread
 from bench.sizes import parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
-from core.records import Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.token_log import TokenLog
+from core.records import Verdict
 from core.trees import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
 from workers.runtime import StepRows
@@ -38,7 +37,6 @@ NUM_STREAMS = 16
 SHARED_TOKENS, OWN_TOKENS = 1024, 16
 LONG_TOKENS = 1500
 READ_BYTES = 1 << 29
-EPOCH = 1
 
 Seconds = Callable[[], float]
 
@@ -78,8 +76,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
 def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:
     _say(f"loading the target in {dtype}")
     config = EngineConfig(str(model), dtype=dtype, num_threads=num_threads, kv_cache_tokens=16_384)
-    engine = _engine(config)
-    tiled = _engine(EngineConfig(str(model), dtype=dtype, num_threads=num_threads, deterministic=True))
+    engine = load_engine(config)
+    tiled = load_engine(EngineConfig(str(model), dtype=dtype, num_threads=num_threads, deterministic=True))
     names = itertools.count()
     return {
         f"plain {dtype}": lambda: _decode(engine, f"plain {next(names)}", 1),
@@ -93,52 +91,18 @@ def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Secon
     }
 
 
-def _engine(config: EngineConfig) -> TargetEngine:
-    engine = TargetEngine.load(config, EPOCH, lambda _: None)
-    engine.warm_up(lambda _: None)
-    return engine
-
-
-@dataclass(eq=False)
-class _Stream:
-    """What an orchestrator knows of one session."""
-
-    name: str
-    log: TokenLog
-    num_prompt: int
-    held: int = 0
-    numbers: Any = field(default_factory=lambda: itertools.count(1))
-
-    def request(self, num_guesses: int = 0) -> VerifyRequest:
-        base = min(self.held, len(self.log) - 1)
-        spec = None if base else SequenceSpec(self.num_prompt, Sampling(temperature=0.0))
-        block = TokenTree.chain([random.randrange(1000) for _ in range(num_guesses)]) if num_guesses else EMPTY_BLOCK
-        stamp = Stamp(self.name, EPOCH, next(self.numbers))
-        return VerifyRequest(stamp, self.log.base(base), self.log.since(base), block, spec)
-
-
-def _stream(name: str, prompt: Sequence[int]) -> _Stream:
-    return _Stream(name, TokenLog(prompt), len(prompt))
-
-
 def _tokens(count: int) -> list[int]:
     return [random.randrange(1000) for _ in range(count)]
 
 
-def _round(engine: TargetEngine, streams: Sequence[_Stream], num_guesses: int = 0) -> None:
-    """One verdict for each stream."""
-    for ticket, stream in enumerate(streams):
-        engine.add(ticket, stream.request(num_guesses))
-    while engine.has_work:
-        for ticket, verdict in engine.step():
-            assert isinstance(verdict, Verdict), verdict
-            streams[ticket].log.extend([verdict.next_token])
-            streams[ticket].held = min(verdict.held, len(streams[ticket].log) - 1)
+def _round(engine: TargetEngine, streams: Sequence[Stream], num_guesses: int = 0) -> None:
+    """One verdict for each stream, on guesses that are hardly ever right."""
+    play(engine, streams, [TokenTree.chain(_tokens(num_guesses)) if num_guesses else EMPTY_BLOCK for _ in streams])
 
 
 def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int = 0) -> float:
     """Of one round, after prefill."""
-    streams = [_stream(f"{name}/{n}", _tokens(NUM_PROMPT_TOKENS)) for n in range(num_streams)]
+    streams = [new_stream(f"{name}/{n}", _tokens(NUM_PROMPT_TOKENS)) for n in range(num_streams)]
     _round(engine, streams)
     began_s = time.perf_counter()
     for _ in range(NUM_TOKENS):
@@ -151,11 +115,11 @@ def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int 
 def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Seconds:
     """Of a prompt of which all but the end has, or has not, been seen before."""
     shared = _tokens(SHARED_TOKENS)
-    _round(engine, [_stream(f"first {next(names)}", shared)])
+    _round(engine, [new_stream(f"first {next(names)}", shared)])
 
     def seconds() -> float:
         prompt = [*(shared if is_shared else _tokens(SHARED_TOKENS)), *_tokens(OWN_TOKENS)]
-        stream = _stream(f"first {next(names)}", prompt)
+        stream = new_stream(f"first {next(names)}", prompt)
         began_s = time.perf_counter()
         _round(engine, [stream])
         took_s = time.perf_counter() - began_s
@@ -167,7 +131,7 @@ def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Second
 
 def _stall(engine: TargetEngine, names: Any) -> float:
     """How many times its usual time the slowest round of a stream takes while a long prompt comes in."""
-    stream, guest = (_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
+    stream, guest = (new_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
     _round(engine, [stream])
     usual_s = [_timed(lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
     engine.add(-1, guest.request())
@@ -183,8 +147,7 @@ def _stall(engine: TargetEngine, names: Any) -> float:
                 is_served |= ticket == -1
                 if ticket == 0:
                     is_answered = True
-                    stream.log.extend([verdict.next_token])
-                    stream.held = verdict.held
+                    stream.take(EMPTY_BLOCK, verdict)
         times_s.append(time.perf_counter() - began_s)
     engine.release([stream.name, guest.name])
     return statistics.quantiles(times_s, n=20)[-1] / statistics.median(usual_s)
@@ -217,7 +180,7 @@ def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
     from transformers import AutoModelForCausalLM
 
     path = DEMO_DIRECTORY / "draft"
-    runtime = _engine(EngineConfig(str(path), num_threads=num_threads))._runtime
+    runtime = load_engine(EngineConfig(str(path), num_threads=num_threads))._runtime
     eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
     def ours() -> float:

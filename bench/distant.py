@@ -1,0 +1,150 @@
+"""A draft on another host, so many milliseconds away: what the way costs drafting in turn, and what is hidden of it.
+
+Head, orchestrator and target nodes are on one host, the draft's node on another (bench/hosts.py); a grown pair is
+served there as two applications, pipelined and in turn. Each prompt is completed by both, with and without delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.anatomy import Round, hidden_share, rounds_of
+from bench.grow import DEFAULT_CACHE
+from bench.hosts import Wire, missing, two_hosts
+from bench.nodes import ROLE, ROLES, nodes
+from bench.prompts import held_out_prompts
+from bench.real_rounds import PIPELINED, SEQUENTIAL, SPECULATION, grown_pair
+from bench.results import Result, at_most, spread
+from bench.sizes import parse_size
+from bench.traffic import Run, connected, request, run
+from core.config import DraftConfig, EngineConfig, TargetConfig
+from core.errors import StartupError
+
+COST_RATIO = 0.1
+SYSTEMS = (PIPELINED, SEQUENTIAL)
+TEMPERATURE = 0.8
+KV_TOKENS = 4096
+
+Runs = dict[tuple[str, float], list[Run]]
+"""By system and delay, one of each prompt."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How far away the draft is, and how much is measured."""
+    parser.add_argument("--delay-ms", type=float, default=10.0, help="of a packet, each way")
+    parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48, help="of each completion")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Put the nodes on their hosts, serve, and let both systems take turns. Raises: StartupError."""
+    if (lack := missing()) is not None:
+        raise StartupError(f"two hosts cannot be had here: {lack}")
+    target, draft, _ = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)
+    with two_hosts() as (near, far, wire), nodes([role for role in ROLES if role != "draft"], near.address) as up:
+        far.enter()
+        up.add("draft", node_ip_address=far.address)
+        near.enter()
+        up.deploy_all({system: _settings(target, draft, system) for system in SYSTEMS})
+        return asyncio.run(_measure(up.address, wire, args))
+
+
+def _settings(target: Path, draft: Path, system: str) -> dict[str, Any]:
+    engine = EngineConfig(str(target), deterministic=True, kv_cache_tokens=KV_TOKENS)
+    placed = {role: {ROLE: role} for role in ROLES}
+    return {
+        "orchestrator": {"num_cpus": 0.5, "labels": placed["orchestrator"]},
+        "target": asdict(TargetConfig(engine, num_cpus=0.5, labels=placed["target"])),
+        "draft": asdict(
+            DraftConfig(replace(engine, model=str(draft), deterministic=False), num_cpus=0.5, labels=placed["draft"])
+        ),
+        "speculation": asdict(SPECULATION[system]),
+    }
+
+
+async def _measure(address: str, wire: Wire, args: argparse.Namespace) -> list[Result]:
+    prompts, delays_s = held_out_prompts(args.prompts), (0.0, args.delay_ms / 1e3)
+    async with connected(address) as stub:
+        plain = [
+            await _complete(stub, SEQUENTIAL, prompt, index, args.tokens, 0) for index, prompt in enumerate(prompts)
+        ]
+        repeats = [await _repeat(stub, wire, prompts, delays_s, args.tokens, number) for number in range(args.repeats)]
+    return _results(repeats, plain, delays_s[1])
+
+
+async def _repeat(
+    stub: Any, wire: Wire, prompts: Sequence[str], delays_s: Sequence[float], max_tokens: int, number: int
+) -> Runs:
+    """Who begins changes from prompt to prompt; the first prompt is completed once more, and not counted, for pilots
+    to learn what the delay is."""
+    runs: Runs = {}
+    for delay_s in delays_s:
+        wire.delay(delay_s)
+        _say(f"repeat {number + 1}: {1e3 * delay_s:g} ms")
+        for system in SYSTEMS:
+            await _complete(stub, system, prompts[0], 0, max_tokens)
+        for index, prompt in enumerate(prompts):
+            for system in SYSTEMS if (index + number) % 2 else reversed(SYSTEMS):
+                took = await _complete(stub, system, prompt, index, max_tokens)
+                runs.setdefault((system, delay_s), []).append(took)
+    return runs
+
+
+async def _complete(stub: Any, system: str, prompt: str, seed: int, max_tokens: int, gamma: int | None = None) -> Run:
+    message = request(prompt, max_tokens, temperature=TEMPERATURE, gamma=gamma, seed=seed, trace=True)
+    return await run(stub, message, system)
+
+
+def _results(repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
+    away = f"{1e3 * delay_s:g} ms away"
+    rounds = [round_ for runs in repeats for each in runs[PIPELINED, delay_s] for round_ in rounds_of(each.calls)]
+    hits = [round_ for round_ in rounds if round_.is_hit]
+    asked = sum(round_.was_asked for round_ in rounds)
+    unlike = sum(
+        each.tokens != expected.tokens
+        for runs in repeats
+        for completions in runs.values()
+        for each, expected in zip(completions, plain, strict=True)
+    )
+    return [
+        *(
+            _ratio(f"{system}: a draft {away} over one at hand", repeats, (system, delay_s), (system, 0.0))
+            for system in SYSTEMS
+        ),
+        _ratio("pipelined over sequential, draft at hand", repeats, (SEQUENTIAL, 0.0), (PIPELINED, 0.0)),
+        _ratio(f"pipelined over sequential, draft {away}", repeats, (SEQUENTIAL, delay_s), (PIPELINED, delay_s)),
+        Result(f"draft {away}: hit rate", round(len(hits) / max(1, asked), 3), "share", settings=_times_ms(hits)),
+        Result(f"draft {away}: its time hidden on hits, the way included", round(hidden_share(hits), 3), "share"),
+        at_most(0, Result("completions unlike plain decoding", unlike, "streams")),
+    ]
+
+
+def _ratio(name: str, repeats: Sequence[Runs], slow: tuple[str, float], fast: tuple[str, float]) -> Result:
+    values = [_decode_s(runs[slow]) / _decode_s(runs[fast]) for runs in repeats]
+    return spread(name, values, "x", slow_s=round(_decode_s(repeats[-1][slow]), 2))
+
+
+def _decode_s(runs: Sequence[Run]) -> float:
+    return sum(each.decode_s for each in runs)
+
+
+def _times_ms(rounds: Sequence[Round]) -> Mapping[str, float]:
+    """What the target, and what the draft takes in a round, as the orchestrator sees them."""
+    if not rounds:
+        return {}
+    verify_s = statistics.median(round_.verify.received_s - round_.verify.sent_s for round_ in rounds)
+    table_s = statistics.median(call.received_s - call.sent_s for round_ in rounds if (call := round_.picked))
+    return {"rounds": len(rounds), "verify_ms": round(1e3 * verify_s, 1), "table_ms": round(1e3 * table_s, 1)}
+
+
+def _say(line: str) -> None:
+    print(f"... {line}", flush=True)
