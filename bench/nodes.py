@@ -44,7 +44,8 @@ class Nodes:
     dashboard: str
     grpc_port: int
     http_port: int
-    ip: str
+    placed: Mapping[str, str]
+    """Ray's options of a node that say where it is."""
     of_role: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
@@ -53,7 +54,7 @@ class Nodes:
 
     def add(self, role: str, **resources: Any) -> Any:
         """A node like those of the worker group `role`."""
-        usual = {"num_cpus": 2, "node_ip_address": self.ip}
+        usual = {"num_cpus": 2} | self.placed
         node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **(usual | resources))
         self.of_role.setdefault(role, []).append(node)
         return node
@@ -99,22 +100,23 @@ class Nodes:
 
 
 @contextmanager
-def nodes(roles: Sequence[str] = ROLES, ip: str = "127.0.0.1") -> Iterator[Nodes]:
-    """A head that runs no models, and one node of each role; all with this address."""
+def nodes(roles: Sequence[str] = ROLES, ip: str | None = None) -> Iterator[Nodes]:
+    """A head that runs no models, and one node of each role; all with the address `ip`, or the machine's own."""
+    placed = {} if ip is None else {"node_ip_address": ip}
     dashboard_port = free_port()
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": True,
-            "node_ip_address": ip,
+            **placed,
             "dashboard_port": dashboard_port,
             "dashboard_agent_listen_port": free_port(),
             "object_store_memory": OBJECT_STORE_BYTES,
         },
         shutdown_at_exit=True,
     )
-    up = Nodes(cluster, f"http://127.0.0.1:{dashboard_port}", free_port(), free_port(), ip)
+    up = Nodes(cluster, f"http://127.0.0.1:{dashboard_port}", free_port(), free_port(), placed)
     try:
         for role in roles:
             up.add(role)

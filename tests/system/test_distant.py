@@ -1,0 +1,62 @@
+"""A draft on another host: two network namespaces, and a wire that takes its time (bench/hosts.py)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.hosts import missing, two_hosts
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif((lack := missing()) is not None, reason=f"two hosts cannot be had here: {lack}"),
+]
+DELAY_S = 0.03
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_packets_take_as_long_as_the_wire_says() -> None:
+    with two_hosts() as (near, far, wire):
+        far.enter()
+        listener = socket.create_server((far.address, 0))
+        near.enter()
+        threading.Thread(target=echo, args=[listener], daemon=True).start()
+        with socket.create_connection(listener.getsockname()) as connection:
+            there_and_back_s(connection)
+            wire.delay(DELAY_S)
+            time.sleep(0.1)  # the wire is told by another process
+            assert there_and_back_s(connection) >= 2 * DELAY_S
+
+
+def echo(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    while data := connection.recv(100):
+        connection.sendall(data)
+
+
+def there_and_back_s(connection: socket.socket) -> float:
+    began_s = time.monotonic()
+    connection.sendall(b"x")
+    assert connection.recv(1) == b"x"
+    return time.monotonic() - began_s
+
+
+@pytest.mark.ray
+def test_a_distant_draft_changes_no_token_and_its_tables_hit(tmp_path: Path) -> None:
+    """In a process of its own, which enters the namespaces."""
+    results = tmp_path / "results.json"
+    sizes = ["--prompts", "1", "--tokens", "32", "--repeats", "1", "--target-size", "30M"]
+    command = [sys.executable, "-m", "bench", "distant", *sizes, "--cache", str(tmp_path), "--json", str(results)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {each["name"]: each["value"] for each in json.loads(results.read_text())}
+    assert found["completions unlike plain decoding"] == 0
+    assert found["draft 10 ms away: hit rate"] > 0
+    assert found["draft 10 ms away: its time hidden on hits, the way included"] > 0
