@@ -54,8 +54,8 @@ class Nodes:
 
     def add(self, role: str, **resources: Any) -> Any:
         """A node like those of the worker group `role`."""
-        usual = {"num_cpus": 2} | self.placed
-        node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **(usual | resources))
+        options: dict[str, Any] = {"num_cpus": 2, **self.placed, **resources}
+        node = self.cluster.add_node(labels={ROLE: role}, include_dashboard=False, **options)
         self.of_role.setdefault(role, []).append(node)
         return node
 

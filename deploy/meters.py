@@ -1,4 +1,4 @@
-"""What is measured of each request, and when; and what the control of drafting says of itself.
+"""What is measured of each request, and when; and what the control of drafting and the engines say of themselves.
 
 Knows chunks and reports; must not know Ray (`deploy.metrics` does). Two values are recorded for each chunk, everything
 else once for each request.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from core.errors import OutriderError
 from core.records import Chunk, FinishReason, SpeculationStats
 from deploy import metrics as m
 from orchestrator.pilot import ControlReport
+
+if TYPE_CHECKING:
+    from workers.engine import EngineStats
 
 CANCELLED = "CANCELLED"
 INTERNAL = "INTERNAL"
@@ -136,3 +140,26 @@ def code_of(error: BaseException) -> str:
 def without_figures(reason: str) -> str:
     """The reason as a label: there are few kinds of them, and many figures."""
     return re.sub(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", reason)
+
+
+class EngineMeter:
+    """What an engine says of itself from time to time."""
+
+    def __init__(self, record: m.Recorder) -> None:
+        self._record = record
+        self._totals: dict[m.Metric, float] = {}
+
+    def saw(self, stats: EngineStats) -> None:
+        """Counters count on from what the engine said the last time."""
+        self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
+        self._record(m.ENGINE_SESSIONS, stats.num_sessions)
+        totals = {
+            m.PREEMPTIONS: stats.num_preemptions,
+            m.PREFIX_HITS: stats.num_adopted_tokens,
+            m.ENGINE_STEPS: stats.num_steps,
+            m.ENGINE_ROWS: stats.num_rows,
+            m.ENGINE_BUSY: stats.step_time_s,
+        }
+        for metric, total in totals.items():
+            self._record(metric, total - self._totals.get(metric, 0.0))
+            self._totals[metric] = total

@@ -7,6 +7,7 @@ in `deploy.meters`; docs/metrics.md is for readers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -109,15 +110,26 @@ ESTIMATED_VERIFY = Metric("estimated_verify_seconds", "Time of a target pass, by
 ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Time of a draft pass, by its rows.", Kind.GAUGE, label="rows")
 ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", Kind.GAUGE)
 
+# Engines, by the replicas that own them
+KV_USAGE = Metric("kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", Kind.GAUGE)
+ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds something for.", Kind.GAUGE)
+PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
+PREFIX_HITS = Metric("prefix_cache_hits_total", "Tokens of prompts whose KV was there from others.")
+ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")
+ENGINE_ROWS = Metric("engine_rows_total", "Rows of them, over all sessions.")
+ENGINE_BUSY = Metric("engine_busy_seconds_total", "Time spent in steps: forward passes and what follows them.")
+
 CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them."""
+ENGINE_CATALOGUE = CATALOGUE[CATALOGUE.index(KV_USAGE) :]
+"""What engines say of themselves."""
 
 
 class ServeRecorder:
     """Records through Ray Serve, in the process of a replica; about 8 µs a value."""
 
-    def __init__(self, model_name: str) -> None:
-        self._instruments = {metric.name: _instrument(metric, model_name) for metric in CATALOGUE}
+    def __init__(self, model_name: str, catalogue: Sequence[Metric] = CATALOGUE) -> None:
+        self._instruments = {metric.name: _instrument(metric, model_name) for metric in catalogue}
 
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
         instrument = self._instruments[metric.name]

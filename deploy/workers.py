@@ -28,6 +28,8 @@ from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
 from deploy import engines
 from deploy.engines import DraftActor, EngineActor, FollowerActor, TargetActor
+from deploy.meters import EngineMeter
+from deploy.metrics import ENGINE_CATALOGUE, ServeRecorder
 from deploy.scaling import BUSY, KV_USE, ROUND_S, WAITED_S
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ REPLICA_CPUS = 0.1
 ENGINE_BUNDLE = 1
 HEALTH_TIMEOUT_S = 15.0
 """Longer than any step of an engine; Serve replaces a replica whose engine has missed this three times."""
+METRICS_PERIOD_S = 5.0
+"""Ray passes metrics on every ten seconds."""
 FAREWELL_S = 0.3
 """How long the open leases of a dying replica have to tell their holders."""
 
@@ -92,7 +96,8 @@ class EngineWorker(ABC):
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._dying = asyncio.Event()
         # These live as long as the replica: Ray cancels what is called from a cancelled lease.
-        self._tasks = [asyncio.create_task(self._release_ended()), asyncio.create_task(self._die_with_engine())]
+        lives = (self._release_ended(), self._die_with_engine(), self._record_metrics())
+        self._tasks = [asyncio.create_task(life) for life in lives]
 
     async def lease(self, session: str, prefix: tuple[BlockHash, ...] = ()) -> AsyncIterator[LeaseGrant]:  # noqa: ARG002
         """One grant, and then nothing until the holder lets go; `session` names this lease alone.
@@ -138,6 +143,15 @@ class EngineWorker(ABC):
                 await self._engine.release.remote(sessions)
             except (RayError, WorkerLost) as error:
                 logger.warning("%s did not free %d sessions: %s", self._engine_id, len(sessions), error)
+
+    async def _record_metrics(self) -> NoReturn:
+        meter = EngineMeter(ServeRecorder(self._info.name, ENGINE_CATALOGUE))
+        while True:
+            await asyncio.sleep(METRICS_PERIOD_S)
+            try:
+                meter.saw(await self._engine.stats.remote())
+            except (RayError, WorkerLost) as error:  # whose end is seen to elsewhere
+                logger.warning("%s says nothing of itself: %s", self._engine_id, error)
 
     async def _die_with_engine(self) -> None:
         """End the leases, then this process, as soon as the engine has died or is known to have failed."""

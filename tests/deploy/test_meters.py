@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import replace
 
 import pytest
 
 from core.errors import DeadlinePassed, InvalidRequest, RequestCancelled
 from core.records import Chunk, FinishReason, SpeculationStats, Usage
-from deploy.meters import Meters, code_of, without_figures
+from deploy.meters import EngineMeter, Meters, code_of, without_figures
 from tests.deploy.rpc import REPORT, Recorded
+from workers.engine import EngineStats
 
 
 class Watch:
@@ -150,3 +152,19 @@ def test_changes_of_control_are_counted_once_under_a_reason_without_figures(mete
 @pytest.mark.parametrize(("reason", "label"), [("", ""), ("a 1.5, b -2e-05.", "a #, b -#."), ("gamma", "gamma")])
 def test_figures_are_taken_out_of_a_label(reason, label):
     assert without_figures(reason) == label
+
+
+def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
+    meter = EngineMeter(record)
+    meter.saw(stats_of_engine(num_free_blocks=30, num_steps=5, num_rows=50, num_preemptions=1, step_time_s=0.5))
+    assert record["kv_cache_usage_perc"] == 0.25
+    meter.saw(stats_of_engine(num_free_blocks=10, num_steps=7, num_rows=80, num_preemptions=1, step_time_s=2.0))
+    assert record["kv_cache_usage_perc"] == 0.75
+    totals = {"engine_steps_total": 7, "engine_rows_total": 80, "num_preemptions_total": 1}
+    assert {name: record[name] for name in totals} == totals
+    assert record["engine_busy_seconds_total"] == 2.0
+
+
+def stats_of_engine(**values: float) -> EngineStats:
+    nothing = {field.name: 0 for field in dataclasses.fields(EngineStats)}
+    return EngineStats(**nothing | {"num_blocks": 40} | values)

@@ -14,11 +14,12 @@ from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationCon
 from deploy.client import CallFailed, Client
 from deploy.cluster import Endpoints
 from deploy.local import served
-from deploy.metrics import CATALOGUE, Kind
+from deploy.metrics import CATALOGUE, ENGINE_CATALOGUE, Kind
 from protos.outrider.v1 import generation_pb2 as pb
 from tests import checkpoints
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+ENGINE_NAMES = {metric.name for metric in ENGINE_CATALOGUE}
 SCRAPE_TIMEOUT_S = 60.0
 """Ray passes metrics on every ten seconds."""
 
@@ -54,6 +55,8 @@ def test_prometheus_finds_what_the_clients_saw(tmp_path):
     assert expected["spec_decode_num_draft_tokens_total"] > 0
     assert exported["draft_seconds_total"] >= exported["draft_hidden_seconds_total"]
     assert {"num_requests_running", "gamma", "table_tokens", "draft_resting"} <= set(exported)
+    assert {metric.name for metric in ENGINE_CATALOGUE} - set(exported) <= {"num_preemptions_total"}  # there were none
+    assert exported["engine_rows_total"] >= exported["engine_steps_total"] > 0
 
 
 def used(client: Client) -> dict[str, float]:
@@ -103,7 +106,10 @@ def scraped(endpoints: Endpoints) -> dict[str, float]:
     values: defaultdict[str, float] = defaultdict(float)
     for line in lines:
         if line.startswith("ray_outrider_") and "_bucket{" not in line:
-            assert 'model_name="tiny"' in line
-            assert 'deployment="orchestrator"' in line
-            values[line.partition("{")[0].removeprefix("ray_outrider_")] += float(line.rpartition(" ")[2])
+            name = line.partition("{")[0].removeprefix("ray_outrider_")
+            label = re.search(r'deployment="(\w+)"', line)
+            assert label is not None
+            assert f'model_name="{"tiny" if label[1] == "orchestrator" else label[1]}"' in line
+            assert (name in ENGINE_NAMES) == (label[1] != "orchestrator")
+            values[name] += float(line.rpartition(" ")[2])
     return values
