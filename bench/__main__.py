@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import cluster, control, distant, divergence, kills, overhead, rounds, runtime
+from bench import cluster, control, distant, divergence, drain, families, kills, overhead, rounds, runtime
 from bench.results import Result, report
 
 
@@ -31,6 +31,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "control": control,
     "distant": distant,
     "divergence": divergence,
+    "drain": drain,
+    "families": families,
     "kills": kills,
     "overhead": overhead,
     "rounds": rounds,

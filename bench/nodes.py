@@ -26,6 +26,7 @@ ROLES = ("orchestrator", "draft", "target")
 REPOSITORY = Path(__file__).parents[1]
 MANIFEST = REPOSITORY / "k8s" / "overlays" / "cpu-demo" / "serve.yaml"
 IMAGE_ROOT = "/opt/outrider"
+HEAD_ONLY = "HeadOnly"
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 
@@ -68,22 +69,22 @@ class Nodes:
         self.of_role[role].remove(victim)
         self.cluster.remove_node(victim, allow_graceful=False)
 
-    def deploy(self, settings: Mapping[str, Any]) -> None:
+    def deploy(self, settings: Mapping[str, Any], proxies: str = HEAD_ONLY) -> None:
         """Deploy, or update to, an application with these settings, and return when it runs."""
-        self.deploy_all({APPLICATION: settings})
+        self.deploy_all({APPLICATION: settings}, proxies)
 
-    def deploy_all(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    def deploy_all(self, settings: Mapping[str, Mapping[str, Any]], proxies: str = HEAD_ONLY) -> None:
         """The same for several applications, by name."""
-        ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings))
+        ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings, proxies))
         wait_until(lambda: all(map(self.is_running, settings)), START_TIMEOUT_S)
 
-    def config(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """That of the manifests, but for ports; and with one proxy, as all nodes share this machine's ports."""
+    def config(self, settings: Mapping[str, Mapping[str, Any]], proxies: str) -> dict[str, Any]:
+        """That of the manifests, but for ports; and where nodes share an address, and so its ports, with one proxy."""
         carried = manifest()
         application = carried["applications"][0]
         return {
             **carried,
-            "proxy_location": "HeadOnly",
+            "proxy_location": proxies,
             "http_options": {"host": "127.0.0.1", "port": self.http_port},
             "grpc_options": {**carried["grpc_options"], "port": self.grpc_port},
             "applications": [
@@ -100,8 +101,9 @@ class Nodes:
 
 
 @contextmanager
-def nodes(roles: Sequence[str] = ROLES, ip: str | None = None) -> Iterator[Nodes]:
-    """A head that runs no models, and one node of each role; all with the address `ip`, or the machine's own."""
+def nodes(roles: Sequence[str] = ROLES, ip: str | None = None, **head: Any) -> Iterator[Nodes]:
+    """A head that runs no models unless `head` gives it CPUs, and one node of each role; all with the address `ip`,
+    or the machine's own."""
     placed = {} if ip is None else {"node_ip_address": ip}
     dashboard_port = free_port()
     cluster = Cluster(
@@ -113,6 +115,7 @@ def nodes(roles: Sequence[str] = ROLES, ip: str | None = None) -> Iterator[Nodes
             "dashboard_port": dashboard_port,
             "dashboard_agent_listen_port": free_port(),
             "object_store_memory": OBJECT_STORE_BYTES,
+            **head,
         },
         shutdown_at_exit=True,
     )

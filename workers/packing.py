@@ -36,14 +36,17 @@ def is_available(dtype: torch.dtype, device: torch.device) -> bool:
 def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
     """Pack every linear layer with so many weights; how many were, and how many are left as they are.
 
-    A layer that is packed has no `weight` any more: with both, a model would take twice its memory. What shares that
-    weight, as an embedding may, keeps it.
+    The `weight` of a packed layer is a stand-in: with both, a model would take twice its memory. Code may ask it for
+    its shape, dtype and device, as some does; who computes with it gets NaN. What shares the weight, as an embedding
+    may, keeps it.
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
     chosen = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.numel() >= min_weights]
     for layer in chosen:
         layer.forward = PackedProduct(layer)  # what is hooked to the layer stays
-        del layer.weight
+        layer.weight = nn.Parameter(
+            layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight), requires_grad=False
+        )
     num_packed = sum("forward" in vars(layer) for layer in layers)
     return num_packed, len(layers) - num_packed
 

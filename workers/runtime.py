@@ -14,7 +14,7 @@ from time import monotonic
 import torch
 
 from core.config import EngineConfig
-from core.errors import ConfigError
+from core.errors import CheckpointError, ConfigError
 from core.trees import EMPTY_BLOCK, TokenTree
 from workers import packing
 from workers.kv_cache import KVCache, SequenceKV
@@ -140,6 +140,7 @@ class ModelRuntime:
         """Run every size of step that is a power of two, so that no request pays for the first use of a kernel.
 
         Answers how many seconds each takes. In deterministic mode it also looks for the smallest tiles that will do.
+        Raises: CheckpointError for a model that gives NaN.
         """
         packing.warm_up(self._model, SLOW_ROWS)
         if self._is_deterministic:
@@ -156,8 +157,10 @@ class ModelRuntime:
         kv = self.cache.new_sequence()
         began_s = monotonic()
         logits = self.forward([StepRows(kv, [0] * num_rows)])
-        logits[0, 0].item()  # it is there, also where the device works on its own
+        is_sound = bool(logits.isfinite().any())  # and it is there, also where the device works on its own
         took_s = monotonic() - began_s
+        if not is_sound:
+            raise CheckpointError(f"{self.info.name} computes no numbers: a step of {num_rows} rows gives NaN")
         self.cache.free(kv)
         return took_s
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from core.errors import CheckpointError
 from tests import checkpoints
 from tests.workers.test_runtime import in_all_ways, tokens
 from workers import packing
@@ -40,7 +41,8 @@ def test_a_packed_layer_computes_the_same(which: int, num_rows: int) -> None:
     rows = torch.randn(2, num_rows, 24 if which == 1 else 40)
     want = layer(rows)
     assert pack(layer, 0) == (1, 0)
-    assert not hasattr(layer, "weight")
+    assert layer.weight.isnan().all()
+    assert layer.weight.untyped_storage().nbytes() <= 4
     torch.testing.assert_close(layer(rows), want, rtol=0, atol=1e-6)
 
 
@@ -66,6 +68,23 @@ def test_small_layers_and_shared_weights_are_left() -> None:
     assert model[0].weight.shape == (50, 40)
     assert model[2].weight.shape == (3, 50)
     assert pack(model, 50 * 40) == (1, 1)  # there is nothing left to do
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_code_that_asks_for_the_weight_learns_its_shape_and_gets_no_wrong_number() -> None:
+    layer = nn.Linear(40, 24)
+    pack(layer, 0)
+    assert (layer.weight.shape, layer.weight.dtype, layer.weight.device) == ((24, 40), torch.float32, CPU)
+    assert nn.functional.linear(torch.randn(3, 40), layer.weight).isnan().all()
+
+
+def test_a_model_that_gives_nan_is_not_served(tmp_path: Path) -> None:
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path))
+    with torch.no_grad():
+        runtime._model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="gives NaN"):
+        runtime.warm_up()
 
 
 @needs_kernels

@@ -1,0 +1,123 @@
+"""A node that is to stop, as a pod's preStop hook says it: how soon its health says so, and what its streams notice.
+
+Two hosts (bench/hosts.py), each with a gRPC proxy of its own as on Kubernetes: near has the models and an orchestrator,
+far the other orchestrator. A stream comes in through far while `ray drain-node` is called there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench.hosts import Host, missing, two_hosts
+from bench.nodes import Nodes, manifest, nodes, num_running, until
+from bench.prompts import held_out_prompts
+from bench.results import Result, at_most, spread
+from bench.traffic import Run, connected, request, run
+from core.errors import StartupError
+from deploy.settings import override
+
+NEAR = {"near": 1.0}
+MAX_TOKENS = 400
+TEMPERATURE = 0.8
+POLL_S = 0.01
+SAID_GOAL_S = 1.0
+UNTIL_SAID_S = 30.0
+DEADLINE_S = 600
+"""More than Serve's graceful shutdown takes: with less it would not wait for replacements."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How often."""
+    parser.add_argument("--repeats", type=int, default=3)
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Put a node on the far host, and drain it while it has a stream; again and again. Raises: StartupError."""
+    if (lack := missing()) is not None:
+        raise StartupError(f"two hosts cannot be had here: {lack}")
+    with two_hosts() as (near, far, _), nodes([], near.address, num_cpus=4, resources=NEAR) as up:
+        return asyncio.run(_measure(up, near, far, args.repeats))
+
+
+def settings() -> dict[str, Any]:
+    """The demo pair near, one orchestrator on each host: there is room for no more."""
+    changed = override(
+        manifest()["applications"][0]["args"], ["orchestrator.num_replicas=2", "orchestrator.num_cpus=2"]
+    )
+    changed["orchestrator"]["labels"] = {}
+    for role in ("target", "draft"):
+        changed[role] |= {"num_cpus": 0.5, "labels": {}, "resources": {"near": 0.1}}
+    return changed
+
+
+async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int) -> list[Result]:
+    said_s, unlike, expected = [], 0, None
+    for number in range(num_repeats):
+        _say(f"drain {number + 1} of {num_repeats}")
+        far.enter()
+        node = up.add("orchestrator", node_ip_address=far.address)
+        near.enter()
+        if number == 0:
+            await asyncio.to_thread(up.deploy, settings(), "EveryNode")
+        await until(lambda: num_running("orchestrator") == 2, UNTIL_SAID_S * 4)
+        async with connected(f"{far.address}:{up.grpc_port}") as stub:
+            await _until_health(far, up, health_pb2.HealthCheckResponse.SERVING)
+            expected = expected or await _stream(stub, gamma=0)
+            streaming = asyncio.create_task(_stream(stub))
+            await asyncio.sleep(0.5)
+            began_s = time.monotonic()
+            await asyncio.to_thread(_drain, up, node.node_id)
+            await _until_health(far, up, health_pb2.HealthCheckResponse.NOT_SERVING)
+            said_s.append(time.monotonic() - began_s)
+            is_under_way = not streaming.done()
+            unlike += (await streaming).tokens != expected.tokens
+        _say(f"said after {said_s[-1]:.2f} s, {'before' if is_under_way else 'after'} the end of the stream")
+        up.cluster.remove_node(node)
+    said = spread("from `ray drain-node` to NOT_SERVING", said_s, "s")
+    return [
+        at_most(SAID_GOAL_S, said),
+        at_most(0, Result("streams through the node that failed or changed", unlike, "streams")),
+    ]
+
+
+async def _stream(stub: Any, gamma: int | None = None) -> Run:
+    prompt = held_out_prompts(1)[0]
+    return await run(stub, request(prompt, MAX_TOKENS, temperature=TEMPERATURE, gamma=gamma, seed=1))
+
+
+def _drain(up: Nodes, node_id: str) -> None:
+    """As the hook of the manifests does; in its own process, as there."""
+    command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", up.cluster.address]
+    reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is to stop"]
+    deadline = ["--deadline-remaining-seconds", str(DEADLINE_S)]
+    subprocess.run([*command, "--node-id", node_id, *reason, *deadline], check=True, capture_output=True)
+
+
+async def _until_health(far: Host, up: Nodes, status: int) -> None:
+    """Raises: TimeoutError."""
+    end_s = time.monotonic() + UNTIL_SAID_S
+    async with grpc.aio.insecure_channel(f"{far.address}:{up.grpc_port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < end_s:
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+            except grpc.aio.AioRpcError:
+                pass  # the proxy is not there yet
+            else:
+                if answer.status == status:
+                    return
+            await asyncio.sleep(POLL_S)
+    raise TimeoutError(f"health was not {status} within {UNTIL_SAID_S:g} s")
+
+
+def _say(line: str) -> None:
+    print(f"... {line}", flush=True)
