@@ -10,6 +10,7 @@ import argparse
 import itertools
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from bench.grow import DEFAULT_CACHE, cached
 from bench.results import Result, at_least, at_most, spread
 from bench.sizes import parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
+from core.errors import StartupError
 from core.records import Verdict
 from core.trees import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
@@ -38,6 +40,8 @@ SHARED_TOKENS, OWN_TOKENS = 1024, 16
 LONG_TOKENS = 1500
 READ_BYTES = 1 << 29
 
+PEER = Path(__file__).with_name("openvino_peer.py")
+
 Seconds = Callable[[], float]
 
 
@@ -48,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
+    parser.add_argument(
+        "--openvino", nargs=2, metavar=("PYTHON", "DIR"), help="an interpreter that has it, and the exported target"
+    )
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
@@ -59,6 +66,9 @@ def measure(args: argparse.Namespace) -> list[Result]:
     sides: dict[str, Seconds] = {}
     for dtype, model in models.items():
         sides |= _sides_of(model, dtype, args.threads)
+        if args.openvino:
+            python, exported = args.openvino
+            sides[f"openvino {dtype}"] = _openvino(python, exported, dtype, args.threads)
     sides |= _draft_sides(args.threads)
     sides["read"] = _read_loop()
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -175,6 +185,26 @@ def _generate(model: Path, dtype: Dtype) -> Seconds:
     return seconds
 
 
+def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Seconds:
+    """The peer in its own process, which ends with this one: it reads our end of a pipe."""
+    precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    numbers = map(str, (num_threads, NUM_PROMPT_TOKENS, NUM_TOKENS))
+    peer = subprocess.Popen(
+        [python, str(PEER), model, precision, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert peer.stdin is not None
+    assert peer.stdout is not None
+    asked, answers = peer.stdin, peer.stdout
+    if not answers.readline():
+        raise StartupError(f"{python} {PEER} has ended: {peer.wait()}")
+
+    def seconds() -> float:
+        print("go", file=asked, flush=True)
+        return float(answers.readline())
+
+    return seconds
+
+
 def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
     """A step of the demo's draft, here and as transformers does it."""
     from transformers import AutoModelForCausalLM
@@ -206,9 +236,9 @@ def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
 
 
 def _read_loop() -> Seconds:
-    """Reading memory and doing nothing else, per byte."""
+    """Reading memory and doing nothing else, per byte; the quickest of three."""
     memory = torch.ones(READ_BYTES // 4)
-    return lambda: _timed(memory.sum) / READ_BYTES
+    return lambda: min(_timed(memory.sum) for _ in range(3)) / READ_BYTES
 
 
 # Ratios
@@ -227,10 +257,16 @@ def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings
 
     plain = best("plain")
     dtype = plain.removeprefix("plain ")
+    peers = (
+        [at_least(0.9, ratio("plain decoding over OpenVINO GenAI", best("openvino"), plain))]
+        if any(side.startswith("openvino ") for side in times)
+        else []
+    )
     num_bytes = num_parameters * torch.finfo(getattr(torch, dtype)).bits // 8
     share = [num_bytes * read / step for read, step in zip(times["read"], times[plain], strict=True)]
     return [
         at_least(2.2, ratio("plain decoding over transformers' generate", best("transformers"), plain)),
+        *peers,
         at_least(0.8, spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)),
         at_most(1.2, ratio(f"verifying {NUM_GUESSES + 1} rows over decoding 1", f"verify {dtype}", plain)),
         at_least(4.0, ratio(f"{NUM_STREAMS} streams over 1", plain, f"streams {dtype}", NUM_STREAMS)),
