@@ -67,6 +67,8 @@ SIZES: Mapping[str, Any] = {
     "v_head_dim": 16,
 }
 """Names that an architecture does not know are of no effect."""
+BASIC = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+"""Sizes that every architecture has; the ids of special tokens go with them."""
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 12},
     "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 16},
@@ -134,10 +136,9 @@ def try_family(family: str) -> Finding:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         path = Path(folder)
-        try:
-            eager = _build(family, path)
-        except Exception as error:  # noqa: BLE001  whatever some architecture thinks of sizes that it was not made for
-            return Finding(family, NOT_BUILT, _line(error))
+        eager = _build(family, path)
+        if isinstance(eager, Exception):
+            return Finding(family, NOT_BUILT, _line(eager))
         try:
             config = EngineConfig(folder, kv_cache_tokens=2048, deterministic=True)
             runtime = ModelRuntime(weights.load(config, lambda _: None), config)
@@ -148,8 +149,22 @@ def try_family(family: str) -> Finding:
 
 
 def _build(family: str, path: Path) -> Any:
-    """The model with eager attention, which is also a checkpoint at `path`. Raises: whatever its code does."""
-    config = AutoConfig.for_model(family, **{**SIZES, **SPECIAL.get(family, {})})
+    """The model with eager attention, which is also a checkpoint at `path`; or why none of the sizes will do."""
+    sizes = {**SIZES, **SPECIAL.get(family, {})}
+    without_heads = {name: value for name, value in sizes.items() if name != "head_dim"}
+    basic = {name: value for name, value in sizes.items() if name in BASIC or name.endswith("_token_id")}
+    problem: Exception | None = None
+    for attempt in (sizes, without_heads, basic):
+        try:
+            return _built(family, path, attempt)
+        except Exception as error:  # noqa: BLE001  whatever an architecture thinks of sizes that it was not made for
+            problem = problem or error
+    return problem
+
+
+def _built(family: str, path: Path, sizes: Mapping[str, Any]) -> Any:
+    """Raises: whatever the architecture's code does."""
+    config = AutoConfig.for_model(family, **sizes)
     with torch.device("meta"):
         size = sum(part.numel() for part in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
     if size > MAX_PARAMETERS:
