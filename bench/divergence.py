@@ -7,6 +7,7 @@ were to each other, against how much the logits of that very position differ bet
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -32,6 +33,8 @@ from workers.target import TargetEngine
 MAX_GUESSES = 8
 RIGHT = 0.8
 """Of guesses: the others are another token."""
+NUMBERS = itertools.count()
+"""No two sessions of an engine have the same name."""
 PLAIN, ALONE, AMONG = "plain", "with guesses, alone", "with guesses, among others"
 
 
@@ -111,7 +114,7 @@ def _complete(
 ) -> list[tuple[int, ...]]:
     """Side by side; guesses are the truth with mistakes in it, and there are none where it is empty."""
     rng = random.Random(len(jobs))
-    streams = [new_stream(f"{id(jobs)} {number}", *job) for number, job in enumerate(jobs)]
+    streams = [new_stream(f"stream {next(NUMBERS)}", *job) for job in jobs]
     while running := [number for number, stream in enumerate(streams) if len(stream.output) < num_tokens]:
         blocks = [_guesses(streams[number], truths[number], rng, num_tokens) for number in running]
         play(engine, [streams[number] for number in running], blocks)
