@@ -1,4 +1,4 @@
-"""A node that is to stop, as a pod's preStop hook says it: how soon its health says so, and what its streams notice.
+"""A node that is to stop, as a pod's preStop hook says it: how soon its health tells, and what its streams notice.
 
 Two hosts (bench/hosts.py), each with a gRPC proxy of its own as on Kubernetes: near has the models and an orchestrator,
 far the other orchestrator. A stream comes in through far while `ray drain-node` is called there.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_most, spread
 from bench.traffic import Run, connected, request, run
 from core.errors import StartupError
+from deploy.proxy import STOP_FILE
 from deploy.settings import override
 
 NEAR = {"near": 1.0}
@@ -37,15 +42,29 @@ DEADLINE_S = 600
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How often."""
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="with the file that the hook leaves, and without it")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Put a node on the far host, and drain it while it has a stream; again and again. Raises: StartupError."""
     if (lack := missing()) is not None:
         raise StartupError(f"two hosts cannot be had here: {lack}")
-    with two_hosts() as (near, far, _), nodes([], near.address, num_cpus=4, resources=NEAR) as up:
-        return asyncio.run(_measure(up, near, far, args.repeats))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        two_hosts() as (near, far, _),
+        nodes([], near.address, num_cpus=4, resources=NEAR) as up,
+    ):
+        return asyncio.run(_measure(up, near, far, args.repeats, Path(folder)))
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """What is started meanwhile has it."""
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def settings() -> dict[str, Any]:
@@ -59,13 +78,16 @@ def settings() -> dict[str, Any]:
     return changed
 
 
-async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int) -> list[Result]:
-    said_s, unlike, expected = [], 0, None
-    for number in range(num_repeats):
-        _say(f"drain {number + 1} of {num_repeats}")
-        far.enter()
-        node = up.add("orchestrator", node_ip_address=far.address)
-        near.enter()
+async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: Path) -> list[Result]:
+    said_s: dict[bool, list[float]] = {}
+    unlike, expected = 0, None
+    for number, has_file in enumerate([True, False] * num_repeats):
+        _say(f"drain {number + 1} of {2 * num_repeats}")
+        stop_file = folder / str(number)
+        with _environment(STOP_FILE, str(stop_file)):
+            far.enter()
+            node = up.add("orchestrator", node_ip_address=far.address)
+            near.enter()
         if number == 0:
             await asyncio.to_thread(up.deploy, settings(), "EveryNode")
         await until(lambda: num_running("orchestrator") == 2, UNTIL_SAID_S * 4)
@@ -75,16 +97,17 @@ async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int) -> list[R
             streaming = asyncio.create_task(_stream(stub))
             await asyncio.sleep(0.5)
             began_s = time.monotonic()
-            await asyncio.to_thread(_drain, up, node.node_id)
+            hook = asyncio.create_task(asyncio.to_thread(_drain, up, node.node_id, stop_file if has_file else None))
             await _until_health(far, up, health_pb2.HealthCheckResponse.NOT_SERVING)
-            said_s.append(time.monotonic() - began_s)
+            said_s.setdefault(has_file, []).append(time.monotonic() - began_s)
+            await hook
             is_under_way = not streaming.done()
             unlike += (await streaming).tokens != expected.tokens
-        _say(f"said after {said_s[-1]:.2f} s, {'before' if is_under_way else 'after'} the end of the stream")
+        _say(f"said after {said_s[has_file][-1]:.2f} s, {'before' if is_under_way else 'after'} the end of the stream")
         up.cluster.remove_node(node)
-    said = spread("from `ray drain-node` to NOT_SERVING", said_s, "s")
     return [
-        at_most(SAID_GOAL_S, said),
+        at_most(SAID_GOAL_S, spread("from the hook's beginning to NOT_SERVING", said_s[True], "s")),
+        spread("the same by `ray drain-node` alone", said_s[False], "s"),
         at_most(0, Result("streams through the node that failed or changed", unlike, "streams")),
     ]
 
@@ -94,8 +117,10 @@ async def _stream(stub: Any, gamma: int | None = None) -> Run:
     return await run(stub, request(prompt, MAX_TOKENS, temperature=TEMPERATURE, gamma=gamma, seed=1))
 
 
-def _drain(up: Nodes, node_id: str) -> None:
+def _drain(up: Nodes, node_id: str, stop_file: Path | None) -> None:
     """As the hook of the manifests does; in its own process, as there."""
+    if stop_file is not None:
+        stop_file.touch()
     command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", up.cluster.address]
     reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is to stop"]
     deadline = ["--deadline-remaining-seconds", str(DEADLINE_S)]

@@ -5,7 +5,8 @@ it comes while a message is being written to the client, the stream is merely dr
 decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
 
 Health is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node that
-is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them.
+is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes seconds to
+hear of it, and to say so; a file that whoever stops the node leaves there is seen at once.
 
 Runs in the proxy's process, which imports it by the name in `deploy.cluster.SERVICERS`.
 """
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,6 +25,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.outrider.v1 import generation_pb2_grpc
 
 Handler = Callable[..., Any]
+
+STOP_FILE = "OUTRIDER_STOP_FILE"
+"""The environment may name a file here, which is there from the moment when this node is to stop."""
 
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
@@ -60,11 +66,17 @@ def add_health_service(servicer: Any, server: Any) -> None:
         server.service_handler_factory = make_handler
 
 
+def is_to_stop() -> bool:
+    """Whether somebody has left the file that says so."""
+    path = os.environ.get(STOP_FILE)
+    return path is not None and Path(path).exists()
+
+
 def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
-    """The same answer, but NOT_SERVING while the proxy drains."""
+    """The same answer, but NOT_SERVING while the proxy drains, or its node is to stop."""
 
     async def check(request: Any, context: Any) -> bytes:
-        if is_draining():
+        if is_draining() or is_to_stop():
             return NOT_SERVING
         answer: bytes = await handler(request, context)
         return answer

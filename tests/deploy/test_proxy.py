@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve._private.proxy import gRPCProxy
 
-from deploy.proxy import LastingContext, add_generation_service, add_health_service, attentive
+from deploy.proxy import STOP_FILE, LastingContext, add_generation_service, add_health_service, attentive
 
 
 class FakeContext:
@@ -115,7 +115,7 @@ def test_only_streams_are_changed_and_the_server_is_left_as_it_was():
     assert server.service_handler_factory == server.make
 
 
-async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody():
+async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody(monkeypatch, tmp_path):
     class FakeFactory:
         """Serves each method by saying its name."""
 
@@ -159,6 +159,11 @@ async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody():
     assert await listed(None, None) == b"/grpc.health.v1.Health/List"
     proxy.is_draining = False
     assert await check(None, None) == b"/grpc.health.v1.Health/Check"
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "is-to-stop"))
+    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
+    (tmp_path / "is-to-stop").touch()
+    reply = HealthCheckResponse.FromString(await check(None, None))
+    assert reply.status == HealthCheckResponse.NOT_SERVING
 
 
 def test_serve_s_proxy_is_what_makes_handlers_and_knows_whether_it_drains():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cluster import SERVICERS
+from deploy.proxy import STOP_FILE
 from deploy.workers import REPLICA_CPUS
 from tests.k8s.manifests import (
     ROLE,
@@ -182,6 +183,9 @@ def streams_may_end(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: preStop must drain the node"
         elif float(words[words.index("--deadline-remaining-seconds") + 1]) < DRAIN_TIMEOUT_S + LOADING_S:
             yield f"{pod.where}: the deadline of preStop must be at least {DRAIN_TIMEOUT_S + LOADING_S:.0f} s"
+        has_file = any(variable["name"] == STOP_FILE for variable in pod.ray.get("env", ()))
+        if not has_file or f'"${STOP_FILE}"' not in words[: words.index("drain-node") if "drain-node" in words else 0]:
+            yield f"{pod.where}: preStop must leave the file that {STOP_FILE} names, before it tells Ray"
     if ray_service(objects).get("rayClusterDeletionDelaySeconds", 60) < DRAIN_TIMEOUT_S:
         yield f"RayService: rayClusterDeletionDelaySeconds must be at least {DRAIN_TIMEOUT_S:.0f}"
 
