@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[Result]:
     """Complete every prompt in all ways, and explain what differs."""
-    config = EngineConfig(str(args.model), dtype=args.dtype, deterministic=args.deterministic)
+    config = EngineConfig(str(args.model), dtype=args.dtype, deterministic=args.deterministic, share_prefixes=False)
     engine = load_engine(config)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     prompts = [tokenizer.encode(prompt) for prompt in held_out_prompts(args.prompts)]

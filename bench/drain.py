@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.hosts import Host, missing, two_hosts
 from bench.nodes import Nodes, manifest, nodes, num_running, until
 from bench.prompts import held_out_prompts
-from bench.results import Result, at_most, spread
+from bench.results import Result, at_least, at_most, spread
 from bench.traffic import Run, connected, request, run
 from core.errors import StartupError
 from deploy.proxy import STOP_FILE
@@ -80,7 +80,7 @@ def settings() -> dict[str, Any]:
 
 async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: Path) -> list[Result]:
     said_s: dict[bool, list[float]] = {}
-    unlike, expected = 0, None
+    unlike, num_under_way, expected = 0, 0, None
     for number, has_file in enumerate([True, False] * num_repeats):
         _say(f"drain {number + 1} of {2 * num_repeats}")
         stop_file = folder / str(number)
@@ -100,14 +100,19 @@ async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: P
             hook = asyncio.create_task(asyncio.to_thread(_drain, up, node.node_id, stop_file if has_file else None))
             await _until_health(far, up, health_pb2.HealthCheckResponse.NOT_SERVING)
             said_s.setdefault(has_file, []).append(time.monotonic() - began_s)
+            num_under_way += not streaming.done()
             await hook
-            is_under_way = not streaming.done()
-            unlike += (await streaming).tokens != expected.tokens
-        _say(f"said after {said_s[has_file][-1]:.2f} s, {'before' if is_under_way else 'after'} the end of the stream")
+            try:
+                unlike += (await streaming).tokens != expected.tokens
+            except grpc.aio.AioRpcError as error:
+                unlike += 1
+                _say(f"the stream failed: {error.details()}")
+        _say(f"said after {said_s[has_file][-1]:.2f} s")
         up.cluster.remove_node(node)
     return [
         at_most(SAID_GOAL_S, spread("from the hook's beginning to NOT_SERVING", said_s[True], "s")),
         spread("the same by `ray drain-node` alone", said_s[False], "s"),
+        at_least(2 * num_repeats, Result("streams that were under way when it was said", num_under_way, "streams")),
         at_most(0, Result("streams through the node that failed or changed", unlike, "streams")),
     ]
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 DEVICE = "outrider"
+PREFIX = "outrider-"
+"""Of namespaces; the process that made them follows."""
 NETWORK = "10.201.77"
 MTU = 9000
 MAX_WAIT_S = 0.5
@@ -61,7 +63,7 @@ def missing() -> str | None:
         return "there is no `ip` command"
     if not os.access("/dev/net/tun", os.W_OK):
         return "/dev/net/tun cannot be opened"
-    tried = f"outrider-{os.getpid()}-try"
+    tried = f"{PREFIX}{os.getpid()}-try"
     if subprocess.run(["ip", "netns", "add", tried], capture_output=True, check=False).returncode:
         return "no network namespace can be made"
     _ip("netns", "delete", tried)
@@ -71,7 +73,8 @@ def missing() -> str | None:
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host, Wire]]:
     """Near and far, and the wire between them; this thread is on the near one while the block runs."""
-    near, far = (Host(f"outrider-{os.getpid()}-{n}", f"{NETWORK}.{n}") for n in (1, 2))
+    _sweep()
+    near, far = (Host(f"{PREFIX}{os.getpid()}-{n}", f"{NETWORK}.{n}") for n in (1, 2))
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     ends: list[int] = []
     try:
@@ -91,6 +94,14 @@ def two_hosts() -> Iterator[tuple[Host, Host, Wire]]:
             os.close(end)
         for host in (near, far):
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
+
+
+def _sweep() -> None:
+    """Delete what processes that were killed have left."""
+    names = [path.name for path in Path("/var/run/netns").glob(f"{PREFIX}*")]
+    for name in names:
+        if not Path("/proc", name.removeprefix(PREFIX).partition("-")[0]).exists():
+            _ip("netns", "delete", name)
 
 
 def _ip(*arguments: str) -> None:

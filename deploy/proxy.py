@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ Handler = Callable[..., Any]
 
 STOP_FILE = "OUTRIDER_STOP_FILE"
 """The environment may name a file here, which is there from the moment when this node is to stop."""
+BEGAN_S = time.time()
+"""A file from before that belongs to an earlier life: a container that is started anew finds the folders of its pod."""
 
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
@@ -67,9 +70,12 @@ def add_health_service(servicer: Any, server: Any) -> None:
 
 
 def is_to_stop() -> bool:
-    """Whether somebody has left the file that says so."""
+    """Whether somebody has left the file that says so, since this process began."""
     path = os.environ.get(STOP_FILE)
-    return path is not None and Path(path).exists()
+    try:
+        return path is not None and Path(path).stat().st_mtime >= BEGAN_S
+    except FileNotFoundError:
+        return False
 
 
 def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:

@@ -28,9 +28,11 @@ def is_available(dtype: torch.dtype, device: torch.device) -> bool:
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if device.type != "cpu" or not has_onednn:
         return False
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return False  # the operators may be there, on other machines, but with other kernels behind them
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+    return dtype == torch.float32
 
 
 def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
@@ -41,7 +43,7 @@ def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
     may, keeps it.
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
-    chosen = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.numel() >= min_weights]
+    chosen = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.numel() >= max(1, min_weights)]
     for layer in chosen:
         layer.forward = PackedProduct(layer)  # what is hooked to the layer stays
         layer.weight = nn.Parameter(
@@ -59,6 +61,7 @@ class PackedProduct:
         if isinstance(layer, Conv1D):  # GPT-2's linear layer, whose weight is transposed
             weight = weight.t().contiguous()
         self.shape: tuple[int, int] = tuple(weight.shape)
+        self.has_bias = layer.bias is not None
         self._bias = None if layer.bias is None else layer.bias.detach()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_IN_MIND)
 
@@ -74,11 +77,11 @@ class PackedProduct:
 def warm_up(model: nn.Module, max_rows: int) -> None:
     """Let oneDNN make its kernels for up to `max_rows` rows: the first product of a shape takes a millisecond more."""
     products = {
-        product.shape: product
+        (product.shape, product.has_bias): product
         for module in model.modules()
         if isinstance(product := vars(module).get("forward"), PackedProduct)
     }
     dtype = next(model.parameters()).dtype
-    for (_, num_inputs), product in products.items():
+    for ((_, num_inputs), _), product in products.items():
         for num_rows in range(1, max_rows + 1):
             product(torch.zeros(1, num_rows, num_inputs, dtype=dtype))

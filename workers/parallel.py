@@ -72,6 +72,7 @@ def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) ->
     loaded = _load(config, group, progress)
     with _all_or_none(group):
         runtime = ModelRuntime(loaded, config)
+        runtime.warm_up_products()
         while order := group.receive():
             _obey(Order.unpack(order), runtime)
     group.close()

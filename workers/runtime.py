@@ -36,8 +36,8 @@ no multiple of the vector width in another way: with whole blocks, rows by the e
 the order of a chain, a row's bits are its own."""
 FEWER_ROWS = (1, 4)
 """That may do as well where all weights are packed; whether they do is tried at start."""
-MAX_TRIED_ROWS = 22
-"""A step of each size up to this, and one of all their rows."""
+TRIED_ROWS = (*range(1, 23), 31, 64, 129)
+"""A step of each of these sizes, against one of all their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class ModelRuntime:
         Answers how many seconds each takes. In deterministic mode it also looks for the smallest tiles that will do.
         Raises: CheckpointError for a model that gives NaN.
         """
-        packing.warm_up(self._model, SLOW_ROWS)
+        self.warm_up_products()
         if self._is_deterministic:
             self._settle_tiling()
         num_rows, limit = 1, min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
@@ -152,6 +152,10 @@ class ModelRuntime:
                 times_s[num_rows] = self._time(num_rows)
             num_rows *= 2
         return times_s
+
+    def warm_up_products(self) -> None:
+        """The part of it that each rank does by itself."""
+        packing.warm_up(self._model, SLOW_ROWS)
 
     def _time(self, num_rows: int) -> float:
         kv = self.cache.new_sequence()
@@ -217,13 +221,17 @@ class ModelRuntime:
             if self._has_equal_bits():
                 logger.info("deterministic steps have rows by %d", num_rows)
                 return
-        logger.warning("a row's bits are NOT its own on this CPU: outputs may differ where two tokens are nearly equal")
+        logger.warning(
+            "a row's bits are NOT its own with %s on this CPU: outputs may differ where two tokens are nearly equal "
+            "(so it is with mixtures of experts: how many rows an expert gets depends on the others)",
+            self.info.architecture,
+        )
 
     def _has_equal_bits(self) -> bool:
-        """Whether rows in steps of every size have the bits that they have in one step."""
+        """Whether rows in steps of TRIED_ROWS, as far as there is room, have the bits that they have in one step."""
         sizes: list[int] = []
         num_rows = min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
-        for size in range(1, MAX_TRIED_ROWS + 1):
+        for size in TRIED_ROWS:
             if sum(sizes) + size <= num_rows:
                 sizes.append(size)
         ids = [row * row % self.info.vocab_size for row in range(sum(sizes))]

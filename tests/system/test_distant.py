@@ -14,12 +14,15 @@ import pytest
 
 from bench.hosts import missing, two_hosts
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif((lack := missing()) is not None, reason=f"two hosts cannot be had here: {lack}"),
-]
+pytestmark = pytest.mark.slow
 DELAY_S = 0.03
 REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _two_hosts_can_be_had() -> None:
+    if (lack := missing()) is not None:
+        pytest.skip(f"two hosts cannot be had here: {lack}")
 
 
 def test_packets_take_as_long_as_the_wire_says() -> None:

@@ -88,6 +88,29 @@ def test_a_model_that_gives_nan_is_not_served(tmp_path: Path) -> None:
 
 
 @needs_kernels
+def test_a_slice_of_nothing_is_left() -> None:
+    layer = nn.Linear(16, 1)
+    layer.weight = nn.Parameter(torch.empty(0, 16))  # as the last of many ranks may have it
+    assert pack(layer, 0) == (0, 1)
+
+
+@needs_kernels
+def test_every_product_is_warmed_up_with_its_bias_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 8), nn.Linear(8, 4))
+    pack(model, 0)
+    seen: list[tuple[tuple[int, int], bool, int]] = []
+    monkeypatch.setattr(
+        PackedProduct, "__call__", lambda self, rows: seen.append((self.shape, self.has_bias, rows.shape[1]))
+    )
+    packing.warm_up(model, 2)
+    assert sorted(seen) == [
+        (shape, has_bias, rows)
+        for shape, has_bias in [((4, 8), True), ((8, 8), False), ((8, 8), True)]
+        for rows in (1, 2)
+    ]
+
+
+@needs_kernels
 @torch.inference_mode()
 def test_hooks_stay_and_subclasses_are_not_touched() -> None:
     class Special(nn.Linear):
