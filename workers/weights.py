@@ -7,6 +7,8 @@ Weights are safetensors only, code is what transformers ships, nothing is fetche
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ ROPE_OF_THE_BATCH = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies change, for the whole batch, once any sequence passes the original context."""
 
 PROBE_TOKENS = 4
+WINDOW_MASK = "create_sliding_window_causal_mask"
+"""What modelling code imports that masks by windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +222,25 @@ def _probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
             raise UnsupportedModel(
                 f"layer {layer} of {config.model_type} does not tell its sliding window to its attention"
             )
+    _check_windows(model, config, tells_window=any(window is not None for window in probe.windows.values()))
     return tuple(probe.shapes[layer] for layer in range(config.num_hidden_layers))
+
+
+def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
+    """The seam goes by what a layer tells its attention, eager code by the mask that the model makes: they must agree.
+
+    Where the config says of each layer what it is, that has been looked at already.
+    Raises: UnsupportedModel where one of them has a window that the other has not.
+    """
+    window = getattr(config, "sliding_window", None)
+    makes_mask = hasattr(sys.modules[type(model).__module__], WINDOW_MASK)
+    is_reached = window is not None and window < (getattr(config, "max_position_embeddings", None) or math.inf)
+    if is_reached and not getattr(config, "layer_types", None) and tells_window != makes_mask:
+        has, has_not = ("attention", "mask") if tells_window else ("mask", "attention")
+        raise UnsupportedModel(
+            f"{config.model_type} has a sliding window of {window} in its {has}, but not in its {has_not}: "
+            "it is not clear what it computes"
+        )
 
 
 def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:

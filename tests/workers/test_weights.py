@@ -172,3 +172,13 @@ def test_what_the_seam_cannot_carry_is_refused_with_the_reason(
     tmp_path: Path, family: str, settings: dict[str, Any], reason: str
 ) -> None:
     assert reason in refusal(config_only(tmp_path, family, **settings), UnsupportedModel)
+
+
+@pytest.mark.parametrize(
+    ("family", "where"), [("phimoe", "in its mask, but not in its attention"), ("olmoe", "in its attention, but not")]
+)
+def test_a_window_that_mask_and_attention_disagree_about_is_refused(family: str, where: str, tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    path = checkpoints.write(family, tmp_path / "narrow", sliding_window=24, **experts)
+    assert where in refusal(path, UnsupportedModel)
+    load_quietly(checkpoints.write(family, tmp_path / "wide", sliding_window=512, **experts))  # it is never reached
