@@ -55,7 +55,7 @@ def there_and_back_s(connection: socket.socket) -> float:
 def test_a_distant_draft_changes_no_token_and_its_tables_hit(tmp_path: Path) -> None:
     """In a process of its own, which enters the namespaces."""
     results = tmp_path / "results.json"
-    sizes = ["--prompts", "1", "--tokens", "32", "--repeats", "1", "--target-size", "30M"]
+    sizes = ["--prompts", "1", "--tokens", "32", "--repeats", "1", "--target-size", "80M"]
     command = [sys.executable, "-m", "bench", "distant", *sizes, "--cache", str(tmp_path), "--json", str(results)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
