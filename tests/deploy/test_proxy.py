@@ -116,58 +116,80 @@ def test_only_streams_are_changed_and_the_server_is_left_as_it_was():
     assert server.service_handler_factory == server.make
 
 
-async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody(monkeypatch, tmp_path):
-    class FakeFactory:
-        """Serves each method by saying its name."""
+class FakeFactory:
+    """Serves each method by saying its name."""
 
-        is_draining = False
+    is_draining = False
 
-        def _is_draining(self):
-            return self.is_draining
+    def _is_draining(self):
+        return self.is_draining
 
-        def make(self, service_method, streaming_type):
-            async def unary(request, context):
-                return service_method.encode()
+    def make(self, service_method, streaming_type):
+        async def unary(request, context):
+            return service_method.encode()
 
-            async def stream(request, context):
-                yield service_method.encode()
+        async def stream(request, context):
+            yield service_method.encode()
 
-            return stream if streaming_type.endswith("STREAM") else unary
+        return stream if streaming_type.endswith("STREAM") else unary
 
-    class FakeServer:
-        def __init__(self, proxy):
-            self.service_handler_factory = proxy.make
-            self.handlers = {}
 
-        def add_generic_rpc_handlers(self, handlers):
-            pass
+class FakeHealthServer:
+    """Asks for the handlers of all methods, as gRPC's generated code makes a server do."""
 
-        def add_registered_method_handlers(self, service, methods):
-            for name in methods:
-                for kind in ("UNARY", "STREAM"):
-                    method = f"/{service}/{name}"
-                    self.handlers[name, kind] = self.service_handler_factory(service_method=method, streaming_type=kind)
+    def __init__(self, proxy):
+        self.service_handler_factory = proxy.make
+        self.handlers = {}
 
-    proxy = FakeFactory()
-    server = FakeServer(proxy)
+    def add_generic_rpc_handlers(self, handlers):
+        pass
+
+    def add_registered_method_handlers(self, service, methods):
+        for name in methods:
+            for kind in ("UNARY", "STREAM"):
+                method = f"/{service}/{name}"
+                self.handlers[name, kind] = self.service_handler_factory(service_method=method, streaming_type=kind)
+
+
+@pytest.fixture
+def proxy():
+    return FakeFactory()
+
+
+@pytest.fixture
+def server(proxy):
+    server = FakeHealthServer(proxy)
     add_health_service(_AnyServicer(), server)
+    return server
+
+
+APPLICATION_S = b"/grpc.health.v1.Health/Check"
+
+
+async def says_not_serving(check):
+    return HealthCheckResponse.FromString(await check(None, None)).status == HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody(proxy, server):
     assert server.service_handler_factory == proxy.make
     check, listed = server.handlers["Check", "UNARY"], server.handlers["List", "UNARY"]
-    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
+    assert await check(None, None) == APPLICATION_S
     proxy.is_draining = True
-    reply = HealthCheckResponse.FromString(await check(None, None))
-    assert reply.status == HealthCheckResponse.NOT_SERVING
+    assert await says_not_serving(check)
     assert await listed(None, None) == b"/grpc.health.v1.Health/List"
     proxy.is_draining = False
-    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
-    monkeypatch.setenv(STOP_FILE, str(tmp_path / "is-to-stop"))
-    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
-    (tmp_path / "is-to-stop").touch()
-    os.utime(tmp_path / "is-to-stop", (0, 0))  # left by an earlier life of the container
-    assert await check(None, None) == b"/grpc.health.v1.Health/Check"
-    (tmp_path / "is-to-stop").touch()
-    reply = HealthCheckResponse.FromString(await check(None, None))
-    assert reply.status == HealthCheckResponse.NOT_SERVING
+    assert await check(None, None) == APPLICATION_S
+
+
+async def test_a_file_that_was_left_since_the_proxy_began_says_that_its_node_is_to_stop(server, monkeypatch, tmp_path):
+    check, stop_file = server.handlers["Check", "UNARY"], tmp_path / "is-to-stop"
+    monkeypatch.setenv(STOP_FILE, str(stop_file))
+    assert await check(None, None) == APPLICATION_S
+    stop_file.touch()
+    os.utime(stop_file, (0, 0))  # left by an earlier life of the container
+    assert await check(None, None) == APPLICATION_S
+    os.utime(stop_file)
+    assert await says_not_serving(check)
 
 
 def test_serve_s_proxy_is_what_makes_handlers_and_knows_whether_it_drains():
