@@ -16,7 +16,8 @@ from bench.grow import cached
 from bench.sizes import Shape, read_shape
 from core.config import Dtype, EngineConfig
 from workers import weights
-from workers.runtime import ModelRuntime, StepRows
+from workers.runtime import ModelRuntime
+from workers.steps import StepRows
 
 CONTEXT_TOKENS = 128
 NUM_STEPS = 30

@@ -32,7 +32,8 @@ from core.config import EngineConfig
 from core.errors import StartupError
 from core.trees import ROOT, TokenTree
 from workers import weights
-from workers.runtime import ModelRuntime, StepRows
+from workers.runtime import ModelRuntime
+from workers.steps import StepRows
 
 VOCAB_SIZE = 96
 MAX_PARAMETERS = 30_000_000

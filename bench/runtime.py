@@ -27,7 +27,7 @@ from core.errors import StartupError
 from core.records import Verdict
 from core.trees import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
-from workers.runtime import StepRows
+from workers.steps import StepRows
 from workers.target import TargetEngine
 
 NUM_PROMPT_TOKENS = 64

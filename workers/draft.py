@@ -24,9 +24,10 @@ from workers.candidates import Kind, Place, propose
 from workers.engine import Engine
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
-from workers.runtime import ModelRuntime, StepRows
+from workers.runtime import ModelRuntime
 from workers.sampling import Row
 from workers.sequences import HeldSequence
+from workers.steps import StepRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from core.block_hash import BlockHash
 from core.records import DraftRequest, Timing, VerifyRequest
-from workers.runtime import StepRows
 from workers.scheduler import Share
 from workers.sequences import HeldSequence
+from workers.steps import StepRows
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 

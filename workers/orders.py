@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from workers.kv_cache import KVCache, SequenceKV
-from workers.runtime import Step
 from workers.step_plan import Span
+from workers.steps import Step
 
 
 @dataclass(frozen=True, slots=True)

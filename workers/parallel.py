@@ -32,8 +32,9 @@ from workers import weights
 from workers.group import Group, Rank
 from workers.kv_cache import KVCache
 from workers.orders import Edit, Order
-from workers.runtime import ModelRuntime, Step
+from workers.runtime import ModelRuntime
 from workers.sliced_weights import ModelSlice
+from workers.steps import Step
 from workers.weights import LoadedModel
 
 __all__ = ["Rank", "follow", "load_runtime", "log_loss"]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 
 import torch
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError
-from core.trees import EMPTY_BLOCK, TokenTree
+from core.trees import TokenTree
 from workers import packing
-from workers.kv_cache import KVCache, SequenceKV
-from workers.step_plan import Span, Tiling, plan_step
+from workers.kv_cache import KVCache
+from workers.step_plan import Tiling, plan_step
+from workers.steps import Step, StepRows, lay_out
 from workers.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -38,52 +39,6 @@ FEWER_ROWS = (1, 4)
 """That may do as well where all weights are packed; whether they do is tried at start."""
 TRIED_ROWS = (*range(1, 23), 31, 64, 129)
 """A step of each of these sizes, against one of all their rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """What one sequence adds in a step: `tokens`, then the guesses of `tree` below the last of them.
-
-    The first `num_held` nodes of the tree are no rows of this step: earlier ones have left their KV right behind that
-    of the tokens, in this order; and the tokens can be none. Invariant: where nodes are held, `tokens` is empty.
-    """
-
-    kv: SequenceKV
-    tokens: Sequence[int]
-    tree: TokenTree = EMPTY_BLOCK
-    num_held: int = 0
-    wants_logits: bool = True
-    """False for all but the last chunk of a prefill."""
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.tokens) + len(self.tree) - self.num_held
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The token of each row."""
-        return (*self.tokens, *self.tree.tokens[self.num_held :])
-
-    @property
-    def positions(self) -> list[int]:
-        """Where each row stands in its sequence; a guess stands at its depth below the last token."""
-        first = self.kv.num_tokens - self.num_held
-        root = first + len(self.tokens) - 1
-        return [*range(first, root + 1), *(root + depth for depth in self.tree.depths[self.num_held :])]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A batch, laid out: nothing but integers, so that whoever has the same KV blocks can run it.
-
-    It may have more rows than its spans, and ask for more than is wanted: padding.
-    """
-
-    ids: list[int]
-    positions: list[int]
-    wanted: list[int]
-    """Rows whose logits are asked for."""
-    spans: list[Span]
 
 
 def choose_tiling(config: EngineConfig) -> Tiling:
@@ -129,7 +84,7 @@ class ModelRuntime:
         """
         self._check(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
-        step = _lay_out(batch)
+        step = lay_out(batch)
         num_wanted = len(step.wanted)
         logits = self.run(self._padded(step))
         for item in batch:
@@ -245,16 +200,3 @@ class ModelRuntime:
             del rest[:size]
         self.cache.free(kv)
         return torch.cat(logits)
-
-
-def _lay_out(batch: Sequence[StepRows]) -> Step:
-    """Each sequence's stretch of the flattened rows, and the rows whose logits are wanted."""
-    step = Step([], [], [], [])
-    for item in batch:
-        first = len(step.ids)
-        step.ids.extend(item.ids)
-        step.positions.extend(item.positions)
-        step.spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_held))
-        if item.wants_logits:
-            step.wanted.extend(range(first + max(0, len(item.tokens) - 1), first + item.num_rows))
-    return step

@@ -16,9 +16,9 @@ from workers import sampling, verify
 from workers.engine import Engine
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
-from workers.runtime import StepRows
 from workers.sampling import Row
 from workers.sequences import HeldSequence
+from workers.steps import StepRows
 
 
 @dataclass(eq=False, slots=True)

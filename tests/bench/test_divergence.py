@@ -9,7 +9,8 @@ import torch
 
 from bench import divergence
 from deploy.settings import DEMO_DIRECTORY
-from workers.runtime import ModelRuntime, Step
+from workers.runtime import ModelRuntime
+from workers.steps import Step
 
 
 def measured(**settings: object) -> dict[str, float]:

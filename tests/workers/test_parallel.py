@@ -16,7 +16,8 @@ from test_runtime_families import accepted_path, guesses, verified_round
 
 from core.trees import TokenTree
 from tests import checkpoints
-from workers.runtime import ModelRuntime, StepRows
+from workers.runtime import ModelRuntime
+from workers.steps import StepRows
 
 NUM_TOKENS = 24
 SHAPES = {

@@ -18,7 +18,7 @@ from tests import checkpoints
 from workers import weights
 from workers.group import Rank
 from workers.parallel import follow, load_runtime
-from workers.runtime import StepRows
+from workers.steps import StepRows
 from workers.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]

@@ -19,8 +19,8 @@ from workers.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.lifeline import Lifeline, Switchboard, connect
 from workers.orders import Edit, Order
 from workers.parallel import LeadingCache
-from workers.runtime import Step
 from workers.step_plan import Span
+from workers.steps import Step
 
 NUMBERS = st.lists(st.integers(-1, 2**31 - 1), max_size=6)
 SPANS = st.builds(

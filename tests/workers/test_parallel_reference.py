@@ -13,7 +13,7 @@ from ranks import ADDRESS, Followers, free_port
 from test_runtime import assert_same
 
 from tests import checkpoints
-from workers.runtime import StepRows
+from workers.steps import StepRows
 
 IDS = [(7 * n) % 251 for n in range(30)]
 

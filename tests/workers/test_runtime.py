@@ -15,7 +15,8 @@ from core.errors import ConfigError
 from core.trees import ROOT, TokenTree
 from tests import checkpoints
 from workers.kv_cache import OutOfBlocks
-from workers.runtime import ModelRuntime, StepRows, choose_tiling
+from workers.runtime import ModelRuntime, choose_tiling
+from workers.steps import StepRows
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])

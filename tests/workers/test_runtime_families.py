@@ -11,7 +11,8 @@ import torch
 from core.trees import ROOT, TokenTree
 from tests import checkpoints
 from workers.kv_cache import SequenceKV
-from workers.runtime import ModelRuntime, StepRows
+from workers.runtime import ModelRuntime
+from workers.steps import StepRows
 
 NUM_TOKENS = 64
 PROMPT_TOKENS = 40
