@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import cluster, control, distant, divergence, drain, families, kills, overhead, rounds, runtime
+from bench import cluster, control, distant, divergence, drain, families, gpu, kills, overhead, rounds, runtime
 from bench.results import Result, report
 
 
@@ -33,6 +33,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "divergence": divergence,
     "drain": drain,
     "families": families,
+    "gpu": gpu,
     "kills": kills,
     "overhead": overhead,
     "rounds": rounds,

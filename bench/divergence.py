@@ -26,8 +26,9 @@ from core.config import Dtype, EngineConfig
 from core.records import Sampling
 from core.trees import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
-from workers.runtime import ModelRuntime, StepRows
+from workers.runtime import ModelRuntime
 from workers.sampling import Row, perturbed, process
+from workers.steps import StepRows
 from workers.target import TargetEngine
 
 MAX_GUESSES = 8
@@ -77,7 +78,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
         ]
         outputs, times_s = _all_ways(engine, jobs, args)
         found = [
-            _explain(engine, number, jobs[number], plain, other)
+            explain(engine, number, jobs[number], plain, other)
             for way in (ALONE, AMONG)
             for number, (plain, other) in enumerate(zip(outputs[PLAIN], outputs[way], strict=True))
             if plain != other
@@ -129,7 +130,8 @@ def _guesses(stream: Stream, truth: Sequence[int], rng: random.Random, num_token
     return TokenTree.chain(tokens) if tokens else EMPTY_BLOCK
 
 
-def _explain(engine: TargetEngine, number: int, job: Job, one: Sequence[int], other: Sequence[int]) -> Divergence:
+def explain(engine: TargetEngine, number: int, job: Job, one: Sequence[int], other: Sequence[int]) -> Divergence:
+    """Where two completions of one job differ first, and how near their tokens were to each other there."""
     position = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     prompt, sampling = job
     alone, with_others = _scores(engine._runtime, prompt, one[:position], sampling)

@@ -1,0 +1,113 @@
+"""A target and a draft engine in this process, without Ray, which verify and draft in turn.
+
+Knows what an orchestrator says to each where nothing is pipelined; must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bench.engines import EPOCH, Stream, load_engine, new_stream, play
+from core.config import EngineConfig
+from core.records import Drafted, DraftRequest, SequenceSpec, Stamp
+from core.trees import EMPTY_BLOCK, NO_TOKEN, Growth, TokenTree
+from workers.draft import DraftEngine
+from workers.target import TargetEngine
+
+Q_TOP_TOKENS = 64
+"""As served; greedy guesses carry no q."""
+NAMES = (f"stream {number}" for number in itertools.count())
+"""No two sessions of an engine have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was written after a prompt, and in how many verifications after the one that read it."""
+
+    tokens: tuple[int, ...]
+    num_rounds: int
+
+
+@dataclass(eq=False, slots=True)
+class _Drafting:
+    """One session at the draft."""
+
+    engine: DraftEngine
+    held: int = 0
+    num_rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def block(self, stream: Stream, num_guesses: int) -> TokenTree:
+        """The draft's own next tokens after what the stream has committed."""
+        base = min(self.held, len(stream.log) - 1)
+        spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
+        stamp = Stamp(stream.name, EPOCH, next(self.num_rounds))
+        growth = Growth.chain(num_guesses)
+        self.engine.add(0, DraftRequest(stamp, stream.log.base(base), stream.log.since(base), growth, spec=spec))
+        drafted = self._reply()
+        assert NO_TOKEN not in drafted.tokens, "there is room for every guess"
+        self.held = drafted.held
+        return TokenTree.chain(drafted.tokens)
+
+    def _reply(self) -> Drafted:
+        while True:
+            for _, reply in self.engine.step():
+                assert isinstance(reply, Drafted), reply
+                return reply
+
+
+class Pair:
+    """Completes prompts greedily; the ways to do so differ in the blocks that are verified."""
+
+    def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
+        self.target = target
+        self.draft = draft
+
+    @classmethod
+    def load(cls, target: EngineConfig, draft: EngineConfig) -> Pair:
+        """Both engines, warm. Raises: StartupError."""
+        drafting = DraftEngine.load(draft, EPOCH, Q_TOP_TOKENS, lambda _: None)
+        drafting.warm_up(lambda _: None)
+        return cls(load_engine(target), drafting)
+
+    def plain(self, prompt: Sequence[int], num_tokens: int) -> Completion:
+        """Without guesses."""
+        return self._complete(new_stream(next(NAMES), prompt), num_tokens, lambda _: EMPTY_BLOCK)
+
+    def rejected(self, prompt: Sequence[int], num_tokens: int, num_guesses: int) -> Completion:
+        """With random guesses, which are hardly ever right: what verifying them costs."""
+
+        def guesses(_: Stream) -> TokenTree:
+            return TokenTree.chain([random.randrange(self.target.info.vocab_size) for _ in range(num_guesses)])
+
+        return self._complete(new_stream(next(NAMES), prompt), num_tokens, guesses)
+
+    def speculative(self, prompt: Sequence[int], num_tokens: int, gamma: int) -> Completion:
+        """With the draft's guesses: `gamma` of them, or as many as are still of use."""
+        stream, drafting = new_stream(next(NAMES), prompt), _Drafting(self.draft)
+
+        def guesses(stream: Stream) -> TokenTree:
+            num_guesses = min(gamma, num_tokens - len(stream.output) - 1)
+            return drafting.block(stream, num_guesses) if num_guesses else EMPTY_BLOCK
+
+        completion = self._complete(stream, num_tokens, guesses)
+        self.draft.release([stream.name])
+        return completion
+
+    def drafted(self, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        """What the draft writes by itself: one long chain of guesses."""
+        stream = new_stream(next(NAMES), prompt)
+        tokens = _Drafting(self.draft).block(stream, num_tokens).tokens
+        self.draft.release([stream.name])
+        return tokens
+
+    def _complete(self, stream: Stream, num_tokens: int, guesses: Callable[[Stream], TokenTree]) -> Completion:
+        play(self.target, [stream])
+        num_rounds = 0
+        while len(stream.output) < num_tokens:
+            play(self.target, [stream], [guesses(stream)])
+            num_rounds += 1
+        self.target.release([stream.name])
+        return Completion(stream.output[:num_tokens], num_rounds)
