@@ -55,6 +55,9 @@ class EngineConfig:
     """Lower than the model's own limit; None takes the model's."""
     deterministic: bool = False
     """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
+    compile: bool = False
+    """Make native code of the forward pass at start: a minute and a C++ compiler the first time, less of every step
+    afterwards. On a CPU, for models that one process has whole."""
     share_prefixes: bool = True
     """Compute what prompts begin with in common once, and keep KV of ended sessions until the room is needed."""
     session_timeout_s: float = 600.0

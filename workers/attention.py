@@ -63,25 +63,18 @@ def attend(
         raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} attends in both directions")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if torch.compiler.is_exporting():  # compiled code brings its plan along itself
+        return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
     if plan is None:
         raise UnsupportedModel("the model does not hand keyword arguments on to its attention")
     if isinstance(plan, LayerProbe):
         return plan.note(layer, query, key, value, sliding_window), None
-    keys, values = plan.cache.keys[layer], plan.cache.values[layer]
-    keys.index_copy_(0, plan.write_slots, key[0].transpose(0, 1))
-    values.index_copy_(0, plan.write_slots, value[0].transpose(0, 1))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    product = _Product(scale, sliding_window, softcap, s_aux)
-    rows = query[0].transpose(0, 1)
-    outputs = [product.over(group, rows, keys, values) for group in plan.groups]
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if plan.row_order is not None:
-        joined = joined.index_select(0, plan.row_order)
-    return joined[None], None
+    return Attention(scale, sliding_window, softcap, s_aux).of_layer(layer, plan, query, key, value), None
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Attention:
     """What a layer asks of its attention, beside queries, keys and values."""
 
     scale: float
@@ -89,7 +82,21 @@ class _Product:
     softcap: float | None
     sinks: torch.Tensor | None  # [H]
 
-    def over(self, group: Group, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def of_layer(
+        self, layer: int, plan: StepPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """As `attend` does it, with its shapes.  # [1, T, H, D_v]"""
+        keys, values = plan.cache.keys[layer], plan.cache.values[layer]
+        keys.index_copy_(0, plan.write_slots, key[0].transpose(0, 1))
+        values.index_copy_(0, plan.write_slots, value[0].transpose(0, 1))
+        rows = query[0].transpose(0, 1)
+        outputs = [self._over(group, rows, keys, values) for group in plan.groups]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if plan.row_order is not None:
+            joined = joined.index_select(0, plan.row_order)
+        return joined[None]
+
+    def _over(self, group: Group, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The attention of one group's rows.  # [B*R, H, D_v]"""
         num_seqs, num_queries, _ = group.visible.shape
         queries = rows if group.query_rows is None else rows.index_select(0, group.query_rows)

@@ -50,6 +50,8 @@ class EngineStats:
     num_free_blocks: int
     num_steps: int
     num_rows: int
+    num_eager_steps: int
+    """Steps that were to be compiled and are not."""
     num_preemptions: int
     num_adopted_tokens: int
     """Tokens of prompts whose KV was there from others."""
@@ -88,7 +90,7 @@ class Engine(ABC, Generic[Request, Reply]):
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Run the model once at each size, so that no request pays for first use."""
         progress("warming up")
-        for num_rows, seconds in self._runtime.warm_up().items():
+        for num_rows, seconds in self._runtime.warm_up(progress).items():
             self._pace.see(num_rows, seconds)
 
     def close(self) -> None:
@@ -104,6 +106,7 @@ class Engine(ABC, Generic[Request, Reply]):
             num_free_blocks=cache.num_free_blocks,
             num_steps=self._num_steps,
             num_rows=self._num_rows,
+            num_eager_steps=self._runtime.num_eager_steps,
             num_preemptions=self._num_preemptions,
             num_adopted_tokens=self._prefixes.num_adopted_tokens if self._prefixes else 0,
             step_time_s=self._step_time_s,

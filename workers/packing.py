@@ -44,8 +44,8 @@ def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
     chosen = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.numel() >= max(1, min_weights)]
-    for layer in chosen:
-        layer.forward = PackedProduct(layer)  # what is hooked to the layer stays
+    for index, layer in enumerate(chosen, len(packed(model))):
+        layer.forward = PackedProduct(layer, index)  # what is hooked to the layer stays
         layer.weight = nn.Parameter(
             layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight), requires_grad=False
         )
@@ -56,7 +56,9 @@ def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
 class PackedProduct:
     """The forward of a linear layer, with its weight in blocks."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, index: int = 0) -> None:
+        """`index` is the layer's place among those of its model that are packed."""
+        self.index = index
         weight = layer.weight.detach()
         if isinstance(layer, Conv1D):  # GPT-2's linear layer, whose weight is transposed
             weight = weight.t().contiguous()
@@ -67,20 +69,24 @@ class PackedProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
+        if torch.compiler.is_exporting():  # which knows no weights in blocks
+            return torch.ops.outrider.linear(rows, self.index, self.shape[0])  # type: ignore[no-any-return]
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.shape[0])
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return product
 
 
+def packed(model: nn.Module) -> list[PackedProduct]:
+    """The products of the packed layers, in the order of their indices."""
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    return sorted((one for one in forwards if isinstance(one, PackedProduct)), key=lambda product: product.index)
+
+
 @torch.inference_mode()
 def warm_up(model: nn.Module, max_rows: int) -> None:
     """Let oneDNN make its kernels for up to `max_rows` rows: the first product of a shape takes a millisecond more."""
-    products = {
-        (product.shape, product.has_bias): product
-        for module in model.modules()
-        if isinstance(product := vars(module).get("forward"), PackedProduct)
-    }
+    products = {(product.shape, product.has_bias): product for product in packed(model)}
     dtype = next(model.parameters()).dtype
     for ((_, num_inputs), _), product in products.items():
         for num_rows in range(1, max_rows + 1):

@@ -7,7 +7,7 @@ caller rolls back by `cache.truncate` or `cache.compact`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -16,7 +16,8 @@ import torch
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError
 from core.trees import TokenTree
-from workers import packing
+from workers import compiled, packing
+from workers.compiled import CannotCompile, CompiledModel
 from workers.kv_cache import KVCache
 from workers.step_plan import Tiling, plan_step
 from workers.steps import Step, StepRows, lay_out
@@ -37,6 +38,8 @@ no multiple of the vector width in another way: with whole blocks, rows by the e
 the order of a chain, a row's bits are its own."""
 FEWER_ROWS = (1, 4)
 """That may do as well where all weights are packed; whether they do is tried at start."""
+LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Of compiled code, relative to the norm of the logits."""
 TRIED_ROWS = (*range(1, 23), 31, 64, 129)
 """A step of each of these sizes, against one of all their rows."""
 
@@ -64,6 +67,11 @@ class ModelRuntime:
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
         self._tiling = choose_tiling(config)
         self._is_deterministic = config.deterministic
+        self._is_to_be_compiled = config.compile
+        self._is_shared = config.tensor_parallel > 1
+        self._compiled: CompiledModel | None = None
+        self.num_eager_steps = 0
+        """Steps since the warm-up that were to be compiled and are not."""
         self._pack()
         self._max_step_tokens = config.max_step_tokens
         self.info = loaded.info
@@ -85,19 +93,23 @@ class ModelRuntime:
         self._check(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         step = lay_out(batch)
-        num_wanted = len(step.wanted)
-        logits = self.run(self._padded(step))
+        logits = self.run(self._padded(step))[: len(step.wanted)]
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
-        return logits[:num_wanted]
+        return logits
 
-    def warm_up(self) -> dict[int, float]:
+    def warm_up(self, progress: Callable[[str], None] = logger.info) -> dict[int, float]:
         """Run every size of step that is a power of two, so that no request pays for the first use of a kernel.
 
-        Answers how many seconds each takes. In deterministic mode it also looks for the smallest tiles that will do.
+        Answers how many seconds each takes. What is to be compiled is, before; and in deterministic mode the smallest
+        tiles that will do are looked for.
         Raises: CheckpointError for a model that gives NaN.
         """
         self.warm_up_products()
+        if self._is_to_be_compiled and self._is_shared:
+            self._do_without("several ranks share it")
+        elif self._is_to_be_compiled:
+            self._compile(progress)
         if self._is_deterministic:
             self._settle_tiling()
         num_rows, limit = 1, min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
@@ -106,6 +118,7 @@ class ModelRuntime:
             for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time of all is not like the others
                 times_s[num_rows] = self._time(num_rows)
             num_rows *= 2
+        self.num_eager_steps = 0
         return times_s
 
     def warm_up_products(self) -> None:
@@ -136,15 +149,19 @@ class ModelRuntime:
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
-        output = self._model(
-            input_ids=torch.tensor(step.ids, device=self._device)[None],
-            position_ids=torch.tensor(step.positions, device=self._device)[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor(step.wanted, device=self._device, dtype=torch.long),
-            plan=plan_step(self.cache, step.spans, len(step.ids), self._tiling),
+        ids, positions, wanted = (
+            torch.tensor(rows, device=self._device, dtype=torch.long)
+            for rows in (step.ids, step.positions, step.wanted)
         )
-        logits: torch.Tensor = output.logits[0, :, : self.info.vocab_size]
-        return logits.float()
+        plan = plan_step(self.cache, step.spans, len(step.ids), self._tiling)
+        if self._compiled is not None:
+            logits = self._compiled(ids, positions, wanted, plan)
+        else:
+            self.num_eager_steps += self._is_to_be_compiled
+            logits = self._model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan
+            ).logits[0]
+        return logits[: len(step.wanted), : self.info.vocab_size].float()
 
     def close(self) -> None:
         """Let go of whoever follows this runtime; nobody does where one process has the whole model."""
@@ -165,32 +182,65 @@ class ModelRuntime:
         wanted = step.wanted + [0] * (num_wanted - len(step.wanted))
         return Step(step.ids + padding, step.positions + padding, wanted, step.spans)
 
+    # Compiled code
+
+    def _compile(self, progress: Callable[[str], None]) -> None:
+        """Have steps run by native code, if it can be made and does what the model does; else say why not."""
+        try:
+            self._check_compiled(compiled.build(self._model, compiled.default_folder(), progress))
+        except CannotCompile as error:
+            self._do_without(str(error))
+
+    def _check_compiled(self, made: CompiledModel) -> None:
+        """Raises: CannotCompile when compiled code is further from the model than rounding can bring it."""
+        trial = self._trial()
+        logits = self._logits_of(*trial)
+        self._compiled = made
+        error = float(torch.linalg.vector_norm(self._logits_of(*trial) - logits) / torch.linalg.vector_norm(logits))
+        if not error <= LARGEST_ERROR[self._model.dtype]:
+            raise CannotCompile(f"the compiled model's logits are off by {error:.2g} of their norm")
+
+    def _do_without(self, reason: str) -> None:
+        """Without compiled code."""
+        self._compiled = None
+        logger.warning("%s does not run compiled, so that every step takes longer: %s", self.info.name, reason)
+
     # Tiles
 
     def _settle_tiling(self) -> None:
         """Take the fewest rows to a tile with which a row's bits are its own, on this CPU and with this model."""
-        coarse = self._tiling
+        if self._compiled is not None and not self._finds_tiles():
+            self._do_without("its bits depend on how many rows there are")
+        if self._compiled is None and not self._finds_tiles():
+            logger.warning(
+                "a row's bits are NOT its own with %s on this CPU: outputs may differ where two tokens are nearly "
+                "equal (so it is with mixtures of experts: how many rows an expert gets depends on the others)",
+                self.info.architecture,
+            )
+
+    def _finds_tiles(self) -> bool:
+        coarse = CPU_DETERMINISTIC
         fewer = FEWER_ROWS if packing.is_available(self._model.dtype, self._device) else ()
         for num_rows in (*fewer, coarse.min_rows):
             self._tiling = replace(coarse, min_rows=num_rows, row_multiple=num_rows)
             if self._has_equal_bits():
                 logger.info("deterministic steps have rows by %d", num_rows)
-                return
-        logger.warning(
-            "a row's bits are NOT its own with %s on this CPU: outputs may differ where two tokens are nearly equal "
-            "(so it is with mixtures of experts: how many rows an expert gets depends on the others)",
-            self.info.architecture,
-        )
+                return True
+        return False
 
     def _has_equal_bits(self) -> bool:
         """Whether rows in steps of TRIED_ROWS, as far as there is room, have the bits that they have in one step."""
+        ids, sizes = self._trial()
+        return torch.equal(self._logits_of(ids, [len(ids)]), self._logits_of(ids, sizes))
+
+    def _trial(self) -> tuple[list[int], list[int]]:
+        """Tokens that mean nothing, and steps of TRIED_ROWS that hold them all, as far as there is room."""
         sizes: list[int] = []
         num_rows = min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
         for size in TRIED_ROWS:
             if sum(sizes) + size <= num_rows:
                 sizes.append(size)
-        ids = [row * row % self.info.vocab_size for row in range(sum(sizes))]
-        return torch.equal(self._logits_of(ids, [len(ids)]), self._logits_of(ids, sizes))
+        return [row * row % self.info.vocab_size for row in range(sum(sizes))], sizes
 
     def _logits_of(self, ids: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """Of all tokens, taken in steps of these sizes.  # [len(ids), vocab]"""

@@ -1,0 +1,237 @@
+"""The forward pass as native code, made ahead of time: Python has no part in it but attention and packed products.
+
+More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export follows
+the model's code once, AOTInductor makes a library of what it saw (adr/0017). There are two of them, for one row and for
+any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, named after
+all that shaped them. What is on that disk is run: nobody else may be able to write there.
+
+Knows models and compilers. Must not know what the rows are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.export import Dim
+
+from workers import attention, packing
+from workers.attention import Attention
+from workers.packing import PackedProduct
+from workers.step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+SOURCES: Final = (__file__, attention.__file__, packing.__file__)
+"""Whose change makes what was compiled before worthless."""
+EXAMPLES: Final = {"one row": 1, "more rows": 8}
+"""What is compiled for, and how many rows the compiler is shown."""
+OPTIONS: Final[dict[str, Any]] = {
+    "aot_inductor.package_constants_in_so": False,
+    "compile_threads": 1,  # in this process: a pool of others would outlive the start
+}
+
+
+def default_folder() -> Path:
+    """Where users' caches are, by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "compiled"
+
+
+class CannotCompile(Exception):
+    """Why this model, or this machine, has to do without."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What the operators below need and cannot be given as tensors."""
+
+    plan: StepPlan
+    products: Sequence[PackedProduct]
+
+
+class _Passes(threading.local):
+    """The pass that a thread is in."""
+
+    current: _Pass
+
+
+_passes = _Passes()
+
+
+@contextmanager
+def _in_pass(plan: StepPlan, products: Sequence[PackedProduct]) -> Iterator[None]:
+    _passes.current = _Pass(plan, products)
+    try:
+        yield
+    finally:
+        del _passes.current
+
+
+# Operators: to the compiler, black boxes that take and give tensors
+
+_LIBRARY: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("linear(Tensor rows, int index, int num_outputs) -> Tensor")
+_LIBRARY.define(
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, float? softcap, Tensor? sinks)"
+    " -> Tensor"
+)
+
+
+def _linear(rows: Tensor, index: int, num_outputs: int) -> Tensor:  # noqa: ARG001
+    return _passes.current.products[index](rows)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    output = Attention(scale, window, softcap, sinks).of_layer(layer, _passes.current.plan, query, key, value)
+    return output.contiguous()  # as was promised: compiled code does not look
+
+
+_LIBRARY.impl("linear", _linear, "CPU")
+_LIBRARY.impl("linear", lambda rows, _, num_outputs: rows.new_empty(*rows.shape[:-1], num_outputs), "Meta")
+_LIBRARY.impl("attend", _attend, "CPU")
+_LIBRARY.impl(
+    "attend", lambda query, _, value, *__: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), "Meta"
+)
+
+
+class _Logits(nn.Module):
+    """The model's forward in the terms of a step."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        output = self.model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=None
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+class CompiledModel:
+    """Computes what the model computes, but for the last bits."""
+
+    def __init__(self, model: Any, one_row: Path, more_rows: Path) -> None:
+        """Load what `build` has made. Raises: CannotCompile."""
+        self._products = packing.packed(model)
+        module = _Logits(model)
+        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        self._weights = {name: tensor.detach() for name, tensor in tensors}  # the libraries only point to them
+        self._one_row = _load(one_row, self._weights)
+        self._more_rows = _load(more_rows, self._weights)
+
+    def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan) -> Tensor:
+        """Logits of the wanted rows, and perhaps of others behind them.  # [T], [T], [W] -> [W or more, vocab]"""
+        num_more = max(0, min(2, len(ids)) - len(wanted))
+        if num_more:  # the library for more rows wants more of them, too
+            wanted = torch.cat([wanted, wanted.new_zeros(num_more)])
+        run = self._one_row if len(ids) == 1 else self._more_rows
+        with _in_pass(plan, self._products):
+            logits: Tensor = run([ids, positions, wanted])[0]
+        return logits
+
+
+def build(model: Any, folder: Path, progress: Callable[[str], None]) -> CompiledModel:
+    """The model, compiled now or at an earlier start. Raises: CannotCompile."""
+    if model.device.type != "cpu":
+        raise CannotCompile(f"it is on {model.device}, and native code is made for CPUs")
+    name = _name_of(model)
+    files = {rows: folder / f"{name}-{rows.replace(' ', '-')}.pt2" for rows in EXAMPLES}
+    if all(file.exists() for file in files.values()):
+        try:
+            made = CompiledModel(model, *files.values())
+        except CannotCompile as error:
+            logger.warning("what was compiled before is of no use: %s", error)
+        else:
+            progress(f"compiled before, in {folder}")
+            return made
+    for rows, file in files.items():
+        progress(f"compiling for {rows} at a time, which is done once: the result is kept in {folder}")
+        began_s = monotonic()
+        _compile(_Logits(model).eval(), EXAMPLES[rows], file)
+        progress(f"compiled in {monotonic() - began_s:.0f} s")
+    return CompiledModel(model, *files.values())
+
+
+def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
+    # Three tensors, not one thrice, and of unlike sizes: what is alike in the example is taken for the same.
+    example = (torch.zeros(num_rows, dtype=torch.long), torch.arange(num_rows), torch.arange((num_rows + 1) // 2))
+    dynamic = None if num_rows == 1 else ({0: Dim.DYNAMIC},) * 3
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch about itself
+            program = torch.export.export(module, example, dynamic_shapes=dynamic)
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryDirectory(dir=file.parent) as aside:  # who looks sees the file whole, or not at all
+                made = torch._inductor.aoti_compile_and_package(
+                    program, package_path=str(Path(aside) / file.name), inductor_configs=dict(OPTIONS)
+                )
+                Path(made).replace(file)
+    except Exception as error:  # torch has many kinds of them: for code that it cannot follow, for want of a compiler
+        raise CannotCompile(_first_line(error)) from error
+
+
+def _load(file: Path, weights: Mapping[str, Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A function of the tensors that a step has. Raises: CannotCompile."""
+    try:
+        library = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
+        names = library.get_constant_fqns()
+        if foreign := sorted(set(names) - weights.keys()):
+            raise CannotCompile(f"its code makes tensors of its own: {', '.join(foreign)}")
+        used = {name: weights[name] for name in names}
+        library.load_constants(used, check_full_update=True, user_managed=True)
+    except RuntimeError as error:
+        raise CannotCompile(f"{file}: {_first_line(error)}") from error
+    run: Callable[[list[Tensor]], list[Tensor]] = library.loader.boxed_run  # without the trees around the tensors
+    return run
+
+
+def _name_of(model: Any) -> str:
+    """Names what was compiled by all that it depends on."""
+    digest = hashlib.sha256(_shape_of(model).encode())
+    for file in SOURCES:
+        digest.update(Path(file).read_bytes())
+    products = [(product.shape, product.has_bias) for product in packing.packed(model)]
+    digest.update(repr((type(model).__name__, model.dtype, products, torch.get_num_threads(), _machine())).encode())
+    return digest.hexdigest()[:32]
+
+
+def _shape_of(model: Any) -> str:
+    """What the checkpoint says of the model, but for where it lies."""
+    settings = model.config.to_dict()
+    settings.pop("_name_or_path", None)
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _machine() -> tuple[str, ...]:
+    """What the compiler makes code for, and who does."""
+    flags = Path("/proc/cpuinfo")
+    features = (
+        next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
+        if flags.exists()
+        else ""
+    )
+    return (torch.__version__, transformers.__version__, torch.backends.cpu.get_cpu_capability(), features)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
