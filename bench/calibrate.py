@@ -36,7 +36,7 @@ class Draft:
 def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, directory: Path) -> Draft:
     """`source` grown to about `cost_ratio`: as it is if that is too dear already, else four times as wide and as deep
     as it takes. A step's time is linear in the number of layers: two depths tell how many. The target's step is that
-    of deterministic serving, as the benchmarks serve it."""
+    of deterministic serving, compiled, as the benchmarks serve it."""
     goal_s = cost_ratio * step_s(target, dtype, deterministic=True)
     shape = read_shape(source)
     wide = replace(
@@ -64,7 +64,9 @@ def step_s(model: Path, dtype: Dtype, *, deterministic: bool = False) -> float:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        config = EngineConfig(str(model), dtype=dtype, kv_cache_tokens=8 * CONTEXT_TOKENS, deterministic=deterministic)
+        config = EngineConfig(
+            str(model), dtype=dtype, kv_cache_tokens=8 * CONTEXT_TOKENS, deterministic=deterministic, compile=True
+        )
         runtime = ModelRuntime(weights.load(config, lambda _: None), config)
         runtime.warm_up()  # which settles the tiles of deterministic steps
         kv = runtime.cache.new_sequence()

@@ -105,7 +105,7 @@ def _outline(model: Path) -> str:
 
 def _config(target: Path, draft: Path, dtype: Dtype, speculation: SpeculationConfig) -> ServiceConfig:
     """Deterministic, so that bfloat16 gives one output whatever is verified together."""
-    engine = EngineConfig(str(target), dtype=dtype, num_threads=1, deterministic=True)
+    engine = EngineConfig(str(target), dtype=dtype, num_threads=1, deterministic=True, compile=True)
     return ServiceConfig(
         target=TargetConfig(engine),
         draft=DraftConfig(replace(engine, model=str(draft), deterministic=False)),

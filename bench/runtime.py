@@ -2,6 +2,7 @@
 
 No Ray, no gRPC: engines are driven by hand in this process. Every ratio is of one run in which both sides take turns;
 each side has the faster of its dtypes. Plain decoding is what the target engine does with empty blocks, with sampling.
+Our side runs compiled code, which is made at the first run and takes a minute for each model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -85,12 +87,14 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:
     _say(f"loading the target in {dtype}")
-    config = EngineConfig(str(model), dtype=dtype, num_threads=num_threads, kv_cache_tokens=16_384)
+    config = EngineConfig(str(model), dtype=dtype, num_threads=num_threads, kv_cache_tokens=16_384, compile=True)
     engine = load_engine(config)
-    tiled = load_engine(EngineConfig(str(model), dtype=dtype, num_threads=num_threads, deterministic=True))
+    eager = load_engine(replace(config, compile=False))
+    tiled = load_engine(replace(config, deterministic=True))
     names = itertools.count()
     return {
         f"plain {dtype}": lambda: _decode(engine, f"plain {next(names)}", 1),
+        f"eager {dtype}": lambda: _decode(eager, f"plain {next(names)}", 1),
         f"transformers {dtype}": _generate(model, dtype),
         f"verify {dtype}": lambda: _decode(engine, f"verify {next(names)}", 1, NUM_GUESSES),
         f"streams {dtype}": lambda: _decode(engine, f"streams {next(names)}", NUM_STREAMS),
@@ -210,7 +214,7 @@ def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
     from transformers import AutoModelForCausalLM
 
     path = DEMO_DIRECTORY / "draft"
-    runtime = load_engine(EngineConfig(str(path), num_threads=num_threads))._runtime
+    runtime = load_engine(EngineConfig(str(path), num_threads=num_threads, compile=True))._runtime
     eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
     def ours() -> float:
@@ -267,6 +271,7 @@ def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings
     return [
         at_least(2.2, ratio("plain decoding over transformers' generate", best("transformers"), plain)),
         *peers,
+        ratio("plain decoding over the same without compiled code", f"eager {dtype}", plain),
         at_least(0.8, spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)),
         at_most(1.2, ratio(f"verifying {NUM_GUESSES + 1} rows over decoding 1", f"verify {dtype}", plain)),
         at_least(4.0, ratio(f"{NUM_STREAMS} streams over 1", plain, f"streams {dtype}", NUM_STREAMS)),

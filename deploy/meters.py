@@ -157,6 +157,7 @@ class EngineMeter:
             m.PREEMPTIONS: stats.num_preemptions,
             m.PREFIX_HITS: stats.num_adopted_tokens,
             m.ENGINE_STEPS: stats.num_steps,
+            m.EAGER_STEPS: stats.num_eager_steps,
             m.ENGINE_ROWS: stats.num_rows,
             m.ENGINE_BUSY: stats.step_time_s,
         }

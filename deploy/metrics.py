@@ -116,6 +116,7 @@ ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds somet
 PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
 PREFIX_HITS = Metric("prefix_cache_hits_total", "Tokens of prompts whose KV was there from others.")
 ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")
+EAGER_STEPS = Metric("engine_eager_steps_total", "Of these, those that were to be compiled and are not.")
 ENGINE_ROWS = Metric("engine_rows_total", "Rows of them, over all sessions.")
 ENGINE_BUSY = Metric("engine_busy_seconds_total", "Time spent in steps: forward passes and what follows them.")
 

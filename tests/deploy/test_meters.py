@@ -156,11 +156,24 @@ def test_figures_are_taken_out_of_a_label(reason, label):
 
 def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
     meter = EngineMeter(record)
-    meter.saw(stats_of_engine(num_free_blocks=30, num_steps=5, num_rows=50, num_preemptions=1, step_time_s=0.5))
+    meter.saw(
+        stats_of_engine(
+            num_free_blocks=30, num_steps=5, num_rows=50, num_preemptions=1, num_eager_steps=2, step_time_s=0.5
+        )
+    )
     assert record["kv_cache_usage_perc"] == 0.25
-    meter.saw(stats_of_engine(num_free_blocks=10, num_steps=7, num_rows=80, num_preemptions=1, step_time_s=2.0))
+    meter.saw(
+        stats_of_engine(
+            num_free_blocks=10, num_steps=7, num_rows=80, num_preemptions=1, num_eager_steps=4, step_time_s=2.0
+        )
+    )
     assert record["kv_cache_usage_perc"] == 0.75
-    totals = {"engine_steps_total": 7, "engine_rows_total": 80, "num_preemptions_total": 1}
+    totals = {
+        "engine_steps_total": 7,
+        "engine_rows_total": 80,
+        "num_preemptions_total": 1,
+        "engine_eager_steps_total": 4,
+    }
     assert {name: record[name] for name in totals} == totals
     assert record["engine_busy_seconds_total"] == 2.0
 
