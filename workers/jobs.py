@@ -42,6 +42,11 @@ class Job(ABC, Generic[Request]):
         return True
 
     @property
+    def has_begun(self) -> bool:
+        """Whether earlier steps have taken a part of it."""
+        return self.num_passes > 0
+
+    @property
     def wants_logits(self) -> bool:
         """Whether anybody asks what follows the last pending token and the guesses."""
         return True

@@ -13,6 +13,10 @@ from typing import Protocol
 
 from core.config import DECODE_TOKENS
 
+LAST_TOKENS = 8
+"""Of a prompt, that go whole beside what is decoding: no chunk is smaller (`workers.prefill_pace`), and the guesses
+that go with the last of them need not find room in one."""
+
 
 class Job(Protocol):
     """Work on one sequence."""
@@ -32,6 +36,11 @@ class Job(Protocol):
         """Whether a round waits for it."""
         ...
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether earlier steps have taken a part of it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -48,12 +57,17 @@ def plan(jobs: Sequence[Job], max_rows: int, chunk_rows: Callable[[int], int]) -
     A step has `max_rows` rows; beside so many that decode, prefill takes `chunk_rows` of them at most.
     """
     by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
-    decoding = [index for index in by_urgency if len(jobs[index].pending) <= DECODE_TOKENS]
-    prefilling = [index for index in by_urgency if len(jobs[index].pending) > DECODE_TOKENS]
+    decoding = [index for index in by_urgency if _is_decoding(jobs[index])]
+    prefilling = [index for index in by_urgency if not _is_decoding(jobs[index])]
     shares, rows_left = _whole(decoding, jobs, max_rows)
     if shares and prefilling:
         rows_left = min(rows_left, chunk_rows(max_rows - rows_left))
     return shares + _chunks(prefilling, jobs, rows_left)
+
+
+def _is_decoding(job: Job) -> bool:
+    """The end of a prompt that went in chunks is none: with it a step would take longer than with any of them."""
+    return len(job.pending) <= (LAST_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
 def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> tuple[list[Share], int]:

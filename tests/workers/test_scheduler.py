@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import DECODE_TOKENS
-from workers.scheduler import plan
+from workers.scheduler import LAST_TOKENS, plan
 
 
 @dataclass
@@ -16,6 +16,7 @@ class FakeJob:
     num_pending: int
     num_tree_rows: int = 0
     is_urgent: bool = True
+    has_begun: bool = False
 
     @property
     def pending(self) -> range:
@@ -80,11 +81,19 @@ def test_every_job_is_done_in_the_end(jobs):
             assert share.is_last == (share.num_tokens == job.num_pending)
             assert 0 < share.num_tokens <= job.num_pending
             job.num_pending -= share.num_tokens
+            job.has_begun = True
         jobs = [job for job in jobs if job.num_pending]
 
 
 def test_what_counts_as_decoding():
     assert shares(FakeJob(DECODE_TOKENS), FakeJob(DECODE_TOKENS + 1))[0][0] == 0
+
+
+def test_the_end_of_a_prompt_is_paced_like_the_rest_of_it():
+    """Its last few tokens go whole, with the guesses after them."""
+    chosen = plan([FakeJob(LAST_TOKENS + 1, 5, has_begun=True), FakeJob(1)], MAX_ROWS, lambda num_decoding: LAST_TOKENS)
+    assert [(share.index, share.num_tokens, share.is_last) for share in chosen] == [(1, 1, True), (0, 8, False)]
+    assert shares(FakeJob(LAST_TOKENS, 5, has_begun=True), FakeJob(1)) == [(0, 8, True), (1, 1, True)]
 
 
 def test_how_large_a_chunk_is_depends_on_how_many_rows_decode():
