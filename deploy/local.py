@@ -48,10 +48,17 @@ def served(
         local_cluster(ceil(needed["CPU"]), resources=custom, grpc_port=grpc_port, http_port=http_port) as endpoints,
         _interrupted_by_sigterm(),
     ):
-        report(f"loading and warming up {describe_models(config)}")
+        report(f"{_what_is_done(config)} {describe_models(config)}")
         launch.run(config, report)
         _wait_until_serving(f"localhost:{endpoints.grpc_port}")
         yield endpoints
+
+
+def _what_is_done(config: ServiceConfig) -> str:
+    """To the models, before they serve."""
+    if any(worker.engine.compile for worker in (config.target, config.draft) if worker is not None):
+        return "loading, compiling (a minute or two for a model that is new here) and warming up"
+    return "loading and warming up"
 
 
 def describe_models(config: ServiceConfig) -> str:
