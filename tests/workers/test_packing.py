@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,64 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(shape: tuple[int, int])
     for num_rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 100, 511):
         assert torch.equal(layer(rows[:num_rows]), want[:num_rows]), num_rows
         assert torch.equal(layer(rows[-num_rows:]), want[-num_rows:]), num_rows
+
+
+class Attention(nn.Module):
+    """Three siblings that are one product, and a fourth layer that is none of them."""
+
+    def __init__(self, *, k_bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.q_proj, self.k_proj = nn.Linear(40, 24), nn.Linear(40, 8, bias=k_bias)
+        self.v_proj, self.o_proj = nn.Linear(40, 8), nn.Linear(24, 40)
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_siblings_that_are_given_the_same_rows_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Attention()
+    names = ("q_proj", "k_proj", "v_proj")
+    rows, others = torch.randn(1, 5, 40), torch.randn(1, 5, 40)
+    want = {(name, id(some)): model.get_submodule(name)(some) for name in names for some in (rows, others)}
+    assert pack(model, 24 * 40 + 1) == (3, 1), "together they are large enough"
+    (product,) = packing.packed(model)
+    num_calls = count_calls(monkeypatch)
+    for name, some in [*((name, rows) for name in names), ("k_proj", others), ("q_proj", rows), ("v_proj", others)]:
+        torch.testing.assert_close(model.get_submodule(name)(some), want[name, id(some)], rtol=0, atol=1e-6)
+    assert product.shape == (40, 40)
+    assert num_calls() == 4, "one for the three, and one each time that the rows are others"
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_rows_that_were_changed_are_computed_again_in_the_next_pass() -> None:
+    """A tensor may come again with other values, once all siblings have had it."""
+    model = Attention()
+    pack(model, 0)
+    rows = torch.randn(1, 1, 40)
+    first = [model.get_submodule(name)(rows).clone() for name in ("q_proj", "k_proj", "v_proj")]
+    rows.mul_(2)
+    assert not torch.equal(model.q_proj(rows), first[0])
+
+
+@needs_kernels
+def test_siblings_of_unlike_kinds_stay_apart() -> None:
+    model = Attention(k_bias=False)
+    assert pack(model, 0) == (4, 0)
+    assert len(packing.packed(model)) == 4
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often a packed product is computed from now on."""
+    calls: list[Any] = []
+    compute = PackedProduct.__call__
+
+    def counted(self: PackedProduct, rows: torch.Tensor) -> torch.Tensor:
+        calls.append(self)
+        return compute(self, rows)
+
+    monkeypatch.setattr(PackedProduct, "__call__", counted)
+    return lambda: len(calls)
 
 
 @needs_kernels
