@@ -36,6 +36,8 @@ from workers.target import TargetEngine
 NUM_GUESSES = 7
 """Verified with the last token: eight rows."""
 KV_TOKENS = 8192
+BLOCK_TOKENS = 256
+"""What a GPU reads in place."""
 
 PLAIN, VERIFYING, SPECULATIVE, DRAFT = "plain", "verifying", "speculative", "draft"
 GENERATE, ASSISTED, GENERATE_DRAFT = "generate", "assisted generate", "generate by the draft"
@@ -85,7 +87,13 @@ def measure(args: argparse.Namespace) -> list[Result]:
 def _config(model: Path, args: argparse.Namespace) -> EngineConfig:
     """Prefixes are not shared: each side reads the prompt itself, whoever has read it before."""
     return EngineConfig(
-        str(model), dtype=args.dtype, device=args.device, kv_cache_tokens=KV_TOKENS, share_prefixes=False
+        str(model),
+        dtype=args.dtype,
+        device=args.device,
+        kv_cache_tokens=KV_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        share_prefixes=False,
+        compile=torch.device(args.device).type == "cuda",
     )
 
 

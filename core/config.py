@@ -45,6 +45,7 @@ class EngineConfig:
     kv_cache_tokens: int = 32_768
     """Tokens of KV in all, shared by the sessions; rounded up to whole blocks."""
     block_tokens: int = 16
+    """Tokens to a block of KV. A GPU reads blocks in place if they are a multiple of 256, others are gathered first."""
     max_step_tokens: int = 512
     """Rows of one forward pass, over all sequences."""
     prefill_chunk_tokens: int = 256
@@ -57,7 +58,8 @@ class EngineConfig:
     """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
     compile: bool = False
     """Make native code of the forward pass at start: a minute and a C++ compiler the first time, less of every step
-    afterwards. On a CPU, for models that one process has whole."""
+    afterwards. On a GPU, record small steps as CUDA graphs at each start; block_tokens has to suit it. For models that
+    one process has whole."""
     share_prefixes: bool = True
     """Compute what prompts begin with in common once, and keep KV of ended sessions until the room is needed."""
     session_timeout_s: float = 600.0

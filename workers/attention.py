@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from core.errors import UnsupportedModel
 from workers.kv_cache import LayerShape
+from workers.paged import PagedPlan
 from workers.step_plan import Group, StepPlan
 
 ATTENTION = "outrider"
@@ -46,7 +47,7 @@ def attend(
     value: torch.Tensor,  # [1, H_kv, T, D_v]
     attention_mask: torch.Tensor | None,
     *,
-    plan: StepPlan | LayerProbe | None = None,
+    plan: StepPlan | PagedPlan | LayerProbe | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -83,13 +84,17 @@ class Attention:
     sinks: torch.Tensor | None  # [H]
 
     def of_layer(
-        self, layer: int, plan: StepPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, plan: StepPlan | PagedPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """As `attend` does it, with its shapes.  # [1, T, H, D_v]"""
         keys, values = plan.cache.keys[layer], plan.cache.values[layer]
         keys.index_copy_(0, plan.write_slots, key[0].transpose(0, 1))
         values.index_copy_(0, plan.write_slots, value[0].transpose(0, 1))
         rows = query[0].transpose(0, 1)
+        if isinstance(plan, PagedPlan):
+            if self.softcap is None and self.sinks is None and plan.can_see(self.window):
+                return plan.attend(layer, rows, self.scale, self.window)[None]
+            plan = plan.gathering
         outputs = [self._over(group, rows, keys, values) for group in plan.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if plan.row_order is not None:

@@ -17,9 +17,12 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError
 from core.trees import TokenTree
 from workers import compiled, packing
+from workers.captured import CapturedModel, CudaRecorder, Recorder
 from workers.compiled import CannotCompile, CompiledModel
 from workers.kv_cache import KVCache
-from workers.step_plan import Tiling, plan_step
+from workers.paged import Kernel, PagedPlan, PagedStep
+from workers.paged_trial import find_kernel
+from workers.step_plan import StepPlan, Tiling, plan_step
 from workers.steps import Step, StepRows, lay_out
 from workers.weights import LoadedModel
 
@@ -61,7 +64,15 @@ def choose_tiling(config: EngineConfig) -> Tiling:
 class ModelRuntime:
     """A loaded model and the KV of the sequences that it serves."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, cache_type: type[KVCache] = KVCache) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        cache_type: type[KVCache] = KVCache,
+        kernel: Kernel | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """`kernel` and `recorder` are those that the device has, unless others are given."""
         self._model = loaded.model
         self._device = torch.device(config.device)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
@@ -70,6 +81,8 @@ class ModelRuntime:
         self._is_to_be_compiled = config.compile
         self._is_shared = config.tensor_parallel > 1
         self._compiled: CompiledModel | None = None
+        self._captured: CapturedModel | None = None
+        self._recorder = recorder
         self.num_eager_steps = 0
         """Steps since the warm-up that were to be compiled and are not."""
         self._pack()
@@ -77,6 +90,7 @@ class ModelRuntime:
         self.info = loaded.info
         num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, self._device)
+        self._kernel = kernel or find_kernel(self.cache)
 
     @property
     def num_free_tokens(self) -> int:
@@ -149,19 +163,34 @@ class ModelRuntime:
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
+        logits = self._captured(step) if self._captured is not None else None
+        if logits is None:
+            logits = self._run(step)
+        return logits[: len(step.wanted), : self.info.vocab_size].float()
+
+    def _run(self, step: Step) -> torch.Tensor:
+        """Logits of the wanted rows, and perhaps of others behind them.  # [rows or more, vocab]"""
+        if self._kernel is not None:
+            paged = PagedStep.lay_out(step, self.cache, self._kernel, self._tiling)
+            return self._run_eagerly(paged.ids, paged.positions, paged.wanted, paged.plan)
         ids, positions, wanted = (
             torch.tensor(rows, device=self._device, dtype=torch.long)
             for rows in (step.ids, step.positions, step.wanted)
         )
         plan = plan_step(self.cache, step.spans, len(step.ids), self._tiling)
         if self._compiled is not None:
-            logits = self._compiled(ids, positions, wanted, plan)
-        else:
-            self.num_eager_steps += self._is_to_be_compiled
-            logits = self._model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan
-            ).logits[0]
-        return logits[: len(step.wanted), : self.info.vocab_size].float()
+            return self._compiled(ids, positions, wanted, plan)
+        return self._run_eagerly(ids, positions, wanted, plan)
+
+    def _run_eagerly(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, plan: StepPlan | PagedPlan
+    ) -> torch.Tensor:
+        self.num_eager_steps += self._is_to_be_compiled
+        output = self._model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
     def close(self) -> None:
         """Let go of whoever follows this runtime; nobody does where one process has the whole model."""
@@ -185,24 +214,35 @@ class ModelRuntime:
     # Compiled code
 
     def _compile(self, progress: Callable[[str], None]) -> None:
-        """Have steps run by native code, if it can be made and does what the model does; else say why not."""
+        """Have steps run by native code or recordings, if they can be made and do what the model does; else say why
+        not."""
+        trial = self._trial()
+        logits = self._logits_of(*trial)
         try:
-            self._check_compiled(compiled.build(self._model, compiled.default_folder(), progress))
+            if self._recorder is None and self._device.type == "cpu":
+                self._compiled = compiled.build(self._model, compiled.default_folder(), progress)
+            else:
+                self._captured = self._capture(progress)
+            self._check_compiled(self._logits_of(*trial), logits)
         except CannotCompile as error:
             self._do_without(str(error))
 
-    def _check_compiled(self, made: CompiledModel) -> None:
-        """Raises: CannotCompile when compiled code is further from the model than rounding can bring it."""
-        trial = self._trial()
-        logits = self._logits_of(*trial)
-        self._compiled = made
-        error = float(torch.linalg.vector_norm(self._logits_of(*trial) - logits) / torch.linalg.vector_norm(logits))
+    def _capture(self, progress: Callable[[str], None]) -> CapturedModel:
+        if self._kernel is None:
+            raise CannotCompile("its attention gathers KV, and where that lies is not the same for two steps")
+        context_tokens = self.info.max_context_tokens
+        captured = CapturedModel(self._model, self.cache, self._kernel, self._max_step_tokens, context_tokens)
+        return captured.record(self._recorder or CudaRecorder(self._device), progress)
+
+    def _check_compiled(self, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Raises: CannotCompile when logits are further from the model's than rounding can bring them."""
+        error = float(torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want))
         if not error <= LARGEST_ERROR[self._model.dtype]:
             raise CannotCompile(f"the compiled model's logits are off by {error:.2g} of their norm")
 
     def _do_without(self, reason: str) -> None:
         """Without compiled code."""
-        self._compiled = None
+        self._compiled = self._captured = None
         logger.warning("%s does not run compiled, so that every step takes longer: %s", self.info.name, reason)
 
     # Tiles
