@@ -50,8 +50,8 @@ class EngineConfig:
     """Rows of one forward pass, over all sequences."""
     prefill_chunk_tokens: int = 256
     """Rows that prefill may take at most of a step in which others are decoding,"""
-    prefill_stretch: float = 2.0
-    """and as many as let it take so many times as long as without."""
+    prefill_stretch: float = 1.75
+    """and as many as let it take so many times as long as without; what is learned of that may be some way off."""
     max_context_tokens: int | None = None
     """Lower than the model's own limit; None takes the model's."""
     deterministic: bool = False
@@ -60,6 +60,8 @@ class EngineConfig:
     """Make native code of the forward pass at start: a minute and a C++ compiler the first time, less of every step
     afterwards. On a GPU, record small steps as CUDA graphs at each start; block_tokens has to suit it. For models that
     one process has whole."""
+    compile_cache: str = "~/.cache/outrider/compiled"
+    """Where native code is kept for later starts. What lies there is run."""
     share_prefixes: bool = True
     """Compute what prompts begin with in common once, and keep KV of ended sessions until the room is needed."""
     session_timeout_s: float = 600.0

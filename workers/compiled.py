@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import tempfile
 import threading
 import warnings
@@ -38,17 +39,16 @@ logger = logging.getLogger(__name__)
 
 SOURCES: Final = (__file__, attention.__file__, packing.__file__)
 """Whose change makes what was compiled before worthless."""
-EXAMPLES: Final = {"one row": 1, "more rows": 8}
+ONE_ROW, MORE_ROWS = "one row", "more rows"
+EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
 """What is compiled for, and how many rows the compiler is shown."""
+MAX_ROWS: Final = 1 << 20
 OPTIONS: Final[dict[str, Any]] = {
     "aot_inductor.package_constants_in_so": False,
     "compile_threads": 1,  # in this process: a pool of others would outlive the start
+    "always_keep_tensor_constants": True,  # small weights would become a part of the code,
+    "joint_graph_constant_folding": False,  # and so would what is computed from them
 }
-
-
-def default_folder() -> Path:
-    """Where users' caches are, by the XDG base directory specification."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "compiled"
 
 
 class CannotCompile(Exception):
@@ -129,14 +129,15 @@ class _Logits(nn.Module):
 class CompiledModel:
     """Computes what the model computes, but for the last bits."""
 
-    def __init__(self, model: Any, one_row: Path, more_rows: Path) -> None:
+    def __init__(self, model: Any, files: Mapping[str, Path]) -> None:
         """Load what `build` has made. Raises: CannotCompile."""
         self._products = packing.packed(model)
         module = _Logits(model)
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         self._weights = {name: tensor.detach() for name, tensor in tensors}  # the libraries only point to them
-        self._one_row = _load(one_row, self._weights)
-        self._more_rows = _load(more_rows, self._weights)
+        libraries = {rows: _load(file, self._weights) for rows, file in files.items()}
+        self._more_rows = libraries[MORE_ROWS]
+        self._one_row = libraries.get(ONE_ROW, self._more_rows)
 
     def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan) -> Tensor:
         """Logits of the wanted rows, and perhaps of others behind them.  # [T], [T], [W] -> [W or more, vocab]"""
@@ -149,15 +150,20 @@ class CompiledModel:
         return logits
 
 
-def build(model: Any, folder: Path, progress: Callable[[str], None]) -> CompiledModel:
-    """The model, compiled now or at an earlier start. Raises: CannotCompile."""
+def build(model: Any, folder: Path, least_rows: int, progress: Callable[[str], None]) -> CompiledModel:
+    """The model, compiled now or at an earlier start, for steps of `least_rows` and more. Raises: CannotCompile."""
     if model.device.type != "cpu":
         raise CannotCompile(f"it is on {model.device}, and native code is made for CPUs")
+    _make_private(folder)
     name = _name_of(model)
-    files = {rows: folder / f"{name}-{rows.replace(' ', '-')}.pt2" for rows in EXAMPLES}
+    files = {
+        rows: folder / f"{name}-{rows.replace(' ', '-')}.pt2"
+        for rows, example in EXAMPLES.items()
+        if example >= least_rows
+    }
     if all(file.exists() for file in files.values()):
         try:
-            made = CompiledModel(model, *files.values())
+            made = CompiledModel(model, files)
         except CannotCompile as error:
             logger.warning("what was compiled before is of no use: %s", error)
         else:
@@ -168,7 +174,20 @@ def build(model: Any, folder: Path, progress: Callable[[str], None]) -> Compiled
         began_s = monotonic()
         _compile(_Logits(model).eval(), EXAMPLES[rows], file)
         progress(f"compiled in {monotonic() - began_s:.0f} s")
-    return CompiledModel(model, *files.values())
+    return CompiledModel(model, files)
+
+
+def _make_private(folder: Path) -> None:
+    """What lies there is run, so it must be ours, or root's, and not everybody's. Raises: CannotCompile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+    except OSError as error:
+        raise CannotCompile(f"there is no place for the result: {error}") from error
+    if found.st_uid not in (0, os.getuid()):
+        raise CannotCompile(f"{folder} is another user's, and what lies there would be run")
+    if found.st_mode & stat.S_IWOTH:
+        raise CannotCompile(f"everybody can write to {folder}, and what lies there would be run")
 
 
 def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
@@ -179,14 +198,23 @@ def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about itself
             program = torch.export.export(module, example, dynamic_shapes=dynamic)
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_ranges(program)
             with tempfile.TemporaryDirectory(dir=file.parent) as aside:  # who looks sees the file whole, or not at all
                 made = torch._inductor.aoti_compile_and_package(
                     program, package_path=str(Path(aside) / file.name), inductor_configs=dict(OPTIONS)
                 )
                 Path(made).replace(file)
+    except CannotCompile:
+        raise
     except Exception as error:  # torch has many kinds of them: for code that it cannot follow, for want of a compiler
         raise CannotCompile(_first_line(error)) from error
+
+
+def _check_ranges(program: torch.export.ExportedProgram) -> None:
+    """Libraries do not look whether they were made for so many rows. Raises: CannotCompile unless it is for any."""
+    for rows in program.range_constraints.values():
+        if rows.lower > 2 or rows.upper < MAX_ROWS:
+            raise CannotCompile(f"its code does something else above {rows.upper} rows, or below {rows.lower}")
 
 
 def _load(file: Path, weights: Mapping[str, Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
@@ -225,7 +253,7 @@ def _machine() -> tuple[str, ...]:
     """What the compiler makes code for, and who does."""
     flags = Path("/proc/cpuinfo")
     features = (
-        next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
+        next((line for line in flags.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
         if flags.exists()
         else ""
     )

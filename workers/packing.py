@@ -107,7 +107,10 @@ class PackedProduct:
 
 
 class Joint:
-    """One product for several layers: the first that is called computes for all of them."""
+    """One product for several layers: the first that is called computes for all of them.
+
+    Invariant: between two siblings of one pass nobody changes the rows in place; no model that is served does.
+    """
 
     def __init__(self, product: PackedProduct, num_parts: int) -> None:
         self.product = product

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.config import DECODE_TOKENS
+from workers.prefill_pace import MIN_CHUNK_ROWS
 
-LAST_TOKENS = 8
-"""Of a prompt, that go whole beside what is decoding: no chunk is smaller (`workers.prefill_pace`), and the guesses
-that go with the last of them need not find room in one."""
+LAST_TOKENS = MIN_CHUNK_ROWS
+"""Of a prompt, that go whole beside what is decoding: pace makes no chunk smaller, and the guesses that go with the
+last of them need not find room in one."""
 
 
 class Job(Protocol):

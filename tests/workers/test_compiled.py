@@ -6,12 +6,12 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from core.config import EngineConfig
 from core.trees import TokenTree
@@ -35,35 +35,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compiled")
 
 
-@pytest.fixture(autouse=True)
-def _caches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "default_folder", lambda: folder)
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return checkpoints.write("llama", tmp_path / "model")
 
 
-def warm(path: Path, **settings: Any) -> ModelRuntime:
-    runtime = checkpoints.runtime(path, compile=True, **settings)
+def warm(path: Path, folder: Path, **settings: Any) -> ModelRuntime:
+    runtime = checkpoints.runtime(path, compile=True, compile_cache=str(folder), **settings)
     runtime.warm_up(lambda _: None)
     return runtime
 
 
 @pytest.fixture
-def runtime(checkpoint: Path) -> ModelRuntime:
+def runtime(checkpoint: Path, folder: Path) -> ModelRuntime:
     """One that runs compiled code; deterministic, for the sake of the test that compares bits."""
-    return warm(checkpoint, deterministic=True)
+    return warm(checkpoint, folder, deterministic=True)
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("g++ is not here\nand this is line two")
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", refuse)
-    return
 
 
 @needs_compiler
@@ -94,7 +88,7 @@ def test_compiled_code_decodes_what_generate_decodes(runtime: ModelRuntime) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_so_it_is_in_every_family_with_small_layers_left_as_they_are(family: str, tmp_path: Path) -> None:
-    _decode(family, warm(checkpoints.write(family, tmp_path)))
+    _decode(family, warm(checkpoints.write(family, tmp_path / "model"), tmp_path / "compiled"))
 
 
 def _decode(family: str, runtime: ModelRuntime) -> None:
@@ -122,7 +116,7 @@ def test_bits_of_compiled_rows_are_their_own(runtime: ModelRuntime) -> None:
 @pytest.mark.usefixtures("runtime", "no_compiler")
 def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None:
     lines: list[str] = []
-    again = checkpoints.runtime(checkpoint, compile=True, deterministic=True)
+    again = checkpoints.runtime(checkpoint, compile=True, compile_cache=str(folder), deterministic=True)
     again.warm_up(lines.append)
     assert lines == [f"compiled before, in {folder}"]
     assert again.num_eager_steps == 0
@@ -130,7 +124,6 @@ def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None
 
 @needs_compiler
 def test_what_is_damaged_on_disk_is_made_again(checkpoint: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(compiled, "default_folder", lambda: tmp_path)
     made: list[Path] = []
 
     def pretend(module: Any, num_rows: int, file: Path) -> None:
@@ -141,17 +134,17 @@ def test_what_is_damaged_on_disk_is_made_again(checkpoint: Path, tmp_path: Path,
     for rows in ("one-row", "more-rows"):
         (tmp_path / f"{compiled._name_of(model)}-{rows}.pt2").write_text("half of it")
     with pytest.raises(CannotCompile, match="one-row"):
-        compiled.build(model, tmp_path, lambda _: None)
-    assert [file.name[-12:] for file in made] == ["-one-row.pt2", "more-rows.pt2"[-12:]]
+        compiled.build(model, tmp_path, 1, lambda _: None)
+    assert [file.name.partition("-")[2] for file in made] == ["one-row.pt2", "more-rows.pt2"]
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_it_says_so_counts_and_serves(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled, "default_folder", lambda: tmp_path / "none yet")
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, compile=True, compile_cache=str(tmp_path / "none yet"))
     with caplog.at_level(logging.WARNING, logger="workers"):
-        engine = TargetEngine.load(EngineConfig(str(checkpoint), kv_cache_tokens=1024, compile=True), 1, lambda _: None)
+        engine = TargetEngine.load(config, 1, lambda _: None)
         engine.warm_up(lambda _: None)
     assert [record.getMessage() for record in caplog.records] == [
         "model does not run compiled, so that every step takes longer: RuntimeError: g++ is not here"
@@ -159,6 +152,25 @@ def test_without_a_compiler_it_says_so_counts_and_serves(
     kv = engine._runtime.cache.new_sequence()
     engine._runtime.forward([StepRows(kv, [1, 2, 3])])
     assert engine.stats().num_eager_steps == 1
+
+
+@pytest.mark.parametrize("problem", ["everybody can write", "no place", "another user's"])
+def test_code_is_kept_and_run_only_where_nobody_else_can_put_any(
+    problem: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    if problem == "no place":
+        folder.write_text("a file")
+    else:
+        folder.mkdir()
+    if problem == "everybody can write":
+        folder.chmod(0o777)
+    if problem == "another user's":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 1234, -1)
+    with pytest.raises(CannotCompile, match=problem):
+        compiled.build(checkpoints.runtime(checkpoint)._model, folder, 1, lambda _: None)
 
 
 def test_who_did_not_ask_for_it_gets_none_and_counts_none(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,27 +192,60 @@ def test_ranks_of_a_shared_model_do_without(checkpoint: Path, monkeypatch: pytes
 
 
 class FakeCompiled:
-    """The model itself, with a mistake: every logit is a hundredth too large."""
+    """The model itself, with a mistake: every logit is a hundredth too large, or every lone row stands at 0."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, factor: float) -> None:
         self.model = model
+        self.factor = factor
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, plan: Any) -> torch.Tensor:
+        positions = positions * 0 if self.factor == 1 and len(ids) == 1 else positions
         output = self.model(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan
         )
-        logits: torch.Tensor = output.logits[0] * 1.01
+        logits: torch.Tensor = output.logits[0] * self.factor
         return logits
 
 
+@pytest.mark.parametrize("factor", [1.01, 1])
 def test_compiled_code_that_computes_something_else_is_not_used(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    factor: float, checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled, "build", lambda model, *_: FakeCompiled(model))
+    monkeypatch.setattr(compiled, "build", lambda model, *_: FakeCompiled(model, factor))
     with caplog.at_level(logging.WARNING, logger="workers"):
-        runtime = warm(checkpoint)
-    assert "are off by 0.01 of their norm" in caplog.text
+        runtime = warm(checkpoint, folder)
+    assert "the compiled model's logits are off by" in caplog.text
     assert runtime._compiled is None
+
+
+class FakeModel(nn.Module):
+    """Weights so small that a compiler would rather have them in its code; and more rows than it is meant for."""
+
+    def __init__(self, scale: float, *, has_limit: bool = False) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.tensor(scale)), nn.Parameter(torch.full((1, 3), scale))
+        self.has_limit = has_limit
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        rows = (ids + positions)[:, None] * torch.exp(self.scale) + self.shift
+        return -rows[wanted] if self.has_limit and len(wanted) > 100 else rows[wanted]
+
+
+@needs_compiler
+def test_weights_are_no_part_of_the_code_however_small_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "more.pt2"
+    compiled._compile(FakeModel(1.0), 8, file)
+    step = [torch.tensor([3, 4, 5]), torch.tensor([0, 1, 2]), torch.tensor([2, 0])]
+    for scale in (1.0, 2.0):
+        model = FakeModel(scale)
+        weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        (got,) = compiled._load(file, weights)(list(step))
+        torch.testing.assert_close(got, model(*step).detach())
+
+
+def test_code_that_is_another_for_many_rows_is_not_compiled(tmp_path: Path) -> None:
+    with pytest.raises(CannotCompile, match="something else above 100 rows"):
+        compiled._compile(FakeModel(1.0, has_limit=True), 8, tmp_path / "more.pt2")
 
 
 def test_what_was_compiled_is_named_after_all_that_shaped_it(checkpoint: Path, tmp_path: Path) -> None:
