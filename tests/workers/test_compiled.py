@@ -228,7 +228,7 @@ class FakeModel(nn.Module):
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         rows = (ids + positions)[:, None] * torch.exp(self.scale) + self.shift
-        return -rows[wanted] if self.has_limit and len(wanted) > 100 else rows[wanted]
+        return -rows[wanted] if self.has_limit and wanted.shape[0] > 100 else rows[wanted]
 
 
 @needs_compiler
