@@ -55,12 +55,13 @@ class Share:
 def plan(jobs: Sequence[Job], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
     """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs.
 
-    A step has `max_rows` rows; beside so many that decode, prefill takes `chunk_rows` of them at most.
+    A step has `max_rows` rows; beside so many that decode, prefill takes `chunk_rows` of them at most. It always gets a
+    few, so that no prompt waits for ever while others fill each step.
     """
     by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
     decoding = [index for index in by_urgency if _is_decoding(jobs[index])]
     prefilling = [index for index in by_urgency if not _is_decoding(jobs[index])]
-    shares, rows_left = _whole(decoding, jobs, max_rows)
+    shares, rows_left = _whole(decoding, jobs, max_rows, MIN_CHUNK_ROWS if prefilling else 0)
     if shares and prefilling:
         rows_left = min(rows_left, chunk_rows(max_rows - rows_left))
     return shares + _chunks(prefilling, jobs, rows_left)
@@ -71,12 +72,13 @@ def _is_decoding(job: Job) -> bool:
     return len(job.pending) <= (LAST_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
-def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> tuple[list[Share], int]:
+def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int, reserve: int) -> tuple[list[Share], int]:
+    """As many as leave `reserve` rows, and one at least; and how many rows are left."""
     shares: list[Share] = []
     for index in indices:
         job = jobs[index]
         num_rows = len(job.pending) + job.num_tree_rows
-        if num_rows > rows_left and shares:
+        if num_rows > rows_left - reserve and shares:
             break
         shares.append(Share(index, len(job.pending), is_last=True))
         rows_left -= num_rows

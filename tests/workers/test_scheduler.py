@@ -51,6 +51,11 @@ def test_decoding_beyond_the_step_waits_in_order():
     assert shares(*jobs) == [(0, 1, True), (1, 1, True)]
 
 
+def test_a_prompt_gets_on_however_many_decode():
+    assert shares(FakeJob(250), *[FakeJob(1, 19)] * 5) == [(place, 1, True) for place in range(1, 5)] + [(0, 20, False)]
+    assert shares(FakeJob(250), FakeJob(1, 199)) == [(1, 1, True)], "unless one alone is more than a step"
+
+
 def test_what_is_urgent_goes_first_and_the_rest_by_age():
     table, block = FakeJob(0, 60, is_urgent=False), FakeJob(1, 30)
     assert shares(table, block, table) == [(1, 1, True), (0, 0, True)]
