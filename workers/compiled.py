@@ -135,16 +135,14 @@ class CompiledModel:
         module = _Logits(model)
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         self._weights = {name: tensor.detach() for name, tensor in tensors}  # the libraries only point to them
-        libraries = {rows: _load(file, self._weights) for rows, file in files.items()}
-        self._more_rows = libraries[MORE_ROWS]
-        self._one_row = libraries.get(ONE_ROW, self._more_rows)
+        self._libraries = {rows: _load(file, self._weights) for rows, file in files.items()}
 
     def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan) -> Tensor:
         """Logits of the wanted rows, and perhaps of others behind them.  # [T], [T], [W] -> [W or more, vocab]"""
         num_more = max(0, min(2, len(ids)) - len(wanted))
         if num_more:  # the library for more rows wants more of them, too
             wanted = torch.cat([wanted, wanted.new_zeros(num_more)])
-        run = self._one_row if len(ids) == 1 else self._more_rows
+        run = self._libraries[ONE_ROW if len(ids) == 1 else MORE_ROWS]
         with _in_pass(plan, self._products):
             logits: Tensor = run([ids, positions, wanted])[0]
         return logits

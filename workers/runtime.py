@@ -223,7 +223,8 @@ class ModelRuntime:
         try:
             if self._recorder is None and self._device.type == "cpu":
                 folder = Path(self._compile_cache).expanduser()
-                self._compiled = compiled.build(self._model, folder, self._tiling.min_rows, progress)
+                least_rows = 1 if self._is_deterministic else self._tiling.min_rows  # tiles are yet to be settled
+                self._compiled = compiled.build(self._model, folder, least_rows, progress)
             else:
                 self._captured = self._capture(progress)
             self._check_compiled(self._logits_of(*trial), logits)

@@ -122,6 +122,24 @@ def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None
     assert again.num_eager_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({}, ["one-row", "more-rows"]),
+        ({"dtype": "bfloat16"}, ["more-rows"]),  # whose steps have four rows at least
+        ({"dtype": "bfloat16", "deterministic": True}, ["one-row", "more-rows"]),  # one will do, if bits are equal
+    ],
+    ids=["float32", "bfloat16", "deterministic"],
+)
+def test_each_size_of_step_has_code_that_is_made_for_it(
+    settings: dict[str, Any], want: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(compiled, "_compile", lambda _module, _rows, file: made.append(file.stem.partition("-")[2]))
+    warm(checkpoint, tmp_path / "compiled", **settings)
+    assert made == want
+
+
 @needs_compiler
 def test_what_is_damaged_on_disk_is_made_again(checkpoint: Path, tmp_path: Path, monkeypatch: Any) -> None:
     made: list[Path] = []
