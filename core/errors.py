@@ -128,3 +128,9 @@ class UnsupportedModel(StartupError):
 
 class VocabularyMismatch(StartupError):
     """Draft and target disagree about a token id; the message gives the first difference."""
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error of somebody else's says, as much as fits into one of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)

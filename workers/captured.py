@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.errors import first_line
 from workers.compiled import CannotCompile
 from workers.kv_cache import KVCache
 from workers.paged import Kernel, PagedStep
@@ -121,7 +122,7 @@ class CapturedModel:
             except NeedsGathering as error:
                 reason = str(error)
             except RuntimeError as error:  # of CUDA, or of a model that asks what is in a tensor
-                raise CannotCompile(str(error).strip().splitlines()[0]) from error
+                raise CannotCompile(first_line(error)) from error
         if not self._graphs:
             raise CannotCompile(reason)
         progress(f"recorded {len(self._graphs)} of {len(forms)} forms of steps in {monotonic() - began_s:.0f} s")

@@ -30,6 +30,7 @@ import transformers
 from torch import Tensor, nn
 from torch.export import Dim
 
+from core.errors import first_line
 from workers import attention, packing
 from workers.attention import Attention
 from workers.packing import PackedProduct
@@ -205,7 +206,7 @@ def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
     except CannotCompile:
         raise
     except Exception as error:  # torch has many kinds of them: for code that it cannot follow, for want of a compiler
-        raise CannotCompile(_first_line(error)) from error
+        raise CannotCompile(first_line(error)) from error
 
 
 def _check_ranges(program: torch.export.ExportedProgram) -> None:
@@ -225,7 +226,7 @@ def _load(file: Path, weights: Mapping[str, Tensor]) -> Callable[[list[Tensor]],
         used = {name: weights[name] for name in names}
         library.load_constants(used, check_full_update=True, user_managed=True)
     except RuntimeError as error:
-        raise CannotCompile(f"{file}: {_first_line(error)}") from error
+        raise CannotCompile(f"{file}: {first_line(error)}") from error
     run: Callable[[list[Tensor]], list[Tensor]] = library.loader.boxed_run  # without the trees around the tensors
     return run
 
@@ -256,8 +257,3 @@ def _machine() -> tuple[str, ...]:
         else ""
     )
     return (torch.__version__, transformers.__version__, torch.backends.cpu.get_cpu_capability(), features)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
-from core.errors import ConfigError, StartupError, WorkerLost
+from core.errors import ConfigError, StartupError, WorkerLost, first_line
 from workers.lifeline import Lifeline, Switchboard, connect
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Group:
                 dist.destroy_process_group()
             raise StartupError(
                 f"rank {rank.index} of {rank.size} did not meet the others at {rank.master_address}:{rank.master_port} "
-                f"within {rank.timeout_s:g} s: {_first_line(error)}"
+                f"within {rank.timeout_s:g} s: {first_line(error)}"
             ) from error
 
     def _meet(self, store: Store) -> None:
@@ -229,8 +229,4 @@ def _connections(rank: Rank, store: Store) -> dict[socket.socket, str]:
 
 
 def _loss(error: RuntimeError) -> WorkerLost:
-    return WorkerLost(f"the ranks of the model have lost each other: {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    return WorkerLost(f"the ranks of the model have lost each other: {first_line(error)}")

@@ -11,6 +11,7 @@ import logging
 import torch
 from torch import Tensor
 
+from core.errors import first_line
 from core.trees import ROOT
 from workers.attention import Attention
 from workers.kv_cache import KVCache, LayerShape, SequenceKV
@@ -60,7 +61,7 @@ def difference(cache: KVCache, kernel: Kernel) -> str | None:
         try:
             errors = _errors(shape, cache, kernel)
         except RuntimeError as error:
-            return str(error).strip().splitlines()[0]
+            return first_line(error)
         if not float(errors.max()) <= LARGEST_ERROR:
             return f"the kernel is off by {float(errors.max()):.2g} of a row's norm"
     return None

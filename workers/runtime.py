@@ -15,7 +15,7 @@ from time import monotonic
 import torch
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, first_line
 from core.trees import TokenTree
 from workers import compiled, packing
 from workers.captured import CapturedModel, CudaRecorder, Recorder
@@ -229,7 +229,7 @@ class ModelRuntime:
                 self._captured = self._capture(progress)
             self._check_compiled(self._logits_of(*trial), logits)
         except (CannotCompile, RuntimeError, OSError) as error:  # also of the code that was made, or for want of a home
-            self._do_without(str(error).strip().splitlines()[0])
+            self._do_without(first_line(error))
 
     def _capture(self, progress: Callable[[str], None]) -> CapturedModel:
         if self._kernel is None:

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
-from core.errors import CheckpointError, ConfigError, UnsupportedModel
+from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION, LayerProbe
 from workers.kv_cache import LayerShape
@@ -198,7 +198,7 @@ def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConf
             output_loading_info=True,
         )
     except (SafetensorError, OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise CheckpointError(f"the weights in {path} are damaged or do not fit config.json: {reason}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])

@@ -165,7 +165,7 @@ def test_without_a_compiler_it_says_so_counts_and_serves(
         engine = TargetEngine.load(config, 1, lambda _: None)
         engine.warm_up(lambda _: None)
     assert [record.getMessage() for record in caplog.records] == [
-        "model does not run compiled, so that every step takes longer: RuntimeError: g++ is not here"
+        "model does not run compiled, so that every step takes longer: g++ is not here"
     ]
     kv = engine._runtime.cache.new_sequence()
     engine._runtime.forward([StepRows(kv, [1, 2, 3])])
