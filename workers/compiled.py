@@ -18,11 +18,11 @@ import stat
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 import torch
@@ -44,6 +44,8 @@ ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
 """What is compiled for, and how many rows the compiler is shown."""
 MAX_ROWS: Final = 1 << 20
+UNUSED_S: Final = 60 * 86_400
+"""After which a library is deleted: each change of model, machine or torch leaves two behind."""
 OPTIONS: Final[dict[str, Any]] = {
     "aot_inductor.package_constants_in_so": False,
     "compile_threads": 1,  # in this process: a pool of others would outlive the start
@@ -167,13 +169,27 @@ def build(model: Any, folder: Path, least_rows: int, progress: Callable[[str], N
             logger.warning("what was compiled before is of no use: %s", error)
         else:
             progress(f"compiled before, in {folder}")
+            _tidy(folder, files.values())
             return made
     for rows, file in files.items():
         progress(f"compiling for {rows} at a time, which is done once: the result is kept in {folder}")
         began_s = monotonic()
         _compile(_Logits(model).eval(), EXAMPLES[rows], file)
         progress(f"compiled in {monotonic() - began_s:.0f} s")
+    _tidy(folder, files.values())
     return CompiledModel(model, files)
+
+
+def _tidy(folder: Path, used: Iterable[Path]) -> None:
+    """Delete what no start has used for long, unless somebody else has to: the folder may be an image's."""
+    if folder.stat().st_uid != os.getuid():
+        return
+    for file in used:
+        file.touch()
+    for file in folder.glob("*.pt2"):
+        with suppress(FileNotFoundError):  # another start was quicker
+            if file.stat().st_mtime < time() - UNUSED_S:
+                file.unlink()
 
 
 def _make_private(folder: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,19 @@ def test_what_was_compiled_is_named_after_all_that_shaped_it(checkpoint: Path, t
     others.append(name(checkpoint))
     torch.set_num_threads(num_threads)
     assert len({usual, *others}) == 6
+
+
+@needs_compiler
+def test_what_no_start_has_used_for_long_is_deleted(checkpoint: Path, tmp_path: Path) -> None:
+    """And nothing else that lies there."""
+    folder = tmp_path / "compiled"
+    warm(checkpoint, folder)
+    made = set(folder.iterdir())
+    (old, young, other) = (folder / name for name in ("old.pt2", "young.pt2", "other.txt"))
+    long_ago = time.time() - compiled.UNUSED_S - 60
+    for file in (old, young, other):
+        file.touch()
+    for file in (old, other, *made):
+        os.utime(file, (long_ago, long_ago))
+    warm(checkpoint, folder)
+    assert set(folder.iterdir()) == {*made, young, other}
