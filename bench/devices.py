@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -39,6 +40,29 @@ def timed(device: torch.device, act: Callable[[], object]) -> float:
     act()
     _wait_for(device)
     return time.perf_counter() - began_s
+
+
+def token_s(device: torch.device, complete: Callable[[int], object], num_tokens: int) -> float:
+    """Seconds for each token after the first, of what writes so many tokens."""
+    one_s = timed(device, lambda: complete(1))
+    return (timed(device, lambda: complete(1 + num_tokens)) - one_s) / num_tokens
+
+
+def waits_per_token(device: torch.device, complete: Callable[[int], object], num_tokens: int) -> float:
+    """How often Python waits for a GPU, for each token after the first: torch warns of it if it is asked to."""
+    return (_num_waits(device, lambda: complete(1 + num_tokens)) - _num_waits(device, lambda: complete(1))) / num_tokens
+
+
+def _num_waits(device: torch.device, act: Callable[[], object]) -> int:
+    _wait_for(device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            act()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 def _wait_for(device: torch.device) -> None:

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from bench.devices import device_name, memory_loop, open_device, timed
+from bench.devices import device_name, memory_loop, open_device, token_s, waits_per_token
 from bench.divergence import explain
 from bench.engines import GREEDY
 from bench.grow import DEFAULT_CACHE, cached
@@ -77,9 +77,13 @@ def measure(args: argparse.Namespace) -> list[Result]:
     peer, assistant = Peer(target, args.dtype, device), Peer(draft, args.dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts = [tokenizer.encode(text) for text in held_out_prompts(args.prompts)]
-    times = take_turns(_sides(pair, peer, assistant, args.gamma), device, prompts, args.tokens, args.repeats)
+    sides = _sides(pair, peer, assistant, args.gamma)
+    times = take_turns(sides, device, prompts, args.tokens, args.repeats)
+    results = ratios(times, bytes_read(shape, args.dtype))
+    if device.type == "cuda":
+        results += [_waits(name, sides[name], device, prompts[0], args.tokens) for name in (PLAIN, VERIFYING, DRAFT)]
     _say("comparing completions")
-    results = [*ratios(times, bytes_read(shape, args.dtype)), *_texts(pair, peer, prompts, args.tokens, args.gamma)]
+    results += _texts(pair, peer, prompts, args.tokens, args.gamma)
     settings = {"card": device_name(device), "dtype": args.dtype, "parameters": size, "tokens": args.tokens}
     return [replace(result, settings={**result.settings, **settings}) for result in results]
 
@@ -122,14 +126,9 @@ def take_turns(
         _say(f"repeat {number} of {num_repeats}" if number else "warming up")
         times[MEMORY].append(memory())
         for name, complete in sides.items():
-            times[name].append(_token_s(complete, device, prompts[number % len(prompts)], num_tokens))
+            prompt = prompts[number % len(prompts)]
+            times[name].append(token_s(device, partial(complete, prompt), num_tokens))
     return {name: values[1:] for name, values in times.items()}
-
-
-def _token_s(complete: Complete, device: torch.device, prompt: Prompt, num_tokens: int) -> float:
-    """Seconds for each token after the first."""
-    one_s = timed(device, lambda: complete(prompt, 1))
-    return (timed(device, lambda: complete(prompt, 1 + num_tokens)) - one_s) / num_tokens
 
 
 # Ratios
@@ -166,6 +165,12 @@ def ratios(times: Times, num_bytes: int) -> list[Result]:
         cost("a draft step: time over a target step (c)", DRAFT, PLAIN),
         speed("a draft step: speed over transformers' generate", DRAFT, GENERATE_DRAFT),
     ]
+
+
+def _waits(name: str, complete: Complete, device: torch.device, prompt: Prompt, num_tokens: int) -> Result:
+    """Nothing but what a round or a pass has found out is to be waited for."""
+    found = waits_per_token(device, partial(complete, prompt), num_tokens)
+    return at_most(1.0, Result(f"{name}: waits for the device in a step", round(found, 2), "waits"))
 
 
 def _median_ms(times_s: Sequence[float]) -> float:

@@ -15,13 +15,16 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
+from bench.devices import timed, token_s
 from bench.engines import Stream, load_engine, new_stream, play
 from bench.grow import DEFAULT_CACHE, cached
+from bench.peer import Peer
 from bench.results import Result, at_least, at_most, spread
 from bench.sizes import parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
@@ -42,6 +45,7 @@ SHARED_TOKENS, OWN_TOKENS = 1024, 16
 LONG_TOKENS = 1500
 READ_BYTES = 1 << 29
 
+CPU = torch.device("cpu")
 PEER = Path(__file__).with_name("openvino_peer.py")
 
 Seconds = Callable[[], float]
@@ -147,7 +151,7 @@ def _stall(engine: TargetEngine, names: Any) -> float:
     """How many times its usual time the slowest round of a stream takes while a long prompt comes in."""
     stream, guest = (new_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
     _round(engine, [stream])
-    usual_s = [_timed(lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
+    usual_s = [timed(CPU, lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
     engine.add(-1, guest.request())
     times_s: list[float] = []
     is_served = False
@@ -167,26 +171,10 @@ def _stall(engine: TargetEngine, names: Any) -> float:
     return statistics.quantiles(times_s, n=20)[-1] / statistics.median(usual_s)
 
 
-def _timed(act: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    act()
-    return time.perf_counter() - began_s
-
-
 def _generate(model: Path, dtype: Dtype) -> Seconds:
     """transformers' own loop, per token after the first."""
-    from transformers import AutoModelForCausalLM
-
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
-
-    def seconds() -> float:
-        ids = torch.tensor([_tokens(NUM_PROMPT_TOKENS)])
-        mask = torch.ones_like(ids)
-        settings: dict[str, Any] = {"attention_mask": mask, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        one_s = _timed(lambda: loaded.generate(ids, max_new_tokens=1, **settings))
-        return (_timed(lambda: loaded.generate(ids, max_new_tokens=1 + NUM_TOKENS, **settings)) - one_s) / NUM_TOKENS
-
-    return seconds
+    peer = Peer(model, dtype, CPU)
+    return lambda: token_s(CPU, partial(peer.complete, _tokens(NUM_PROMPT_TOKENS)), NUM_TOKENS)
 
 
 def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Seconds:
@@ -242,7 +230,7 @@ def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
 def _read_loop() -> Seconds:
     """Reading memory and doing nothing else, per byte; the quickest of three."""
     memory = torch.ones(READ_BYTES // 4)
-    return lambda: min(_timed(memory.sum) for _ in range(3)) / READ_BYTES
+    return lambda: min(timed(CPU, memory.sum) for _ in range(3)) / READ_BYTES
 
 
 # Ratios

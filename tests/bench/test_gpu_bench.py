@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,22 @@ def test_sides_take_turns_on_each_prompt_and_the_first_turn_does_not_count():
     turn = [("a", 1), ("a", 5), ("b", 1), ("b", 5)]
     assert calls == [(name, prompt, count) for prompt in (7, 8, 7) for name, count in turn]
     assert all(value > 0 for value in found[gpu.MEMORY])
+
+
+def test_waits_are_what_torch_warns_of(monkeypatch):
+    """For each token after the first; other warnings are none."""
+    modes = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def complete(num_tokens):
+        assert modes[-1] == "warn"
+        warnings.warn("something else", stacklevel=1)
+        for _ in range(3 + 2 * num_tokens):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    assert devices.waits_per_token(CARD, complete, 8) == 2
+    assert modes == ["warn", "default"] * 2
 
 
 def test_a_device_is_waited_for_before_and_after_what_is_timed(monkeypatch):
