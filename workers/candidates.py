@@ -7,7 +7,7 @@ verified against q.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from core.records import Sampling, Verification
 from core.trees import NO_Q, NO_TOKEN, SparseDistribution
 from workers import sampling
 from workers.sampling import Row
+from workers.transfer import Readback, upload
 
 
 class Kind(Enum):
@@ -52,22 +53,32 @@ class Place:
 CPU_CACHE_NUMBERS = 1 << 18
 """A megabyte, which is a core's own cache."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
+_Found: TypeAlias = Callable[[], list[Candidates]]
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
-def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int) -> list[Candidates]:
-    """The candidates of each row of `logits` [R, V], which must all be sound (`sampling.bad_rows`)."""
-    found: dict[int, Candidates] = {}
-    for index in _batches(places, logits):
-        batch = [places[i] for i in index]
-        found |= zip(index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens), strict=True)
-    return [found[i] for i in range(len(places))]
+def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
+    """The candidates of each row of `logits` [R, V], when they have been read back.
+
+    Those of a row that is not sound (`sampling.bad_rows`) mean nothing.
+    """
+    asked = [
+        (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
+        for index in _batches(places, logits)
+        for batch in [[places[i] for i in index]]
+    ]
+
+    def found() -> list[Candidates]:
+        by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
+        return [by_row[i] for i in range(len(places))]
+
+    return found
 
 
 def _rows(logits: Tensor, index: Sequence[int]) -> Tensor:
     """These rows, in place where they adjoin."""
     first, end = index[0], index[-1] + 1
-    return logits[first:end] if end - first == len(index) else logits[torch.tensor(index, device=logits.device)]
+    return logits[first:end] if end - first == len(index) else logits[upload(list(index), logits.device)]
 
 
 def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
@@ -78,40 +89,45 @@ def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
         yield from (index[start : start + most] for start in range(0, len(index), most))
 
 
-def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int) -> list[Candidates]:
+def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
     rows = [place.row for place in places]
     scores = sampling.adjusted(logits, rows)
     if kind is Kind.GREEDY:
-        return _ranked(scores, _sureness(scores))
+        return _ranked(scores, _sureness(scores), readback)
     log_q = sampling.distribution(scores, rows)
     if kind is Kind.COUPLED:
         scores = sampling.perturbed(log_q, rows)
         confidence, entropy = _sureness(scores)[:, :1], _sureness(log_q)[:, 1:]
-        return _ranked(scores, torch.cat([confidence, entropy], dim=1))
-    return _drawn(log_q, places, q_top_tokens)
+        return _ranked(scores, torch.cat([confidence, entropy], dim=1), readback)
+    return _drawn(log_q, places, q_top_tokens, readback)
 
 
-def _ranked(scores: Tensor, sureness: Tensor) -> list[Candidates]:
-    """Candidates by score [R, V]. Of several that come first alike, the first is the lowest, as `argmax` has it."""
+def _ranked(scores: Tensor, sureness: Tensor, readback: Readback) -> _Found:
+    """Candidates by score [R, V]. Of several that come first alike, the first is the lowest, as `argmax` has it, unless
+    there are more of them than candidates: then it is any."""
     values, ids = sampling.largest(scores, MAX_RANKS)
-    tied = (values[:, :1] == values[:, 1:2]).flatten().nonzero().flatten()
-    if len(tied):
-        first = scores[tied].argmax(dim=-1, keepdim=True)
-        values[tied], ids[tied] = sampling.largest(scores[tied].scatter(1, first, torch.inf), MAX_RANKS)
-    return _candidates(ids, values > -torch.inf, sureness, [_NO_DRAW] * len(scores))
+    num_ranks = ids.shape[1]
+    behind = scores.shape[1] + torch.arange(num_ranks, device=ids.device)
+    order = torch.where(values == values[:, :1], ids, behind).argsort(dim=1)
+    counts = (values > -torch.inf).sum(dim=1)
+    return _candidates(ids.gather(1, order), counts, sureness, lambda: [_NO_DRAW] * len(scores), readback)
 
 
-def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int) -> list[Candidates]:
+def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
     probs, ids = sampling.cut(log_q, q_top_tokens)
-    draws = [_NO_DRAW] * len(places)
     wanted = [i for i, place in enumerate(places) if place.sample is not None]
+    draw_wanted: Callable[[], list[_Draw]] = list
     if wanted:
-        index = torch.tensor(wanted, device=ids.device)
+        index = upload(wanted, ids.device)
         rows, samples = [places[i].row for i in wanted], [places[i].sample or 0 for i in wanted]
-        drawn = sampling.draw_guesses(probs[index], ids[index], rows, samples, log_q.shape[1])
-        for i, draw in zip(wanted, drawn, strict=True):
-            draws[i] = draw
-    return _candidates(ids[:, :MAX_RANKS], probs[:, :MAX_RANKS] > 0, _sureness(probs.log()), draws)
+        draw_wanted = sampling.draw_guesses(probs[index], ids[index], rows, samples, log_q.shape[1], readback)
+
+    def draws() -> list[_Draw]:
+        by_row = dict(zip(wanted, draw_wanted(), strict=True))
+        return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
+
+    counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
+    return _candidates(ids[:, :MAX_RANKS], counts, _sureness(probs.log()), draws, readback)
 
 
 def _sureness(scores: Tensor) -> Tensor:
@@ -125,12 +141,14 @@ def _sureness(scores: Tensor) -> Tensor:
     return torch.stack([1 / total, total.log() - torch.linalg.vecdot(weights, z) / total], dim=1)
 
 
-def _candidates(ids: Tensor, is_possible: Tensor, sureness: Tensor, draws: Sequence[_Draw]) -> list[Candidates]:
-    """One for each row: `ids` [R, M] as far as they are possible (likeliest first), and how sure they are [R, 2]."""
-    counts = is_possible.sum(dim=-1).tolist()
-    return [
+def _candidates(
+    ids: Tensor, counts: Tensor, sureness: Tensor, draws: Callable[[], list[_Draw]], readback: Readback
+) -> _Found:
+    """One for each row: the first `counts` [R] of `ids` [R, M], likeliest first, and how sure they are [R, 2]."""
+    asked = [readback.ask(tensor) for tensor in (ids, counts, sureness)]
+    return lambda: [
         Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
         for row_ids, count, (confidence, entropy), (sampled, q) in zip(
-            ids.tolist(), counts, sureness.tolist(), draws, strict=True
+            *(wanted.values for wanted in asked), draws(), strict=True
         )
     ]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
-import torch
 from torch import Tensor
 
 from core.budgeted import AnySprout, sprout_of
@@ -28,6 +28,7 @@ from workers.runtime import ModelRuntime
 from workers.sampling import Row
 from workers.sequences import HeldSequence
 from workers.steps import StepRows
+from workers.transfer import Readback
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,29 +221,20 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _grow(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
-        is_bad = sampling.bad_rows(logits).tolist()
-        sound: list[tuple[DraftJob, list[Place]]] = []
-        index: list[int] = []
-        start = 0
-        for job in jobs:
-            places = job.places()
-            rows = range(start, start + len(places))
-            start = rows.stop
-            if any(is_bad[row] for row in rows):
+        readback = Readback()
+        is_bad = readback.ask(sampling.bad_rows(logits))
+        places = [job.places() for job in jobs]
+        propose_all = propose(logits, list(chain.from_iterable(places)), self._q_top_tokens, readback)
+        readback.wait()
+        rows = zip(is_bad.values, propose_all(), strict=True)
+        for job, wanted in zip(jobs, places, strict=True):
+            said = list(islice(rows, len(wanted)))
+            if any(is_unsound for is_unsound, _ in said):
                 self._store.forget_guesses(job.held)
                 self._answer(job, Refused(job.request.stamp, "the draft model gave NaN for this sequence"))
             else:
-                sound.append((job, places))
-                index += rows
-        if sound:
-            chosen = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
-            self._hand_out(sound, chosen)
-
-    def _hand_out(self, sound: Sequence[tuple[DraftJob, list[Place]]], logits: Tensor) -> None:
-        found = iter(propose(logits, [place for _, places in sound for place in places], self._q_top_tokens))
-        for job, places in sound:
-            job.take([next(found) for _ in places])
-            self._publish(job.held)
+                job.take([candidates for _, candidates in said])
+                self._publish(job.held)
 
 
 def _samples(spec: SequenceSpec) -> bool:

@@ -20,6 +20,7 @@ from itertools import pairwise
 import torch
 
 from core.block_hash import BlockHash
+from workers.transfer import upload
 
 BLANK_BLOCK = 0
 """Read where a block table is padded; all zeros for ever."""
@@ -272,4 +273,4 @@ class KVCache:
         del self._published[self._hash_of.pop(block)]
 
     def _slot_tensor(self, slots: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(slots, dtype=torch.int64, device=self.device)
+        return upload(list(slots), self.device, torch.int64)

@@ -24,6 +24,7 @@ from workers.kv_cache import KVCache
 from workers.paged_form import Form, parts_of
 from workers.step_plan import StepPlan, Tiling, plan_step
 from workers.steps import Step
+from workers.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class PagedStep:
         """The step in a form of its own, which goes to the device in one copy."""
         parts = parts_of(step.spans)
         form = Form.of(cache, step, parts)
-        values = torch.from_numpy(form.fill(cache, step, parts)).to(cache.device)
+        values = upload(form.fill(cache, step, parts), cache.device)
         return cls.of(form, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
 
 

@@ -16,7 +16,6 @@ import torch
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, first_line
-from core.trees import TokenTree
 from workers import compiled, packing
 from workers.captured import CapturedModel, CudaRecorder, Recorder
 from workers.compiled import CannotCompile, CompiledModel
@@ -25,6 +24,8 @@ from workers.paged import Kernel, PagedPlan, PagedStep
 from workers.paged_trial import find_kernel
 from workers.step_plan import StepPlan, Tiling, plan_step
 from workers.steps import Step, StepRows, lay_out
+from workers.transfer import upload
+from workers.trials import Trials
 from workers.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,6 @@ FEWER_ROWS = (1, 4)
 """That may do as well where all weights are packed; whether they do is tried at start."""
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Of compiled code, relative to the norm of a row's logits."""
-TRIED_ROWS = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129)
-"""A step of each of these sizes, against one of all their rows; single rows not at the first position only."""
 
 
 def choose_tiling(config: EngineConfig) -> Tiling:
@@ -176,8 +175,7 @@ class ModelRuntime:
             paged = PagedStep.lay_out(step, self.cache, self._kernel, self._tiling)
             return self._run_eagerly(paged.ids, paged.positions, paged.wanted, paged.plan)
         ids, positions, wanted = (
-            torch.tensor(rows, device=self._device, dtype=torch.long)
-            for rows in (step.ids, step.positions, step.wanted)
+            upload(rows, self._device, torch.long) for rows in (step.ids, step.positions, step.wanted)
         )
         plan = plan_step(self.cache, step.spans, len(step.ids), self._tiling)
         if self._compiled is not None:
@@ -218,8 +216,8 @@ class ModelRuntime:
     def _compile(self, progress: Callable[[str], None]) -> None:
         """Have steps run by native code or recordings, if they can be made and do what the model does; else say why
         not."""
-        trial = self._trial()
-        logits = self._logits_of(*trial)
+        trials = self._trials()
+        logits = trials.logits()
         try:
             if self._recorder is None and self._device.type == "cpu":
                 folder = Path(self._compile_cache).expanduser()
@@ -227,7 +225,7 @@ class ModelRuntime:
                 self._compiled = compiled.build(self._model, folder, least_rows, progress)
             else:
                 self._captured = self._capture(progress)
-            self._check_compiled(self._logits_of(*trial), logits)
+            self._check_compiled(trials.logits(), logits)
         except (CannotCompile, RuntimeError, OSError) as error:  # also of the code that was made, or for want of a home
             self._do_without(first_line(error))
 
@@ -273,26 +271,10 @@ class ModelRuntime:
         return False
 
     def _has_equal_bits(self) -> bool:
-        """Whether rows in steps of TRIED_ROWS, as far as there is room, have the bits that they have in one step."""
-        ids, sizes = self._trial()
-        return torch.equal(self._logits_of(ids, [len(ids)]), self._logits_of(ids, sizes))
+        """Whether rows have the bits that they have in one step, however many there are to a step."""
+        trials = self._trials()
+        return torch.equal(trials.at_once(), trials.in_steps())
 
-    def _trial(self) -> tuple[list[int], list[int]]:
-        """Tokens that mean nothing, and steps of TRIED_ROWS that hold them all, as far as there is room."""
-        sizes: list[int] = []
-        num_rows = min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
-        for size in TRIED_ROWS:
-            if sum(sizes) + size <= num_rows:
-                sizes.append(size)
-        return [row * row % self.info.vocab_size for row in range(sum(sizes))], sizes
-
-    def _logits_of(self, ids: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-        """Of all tokens, taken in steps of these sizes.  # [len(ids), vocab]"""
-        kv, rest, logits = self.cache.new_sequence(), list(ids), []
-        try:
-            for size in sizes:
-                logits.append(self.forward([StepRows(kv, rest[:1], TokenTree.chain(rest[1:size]))]))
-                del rest[:size]
-        finally:
-            self.cache.free(kv)
-        return torch.cat(logits)
+    def _trials(self) -> Trials:
+        max_rows = min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
+        return Trials(self.forward, self.cache, max_rows, self.info.vocab_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from core.noise import Key, Purpose
 from core.records import Sampling, TokenLogprobs
 from core.sampling import TOP_P_SLACK
 from core.trees import SparseDistribution
+from workers.transfer import Readback, upload
 
 _NEVER = -math.inf
 GROUP_TOKENS = 16
@@ -68,7 +69,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+    return upload(list(values), device, dtype)[:, None]
 
 
 def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -87,11 +88,11 @@ def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         if 0 <= token_id < vocab_size
     ]
     if biases:
-        index, ids, values = (torch.tensor(part, device=logits.device) for part in zip(*biases, strict=True))
+        index, ids, values = (upload(part, logits.device) for part in zip(*biases, strict=True))
         logits = logits.index_put((index, ids), values.float(), accumulate=True)
     if suppressed:
-        index, ids = torch.tensor(suppressed, device=logits.device).T
-        logits = logits.index_put((index, ids), logits.new_tensor(_NEVER))
+        index, ids = upload(suppressed, logits.device).T
+        logits = logits.index_put((index, ids), logits.new_full((), _NEVER))
     return logits
 
 
@@ -99,7 +100,7 @@ def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     chosen = [index for index, row in enumerate(rows) if row.sampling.has_penalties]
     if not chosen:
         return logits
-    index = torch.tensor(chosen, device=logits.device)
+    index = upload(chosen, logits.device)
     subset, subset_rows = logits[index], [rows[i] for i in chosen]
     seen = _counts([row.tokens for row in subset_rows], subset) > 0
     counts = _counts([row.tokens[row.prompt_len :] for row in subset_rows], subset)
@@ -114,9 +115,10 @@ def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def _counts(token_lists: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     """How often each row's list names each id, in the shape and dtype of `like` [R, V]."""
-    ids = torch.tensor([token for tokens in token_lists for token in tokens], dtype=torch.int64, device=like.device)
-    lengths = torch.tensor([len(tokens) for tokens in token_lists], device=like.device)
-    index = torch.arange(len(token_lists), device=like.device).repeat_interleave(lengths)
+    named = [(index, token) for index, tokens in enumerate(token_lists) for token in tokens]
+    if not named:
+        return torch.zeros_like(like)
+    index, ids = upload(named, like.device).T
     return torch.zeros_like(like).index_put((index, ids), like.new_ones(()), accumulate=True)
 
 
@@ -145,7 +147,7 @@ def _top_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     chosen = [index for index, row in enumerate(rows) if row.sampling.top_p < 1 and not row.sampling.is_greedy]
     if not chosen:
         return logits
-    index = torch.tensor(chosen, device=logits.device)
+    index = upload(chosen, logits.device)
     top_p = _column([rows[i].sampling.top_p for i in chosen], logits.device, torch.float64)
     subset = logits[index]
     ordered, order = subset.sort(dim=-1, descending=True, stable=True)
@@ -168,7 +170,7 @@ def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> T
     """Gumbel noise [R, V], equal bit for bit to `core.noise.gumbel_rows`; what was asked for lately is remembered."""
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     unique = _NOISE.rows(list(places), vocab_size, device)
-    return unique if len(places) == len(keys) else unique[[places[key] for key in keys]]
+    return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]
 
 
 class NoiseCache:
@@ -206,7 +208,7 @@ def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device)
     """On a CPU numpy does it in half the time."""
     if device.type == "cpu":
         return torch.from_numpy(noise.gumbel_rows(keys, vocab_size))
-    return _gumbel_on_device(torch.tensor(list(keys), device=device), vocab_size)
+    return _gumbel_on_device(upload(list(keys), device), vocab_size)
 
 
 def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
@@ -236,7 +238,7 @@ def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     gumbel = gumbel_rows(keys, log_p.shape[1], log_p.device)
     if len(chosen) == len(rows):
         return log_p + gumbel
-    return log_p.index_add(0, torch.tensor(chosen, device=log_p.device), gumbel)
+    return log_p.index_add(0, upload(chosen, log_p.device), gumbel)
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -268,29 +270,23 @@ def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
     return log_probs.softmax(dim=-1), ids
 
 
-def draft_sample(
-    log_q: Tensor, rows: Sequence[Row], row_index: Sequence[int], top_tokens: int
-) -> list[tuple[int, SparseDistribution]]:
-    """A guess for each row, and the q that it was drawn from: `log_q` [R, V] cut to its likeliest tokens.
+def draw_guesses(
+    probs: Tensor, ids: Tensor, rows: Sequence[Row], row_index: Sequence[int], vocab_size: int, readback: Readback
+) -> Callable[[], list[tuple[int, SparseDistribution]]]:
+    """A guess for each row from its q [R, M], which is `cut` already, and that q: when they have been read back.
 
     `row_index` is each guess's place in its block, from 0.
     """
-    return draw_guesses(*cut(log_q, top_tokens), rows, row_index, log_q.shape[1])
-
-
-def draw_guesses(
-    probs: Tensor, ids: Tensor, rows: Sequence[Row], row_index: Sequence[int], vocab_size: int
-) -> list[tuple[int, SparseDistribution]]:
-    """A guess for each row from its q [R, M], cut already; and that q."""
     keys = [
         noise.key(row.sampling.seed, row.position, place, Purpose.DRAFT)
         for row, place in zip(rows, row_index, strict=True)
     ]
     gumbel = gumbel_rows(keys, vocab_size, probs.device).gather(1, ids)
-    picks = (probs.double().log().float() + gumbel).argmax(dim=-1).tolist()
-    return [
+    picks = (probs.double().log().float() + gumbel).argmax(dim=-1)
+    asked = [readback.ask(tensor) for tensor in (picks, ids, probs)]
+    return lambda: [
         (token_ids[pick], _sparse(token_ids, row_probs))
-        for pick, token_ids, row_probs in zip(picks, ids.tolist(), probs.tolist(), strict=True)
+        for pick, token_ids, row_probs in zip(*(wanted.values for wanted in asked), strict=True)
     ]
 
 
@@ -299,12 +295,16 @@ def _sparse(token_ids: list[int], probs: list[float]) -> SparseDistribution:
     return SparseDistribution(tuple(token_ids[:num_positive]), tuple(probs[:num_positive]))
 
 
-def logprobs(raw_logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """For each row of `raw_logits` [N, V], the log probability of its token and the `num_top` likeliest."""
+def logprobs(
+    raw_logits: Tensor, token_ids: Sequence[int], num_top: int, readback: Readback
+) -> Callable[[], list[TokenLogprobs]]:
+    """For each row of `raw_logits` [N, V] the log probability of its token and the `num_top` likeliest: when they have
+    been read back."""
     log_p = raw_logits.float().log_softmax(dim=-1)
-    chosen = log_p.gather(1, _column(token_ids, log_p.device)).flatten().tolist()
     values, ids = log_p.topk(min(num_top, log_p.shape[1]))
-    return [
+    chosen = log_p.gather(1, _column(token_ids, log_p.device)).flatten()
+    asked = [readback.ask(tensor) for tensor in (chosen, ids, values)]
+    return lambda: [
         TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
-        for logprob, top_ids, top_values in zip(chosen, ids.tolist(), values.tolist(), strict=True)
+        for logprob, top_ids, top_values in zip(*(wanted.values for wanted in asked), strict=True)
     ]

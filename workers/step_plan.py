@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from core.trees import ROOT
 from workers.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache, SequenceKV
+from workers.transfer import upload
 
 MAX_GROUPED_ROWS = 32
 """A sequence with more rows than this is a prefill chunk and is not padded together with others."""
@@ -189,7 +190,7 @@ def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tili
                 order[row] = place
             offset += num_queries
     is_in_order = len(groups) == 1 and groups[0].query_rows is None
-    row_order = None if is_in_order else torch.tensor(order, device=cache.device)
+    row_order = None if is_in_order else upload(order, cache.device)
     return StepPlan(cache, _write_slots(cache, spans, num_rows), tuple(groups), row_order)
 
 
@@ -198,7 +199,7 @@ def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.
     for span in spans:
         for row in range(span.num_rows):
             slots[span.first_row + row] = cache.slot(span.kv, span.kv.num_tokens + row)
-    return torch.tensor(slots, device=cache.device)
+    return upload(slots, cache.device)
 
 
 def _branches(span: Span) -> Sequence[Reader]:
@@ -236,10 +237,12 @@ def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num
     num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
     rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
     seen = [reader.visibility(num_queries, num_blocks * cache.block_tokens) for reader in members]
-    visible, query_positions, key_positions = (torch.stack(parts).to(cache.device) for parts in zip(*seen, strict=True))
+    visible, query_positions, key_positions = (
+        upload(torch.stack(parts), cache.device) for parts in zip(*seen, strict=True)
+    )
     source, stretch_tokens = _source(cache, members, num_blocks)
     return Group(
-        query_rows=None if rows == list(range(num_rows)) else torch.tensor(rows, device=cache.device),
+        query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
         source=source,
         stretch_tokens=stretch_tokens,
         visible=visible,
@@ -264,7 +267,7 @@ def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple
     length = num_blocks * cache.block_tokens // stretch_tokens
     tables = [_cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
     padded = [table + [BLANK_BLOCK] * (length - len(table)) for table in tables]
-    return torch.tensor(padded, device=cache.device).flatten(), stretch_tokens
+    return upload(padded, cache.device).flatten(), stretch_tokens
 
 
 def _cut_up(entries: list[int], parts: int) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
-import torch
 from torch import Tensor
 
 from core.acceptance import Outcome
@@ -19,6 +19,7 @@ from workers.parallel import Rank, load_runtime, log_loss
 from workers.sampling import Row
 from workers.sequences import HeldSequence
 from workers.steps import StepRows
+from workers.transfer import Readback, upload
 
 
 @dataclass(eq=False, slots=True)
@@ -88,37 +89,57 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         self._jobs.append(VerifyJob(ticket, request, held, pending or self._store.step_back(held)))
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> None:
-        if not jobs:
-            return
-        is_bad = sampling.bad_rows(logits).tolist()
-        judged = [_without_bad_guesses(item, is_bad) for item in _stretches(jobs)]
-        for item in judged:
-            if is_bad[item.start]:
+        left = list(_stretches(jobs))
+        while left:
+            left = self._judge(left, logits)
+
+    def _judge(self, items: Sequence[_Judged], logits: Tensor) -> list[_Judged]:
+        """Answer all but those with a guess that has led the model to NaN; these as they are to be judged again.
+
+        Everything that decides is read back at once: the host waits a second time for log probabilities alone.
+        """
+        readback = Readback()
+        is_bad = readback.ask(sampling.bad_rows(logits))
+        asked = [
+            (of_kind, self._ask(verification, of_kind, logits, readback))
+            for verification in Verification
+            if (of_kind := [item for item in items if item.verification is verification])
+        ]
+        readback.wait()
+        sound: list[tuple[_Judged, Outcome]] = []
+        again: list[_Judged] = []
+        for item, outcome in chain.from_iterable(zip(of_kind, outcomes(), strict=True) for of_kind, outcomes in asked):
+            root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
+            if root:
                 self._roll_back(item.job, ())
                 self._answer(item.job, Refused(item.job.request.stamp, "the target model gave NaN for this sequence"))
-        for verification in Verification:
-            items = [item for item in judged if item.verification is verification and not is_bad[item.start]]
-            self._judge(verification, items, logits)
+            elif any(guesses):
+                again.append(_without_guesses(item))
+            else:
+                sound.append((item, outcome))
+        self._conclude(sound, logits)
+        return again
 
-    def _judge(self, verification: Verification, items: Sequence[_Judged], logits: Tensor) -> None:
-        if not items:
-            return
+    @staticmethod
+    def _ask(
+        verification: Verification, items: Sequence[_Judged], logits: Tensor, readback: Readback
+    ) -> Callable[[], list[Outcome]]:
         index = [item.start + row for item in items for row in range(len(item.rows))]
-        chosen = logits if len(index) == len(logits) else logits[torch.tensor(index, device=logits.device)]
+        chosen = logits if len(index) == len(logits) else logits[upload(index, logits.device)]
         rows = [row for item in items for row in item.rows]
         log_p = sampling.process(chosen, rows)
-        outcomes = verify.verify(verification, [item.block for item in items], log_p, rows)
-        for item, outcome in zip(items, outcomes, strict=True):
-            self._conclude(item, outcome, logits)
+        return verify.verify(verification, [item.block for item in items], log_p, rows, readback)
 
-    def _conclude(self, item: _Judged, outcome: Outcome, logits: Tensor) -> None:
-        path, next_token = outcome
-        job = item.job
-        self._roll_back(job, path)
-        self._publish(job.held)
-        logprobs = _logprobs(item, outcome, logits)
-        stamp, num_held = job.request.stamp, len(job.held.log)
-        self._answer(job, Verdict(stamp, path, next_token, num_held, logprobs, job.timing()))
+    def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
+        readback = Readback()
+        asked = [_logprobs(item, outcome, logits, readback) for item, outcome in judged]
+        readback.wait()
+        for (item, (path, next_token)), logprobs in zip(judged, asked, strict=True):
+            job = item.job
+            self._roll_back(job, path)
+            self._publish(job.held)
+            stamp, num_held = job.request.stamp, len(job.held.log)
+            self._answer(job, Verdict(stamp, path, next_token, num_held, tuple(logprobs()), job.timing()))
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
         """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""
@@ -134,10 +155,8 @@ def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
         start += 1 + len(job.block)
 
 
-def _without_bad_guesses(item: _Judged, is_bad: Sequence[bool]) -> _Judged:
-    """The root alone, where a guess has led the model to NaN: plain decoding might never have gone there."""
-    if not any(is_bad[item.start + 1 : item.start + len(item.rows)]):
-        return item
+def _without_guesses(item: _Judged) -> _Judged:
+    """The root alone: plain decoding might never have gone where a guess has led the model to NaN."""
     return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
 
 
@@ -160,12 +179,14 @@ def _paths(job: VerifyJob) -> list[Sequence[int]]:
     return paths
 
 
-def _logprobs(item: _Judged, outcome: Outcome, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+def _logprobs(
+    item: _Judged, outcome: Outcome, logits: Tensor, readback: Readback
+) -> Callable[[], Sequence[TokenLogprobs]]:
     """Of each emitted token, from the row that drew it: the root's for the first, then each accepted node's."""
     spec: SequenceSpec = item.job.held.spec
     if spec.num_logprobs is None:
-        return ()
+        return tuple
     path, next_token = outcome
-    index = torch.tensor([item.start, *(item.start + 1 + node for node in path)], device=logits.device)
+    index = [item.start, *(item.start + 1 + node for node in path)]
     tokens = [*(item.job.block.tokens[node] for node in path), next_token]
-    return tuple(sampling.logprobs(logits[index], tokens, spec.num_logprobs))
+    return sampling.logprobs(logits[upload(index, logits.device)], tokens, spec.num_logprobs, readback)

@@ -1,13 +1,14 @@
 """Which guesses of a batch of blocks stand, and what token follows each: the twin of `core.acceptance`.
 
 Knows log p on its device, blocks and noise; must not know models or sessions. What is as wide as the vocabulary stays
-on the device; a few numbers for each guess come to the host, where the reference's own functions decide.
+on the device; a few numbers for each guess come to the host, all at once, where the reference's own functions decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,73 +19,98 @@ from core.noise import Purpose
 from core.records import Verification
 from core.trees import TokenTree
 from workers.sampling import Row, gumbel_rows, sample_coupled
+from workers.transfer import Readback, upload
+
+_Outcomes: TypeAlias = Callable[[], list[Outcome]]
 
 
 def verify(
-    verification: Verification, blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row]
-) -> list[Outcome]:
-    """The outcome of each block.
+    verification: Verification, blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback
+) -> _Outcomes:
+    """The outcome of each block, when what it depends on has been read back.
 
-    `log_p` [R, V] and `rows` hold, block after block, the root and then each node. Raises: ValueError for a block that
-    is not a chain, unless verification is coupled.
+    `log_p` [R, V] and `rows` hold, block after block, the root and then each node. A block with a NaN among its rows
+    has an outcome that means nothing, and spoils no other's. Raises: ValueError for a block that is not a chain, unless
+    verification is coupled.
     """
     starts = list(accumulate((1 + len(block) for block in blocks), initial=0))[:-1]
     if verification is Verification.COUPLED:
-        samples = sample_coupled(log_p, rows).tolist()
-        return [
-            acceptance.verify_coupled(block, samples[start : start + 1 + len(block)])
+        samples = readback.ask(sample_coupled(log_p, rows))
+        return lambda: [
+            acceptance.verify_coupled(block, samples.values[start : start + 1 + len(block)])
             for block, start in zip(blocks, starts, strict=True)
         ]
     chains = [acceptance.sound_prefix(block, log_p.shape[1]) for block in blocks]
     kept = [start + depth for chain, start in zip(chains, starts, strict=True) for depth in range(len(chain) + 1)]
-    p = log_p[torch.tensor(kept, device=log_p.device)].double().softmax(dim=-1)
-    return _verify_chains(verification, chains, p, [rows[start] for start in starts])
+    p = log_p[upload(kept, log_p.device)].double().softmax(dim=-1)
+    return _verify_chains(verification, chains, p, [rows[start] for start in starts], readback)
 
 
 def _verify_chains(
-    verification: Verification, chains: Sequence[TokenTree], p: Tensor, roots: Sequence[Row]
-) -> list[Outcome]:
-    p_guess = _p_of_guesses(chains, p)
+    verification: Verification, chains: Sequence[TokenTree], p: Tensor, roots: Sequence[Row], readback: Readback
+) -> _Outcomes:
     q_guess = [acceptance.q_of_guesses(chain) for chain in chains]
-    is_block = verification is Verification.BLOCK
-    weights = [
-        acceptance.prefix_weights(p_x, q_x) if is_block else [1.0] * (len(p_x) + 1)
-        for p_x, q_x in zip(p_guess, q_guess, strict=True)
-    ]
+    tokens = [token for chain in chains for token in (*chain.tokens, 0)]  # nothing is guessed after the last row
+    p_guess = p.gather(1, upload(tokens, p.device)[:, None]).flatten()
+    weights = _prefix_weights(p_guess, q_guess) if verification is Verification.BLOCK else None
     masses, candidates = _residual_draws(chains, p, weights, roots)
-    outcomes = []
-    for i, (chain, root) in enumerate(zip(chains, roots, strict=True)):
-        uniforms = acceptance.accept_uniforms(len(chain), root.sampling.seed, root.position)
-        if is_block:
-            accepted = acceptance.count_by_block(weights[i], masses[i], uniforms)
-        else:
-            accepted = acceptance.count_by_rejection(p_guess[i], q_guess[i], masses[i], uniforms)
-        outcomes.append((tuple(range(accepted)), int(candidates[i][accepted])))
+    asked = [readback.ask(tensor) for tensor in (p_guess, masses, candidates)]
+    asked_weights = readback.ask(weights) if weights is not None else None
+
+    def outcomes() -> list[Outcome]:
+        by_chain = zip(*(_split(wanted.values, chains) for wanted in asked), strict=True)
+        of_prefixes = _split(asked_weights.values, chains) if asked_weights else None
+        found = []
+        for i, (p_x, mass, candidate) in enumerate(by_chain):
+            uniforms = acceptance.accept_uniforms(len(chains[i]), roots[i].sampling.seed, roots[i].position)
+            if of_prefixes is not None:
+                accepted = acceptance.count_by_block(of_prefixes[i], mass, uniforms)
+            else:
+                accepted = acceptance.count_by_rejection(p_x[:-1], q_guess[i], mass, uniforms)
+            found.append((tuple(range(accepted)), int(candidate[accepted])))
+        return found
+
     return outcomes
 
 
-def _p_of_guesses(chains: Sequence[TokenTree], p: Tensor) -> list[list[float]]:
-    """p(x) of each guess x of each chain."""
-    tokens = torch.tensor([token for chain in chains for token in (*chain.tokens, 0)], device=p.device)
-    values = _split(p.gather(1, tokens[:, None]).flatten().tolist(), chains)
-    return [row[:-1] for row in values]  # nothing is guessed after the last row
+def _prefix_weights(p_guess: Tensor, q_guess: Sequence[Sequence[float]]) -> Tensor:
+    """`acceptance.prefix_weights` of all chains, one after the other, operation for operation.  # [R]
+
+    `p_guess` [R] has a value more for each chain, behind its guesses.
+    """
+    lengths = [len(q) for q in q_guess]
+    longest = max(lengths)
+    starts = list(accumulate((1 + length for length in lengths), initial=0))
+    padded = [[starts[chain] + min(depth, length) for depth in range(longest)] for chain, length in enumerate(lengths)]
+    p = p_guess[upload(padded, p_guess.device, torch.int64).view(len(lengths), longest)]
+    q = upload([[*q, *[1.0] * (longest - len(q))] for q in q_guess], p.device, p.dtype).view(p.shape)
+    weights = [p.new_ones(len(lengths))]
+    for depth in range(longest):
+        weights.append((weights[-1] * p[:, depth] / q[:, depth]).clamp(max=1.0))
+    flat = [chain * (1 + longest) + depth for chain, length in enumerate(lengths) for depth in range(1 + length)]
+    return torch.stack(weights, dim=1).flatten()[upload(flat, p.device)]
 
 
 def _residual_draws(
-    chains: Sequence[TokenTree], p: Tensor, weights: Sequence[Sequence[float]], roots: Sequence[Row]
-) -> tuple[list[list[float]], list[list[float]]]:
-    """For each chain and each number of accepted guesses: the mass of the residual, and the token drawn from it."""
-    weight = torch.tensor([weight for row in weights for weight in (*row[:-1], 1.0)], dtype=p.dtype, device=p.device)
-    residual = p * weight[:, None]
+    chains: Sequence[TokenTree], p: Tensor, weights: Tensor | None, roots: Sequence[Row]
+) -> tuple[Tensor, Tensor]:
+    """For each chain and each number of accepted guesses: the mass of the residual, and the token drawn from it.  # [R]
+
+    `weights` [R] are those of the prefixes; without them each weighs 1. What follows a whole chain is drawn from p.
+    """
+    if weights is None:
+        residual = p.clone()
+    else:
+        is_last = [depth == len(chain) for chain in chains for depth in range(len(chain) + 1)]
+        residual = p * weights.masked_fill(upload(is_last, p.device), 1.0)[:, None]
     index, ids, probs = _q_entries(chains)
-    where = tuple(torch.tensor(part, dtype=torch.int64, device=p.device) for part in (index, ids))
-    residual.index_put_(where, -torch.tensor(probs, dtype=p.dtype, device=p.device), accumulate=True)
+    where = (upload(index, p.device, torch.int64), upload(ids, p.device, torch.int64))
+    residual.index_put_(where, -upload(probs, p.device, p.dtype), accumulate=True)
     residual.clamp_(min=0.0)
     masses = residual.sum(dim=-1)
     residual = torch.where(masses[:, None] > NEGLIGIBLE_MASS, residual, p)
     gumbel = gumbel_rows(_keys(chains, roots), p.shape[1], p.device)
-    candidates = (residual.log().float() + gumbel).argmax(dim=-1)
-    return _split(masses.tolist(), chains), _split(candidates.tolist(), chains)
+    return masses, (residual.log().float() + gumbel).argmax(dim=-1)
 
 
 def _q_entries(chains: Sequence[TokenTree]) -> tuple[list[int], list[int], list[float]]:

@@ -16,6 +16,7 @@ from core.growth import MAX_RANKS
 from core.noise import Purpose
 from core.records import Sampling, Verification
 from core.trees import NO_Q, NO_TOKEN
+from tests.workers.readbacks import at_once
 from workers import sampling as twin
 from workers.candidates import Kind, Place, propose
 from workers.sampling import Row
@@ -74,7 +75,7 @@ def reference(raw, place):
 def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
     # No two logits alike: which of several equals is cut away is nobody's business.
     logits = random_logits(len(batch), seed) + torch.rand(len(batch), VOCAB_SIZE) * 1e-2
-    for at, raw, got in zip(batch, logits.numpy(), propose(logits, batch, TOP_TOKENS), strict=True):
+    for at, raw, got in zip(batch, logits.numpy(), at_once(propose, logits, batch, TOP_TOKENS), strict=True):
         scores, sure, law, drawn = reference(raw, at)
         possible = [token for token in np.argsort(-scores, kind="stable").tolist() if np.isfinite(scores[token])]
         ranked = [float(scores[token]) for token in got.ranked]
@@ -94,7 +95,7 @@ def test_the_first_candidate_is_what_both_sides_draw_in_coupled_mode(batch, seed
     """Among equals, too: with logits rounded so that there are many."""
     logits = random_logits(len(batch), seed).round()
     drawn = twin.sample_coupled(twin.process(logits, batch), batch).tolist()
-    assert [found.ranked[0] for found in propose(logits, [place(row) for row in batch], TOP_TOKENS)] == drawn
+    assert [found.ranked[0] for found in at_once(propose, logits, [place(row) for row in batch], TOP_TOKENS)] == drawn
 
 
 def test_a_token_that_cannot_come_is_no_candidate():
@@ -106,21 +107,21 @@ def test_a_token_that_cannot_come_is_no_candidate():
         (Sampling(top_k=1), (1,)),
     ]:
         row = Row(sampling_, len(PROMPT), PROMPT, len(PROMPT))
-        assert propose(logits, [place(row)], TOP_TOKENS)[0].ranked == ranked
+        assert at_once(propose, logits, [place(row)], TOP_TOKENS)[0].ranked == ranked
 
 
 def test_a_coupled_draft_is_sure_where_the_noise_it_shares_leaves_no_doubt():
     """Not where q is peaked: between two equal logits the noise decides, and the draft knows it."""
     row = Row(Sampling(seed=3), 4, [], 3)
     gumbel = noise.gumbel(3, 4, 0, Purpose.SHARED, 2)
-    [found] = propose(torch.zeros(1, 2), [place(row)], TOP_TOKENS)
+    [found] = at_once(propose, torch.zeros(1, 2), [place(row)], TOP_TOKENS)
     assert found.confidence == pytest.approx(float(share(gumbel).max()), rel=1e-4)
     assert found.entropy == pytest.approx(math.log(2))
 
 
 def test_a_greedy_draft_is_as_sure_as_its_logits_are():
     row = Row(Sampling(temperature=0.0), 4, [], 3)
-    [found] = propose(torch.tensor([[0.0, 0.0, math.log(2.0)]]), [place(row)], TOP_TOKENS)
+    [found] = at_once(propose, torch.tensor([[0.0, 0.0, math.log(2.0)]]), [place(row)], TOP_TOKENS)
     assert found.confidence == pytest.approx(0.5)
     assert found.entropy == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(4))
 
@@ -128,4 +129,15 @@ def test_a_greedy_draft_is_as_sure_as_its_logits_are():
 def test_no_more_candidates_than_anybody_may_ask_for():
     row = Row(Sampling(temperature=0.0), 4, [], 3)
     logits = torch.arange(100.0)[None]
-    assert propose(logits, [place(row)], TOP_TOKENS)[0].ranked == tuple(range(99, 99 - MAX_RANKS, -1))
+    assert at_once(propose, logits, [place(row)], TOP_TOKENS)[0].ranked == tuple(range(99, 99 - MAX_RANKS, -1))
+
+
+def test_of_many_that_come_first_alike_the_first_is_the_lowest():
+    """As many as there are candidates, and in any of the groups that are searched."""
+    row = Row(Sampling(temperature=0.0), 4, [], 3)
+    logits = torch.zeros(1, 4096)
+    ties = np.random.default_rng(0).choice(4096, MAX_RANKS, replace=False).tolist()
+    logits[0, ties] = 1.0
+    [found] = at_once(propose, logits, [place(row)], TOP_TOKENS)
+    assert found.ranked[0] == min(ties)
+    assert set(found.ranked) == set(ties)

@@ -192,12 +192,26 @@ def forgets(work: Callable[[], None]) -> Callable[[], None]:
     return lambda: None
 
 
+def forgets_trees(work: Any) -> Callable[[], None]:
+    """So does this, for steps with trees."""
+    (form,) = work.args
+    return forgets(work) if form.num_ancestors else again(work)
+
+
+def forgets_company(work: Any) -> Callable[[], None]:
+    """And this for a row of each of several sequences."""
+    (form,) = work.args
+    return forgets(work) if form.longest == 1 and form.num_rows > 1 else again(work)
+
+
 @pytest.mark.parametrize(
     ("family", "recorder", "reason"),
     [
         ("gemma2", again, "a layer gathers KV, and where that lies is in no tensor"),
         ("llama", fails, "operation not permitted when stream is capturing"),
         ("llama", forgets, "the compiled model's logits are off by"),
+        ("llama", forgets_trees, "the compiled model's logits are off by"),
+        ("llama", forgets_company, "the compiled model's logits are off by"),
     ],
 )
 def test_what_cannot_be_recorded_is_said_and_serves(

@@ -13,6 +13,7 @@ from core.acceptance import sound_prefix
 from core.noise import Purpose
 from core.records import Sampling
 from core.trees import TokenTree
+from tests.workers.readbacks import at_once
 from workers import sampling as twin
 from workers.sampling import Row
 
@@ -127,12 +128,16 @@ def test_plain_rows_do_not_pay_for_sorting(monkeypatch):
     assert twin.process(random_logits(2), [row, row]).exp().sum(dim=-1).tolist() == pytest.approx([1, 1])
 
 
+def draw(log_q, batch, places, top_tokens):
+    return at_once(twin.draw_guesses, *twin.cut(log_q, top_tokens), batch, places, VOCAB_SIZE)
+
+
 @pytest.mark.parametrize("top_tokens", [1, 4, 64])
 def test_guesses_are_drawn_from_the_very_q_that_is_sent(top_tokens):
     batch = [Row(Sampling(seed=2**63 + i, temperature=0.9), 10 + i, [], 3) for i in range(40)]
     log_q = twin.process(random_logits(40), batch)
     places = [i % 4 for i in range(40)]
-    for i, (token, q) in enumerate(twin.draft_sample(log_q, batch, places, top_tokens)):
+    for i, (token, q) in enumerate(draw(log_q, batch, places, top_tokens)):
         reference = sampling.truncate(log_q[i].numpy().astype(np.float64), top_tokens)
         assert q.probs == pytest.approx(reference.probs, rel=1e-4)
         assert len(q.token_ids) <= top_tokens
@@ -143,16 +148,16 @@ def test_guesses_are_drawn_from_the_very_q_that_is_sent(top_tokens):
 def test_a_greedy_draft_is_sure():
     row = Row(Sampling(temperature=0), 4, [], 3)
     log_q = twin.process(random_logits(1), [row])
-    [(token, q)] = twin.draft_sample(log_q, [row], [0], 8)
+    [(token, q)] = draw(log_q, [row], [0], 8)
     assert (q.token_ids, q.probs) == ((token,), (1.0,))
 
 
 def test_logprobs_are_those_of_the_raw_model():
     logits = random_logits(2, seed=3)
     expected = logits.log_softmax(dim=-1)
-    for index, (entry, token) in enumerate(zip(twin.logprobs(logits, [4, 9], 3), [4, 9], strict=True)):
+    for index, (entry, token) in enumerate(zip(at_once(twin.logprobs, logits, [4, 9], 3), [4, 9], strict=True)):
         assert entry.logprob == pytest.approx(float(expected[index, token]))
         assert [value for _, value in entry.top] == sorted((value for _, value in entry.top), reverse=True)
         assert all(value == pytest.approx(float(expected[index, token_id])) for token_id, value in entry.top)
         assert entry.top[0][1] == pytest.approx(float(expected[index].max()))
-    assert twin.logprobs(logits, [4, 9], 0)[0].top == ()
+    assert at_once(twin.logprobs, logits, [4, 9], 0)[0].top == ()

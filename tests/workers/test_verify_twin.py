@@ -10,6 +10,7 @@ from core import acceptance
 from core.records import Sampling, Verification
 from core.sampling import draw_guess, sample_coupled, truncate
 from core.trees import ROOT, SparseDistribution, TokenTree
+from tests.workers.readbacks import at_once
 from workers.sampling import Row
 from workers.verify import verify
 
@@ -66,7 +67,7 @@ def batch_of(cases):
 def test_verdicts_equal_the_reference(verification, kind):
     generator = np.random.default_rng(KINDS.index(kind))
     cases = [random_case(generator, kind) for _ in range(500)]
-    outcomes = verify(verification, *batch_of(cases))
+    outcomes = at_once(verify, verification, *batch_of(cases))
     for (block, log_p, rows), outcome in zip(cases, outcomes, strict=True):
         p = torch.from_numpy(log_p).double().softmax(dim=-1).numpy()
         assert outcome == REFERENCE[verification](block, p, rows[0].sampling.seed, rows[0].position)
@@ -78,8 +79,8 @@ def test_verdicts_equal_the_reference(verification, kind):
 def test_a_verdict_does_not_depend_on_its_batch(verification, seed, kinds):
     generator = np.random.default_rng(seed)
     cases = [random_case(generator, kind) for kind in kinds]
-    together = verify(verification, *batch_of(cases))
-    assert together == [verify(verification, *batch_of([case]))[0] for case in cases]
+    together = at_once(verify, verification, *batch_of(cases))
+    assert together == [at_once(verify, verification, *batch_of([case]))[0] for case in cases]
 
 
 def test_coupled_trees_follow_the_targets_samples():
@@ -99,7 +100,7 @@ def test_coupled_trees_follow_the_targets_samples():
     for tree in trees:
         cases.append(acceptance.verify_coupled(tree, samples[start : start + 1 + len(tree)]))
         start += 1 + len(tree)
-    assert verify(Verification.COUPLED, trees, log_p, rows) == cases
+    assert at_once(verify, Verification.COUPLED, trees, log_p, rows) == cases
 
 
 @pytest.mark.parametrize("verification", REFERENCE)
@@ -108,4 +109,4 @@ def test_trees_are_refused(verification):
     tree = TokenTree((1, 1), (ROOT, ROOT), (q, q))
     rows = [Row(Sampling(), 3, [], 1)] * 3
     with pytest.raises(ValueError, match="chains only"):
-        verify(verification, [tree], torch.zeros(3, VOCAB_SIZE).log_softmax(dim=-1), rows)
+        at_once(verify, verification, [tree], torch.zeros(3, VOCAB_SIZE).log_softmax(dim=-1), rows)

@@ -1,0 +1,91 @@
+"""What is asked of a device, read back right away; and a count of how often anybody waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workers.transfer import Readback
+
+
+def at_once(ask: Callable[..., Callable[[], Any]], *args: Any) -> Any:
+    """What `ask(*args, readback)` promises."""
+    readback = Readback()
+    found = ask(*args, readback)
+    readback.wait()
+    return found()
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make Python wait for a GPU, on a CPU, where nothing does.
+
+    Those are looks at numbers, operations whose result has a size that depends on numbers, and tensors made from lists
+    on the device itself. The readback itself counts once.
+    """
+
+    LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self._is_reading = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in {"index", "index_put", "index_put_"} else ()
+        by_mask = any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in indices)
+        by_number = (
+            name == "repeat_interleave" and "Tensor" in func._overloadname and (kwargs or {}).get("output_size") is None
+        )
+        if name in self.LOOKS or by_mask or by_number:
+            self.see(name)
+        return func(*args, **(kwargs or {}))
+
+    def see(self, name: str) -> None:
+        if not self._is_reading:
+            self.seen.append(name)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A readback, which is one wait however it is done."""
+        self.see("readback")
+        self._is_reading = True
+        try:
+            yield
+        finally:
+            self._is_reading = False
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
+    """The waits while this lasts."""
+    waits = Waits()
+    wait = Readback.wait
+
+    def read(self: Readback) -> None:
+        if not self._wanted:
+            return
+        with waits.reading():
+            wait(self)
+
+    def spied(owner: Any, name: str, *, is_seen: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
+        original = getattr(owner, name)
+
+        def spy(*args: Any, **kwargs: Any) -> Any:
+            if is_seen(kwargs):
+                waits.see(name)
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, spy)
+
+    with monkeypatch.context() as patch, waits:
+        patch.setattr(Readback, "wait", read)
+        for name in ("tolist", "numpy", "cpu", "new_tensor"):
+            spied(torch.Tensor, name)
+        spied(torch, "tensor", is_seen=lambda kwargs: kwargs.get("device") is not None)
+        yield waits

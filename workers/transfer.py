@@ -1,0 +1,66 @@
+"""Between host and device: uploads that nobody waits for, and results that are waited for together.
+
+A GPU works behind Python's back. Whenever Python looks at a number there, it waits until everything that it has asked
+for is done, and so it does when torch makes a tensor there of a list. So whatever a step needs goes by `upload`, and
+whatever it has to see comes by one `Readback`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def upload(
+    values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Numbers of the host as a tensor on the device, there by the time that the device needs them."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Wanted:
+    """A tensor that has been asked for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._values: Any = None
+
+    @property
+    def values(self) -> Any:
+        """Its numbers, as `tolist` has them, once the readback has been waited for."""
+        assert self._values is not None, "nobody has waited for it yet"
+        return self._values
+
+    def arrive(self, on_host: Tensor) -> None:
+        self._values = on_host.tolist()
+
+
+class Readback:
+    """Tensors that the host wants to see: any number of them for one wait. They are on one device."""
+
+    def __init__(self) -> None:
+        self._wanted: list[Wanted] = []
+
+    def ask(self, tensor: Tensor) -> Wanted:
+        """`tensor` must not be changed until it has arrived."""
+        self._wanted.append(Wanted(tensor))
+        return self._wanted[-1]
+
+    def wait(self) -> None:
+        """Have everything that was asked for brought here, in one copy."""
+        if not self._wanted:
+            return
+        by_size = sorted(self._wanted, key=lambda wanted: -wanted.tensor.itemsize)  # so that each begins at a multiple
+        packed = torch.cat([wanted.tensor.flatten().view(torch.uint8) for wanted in by_size]).cpu()
+        first = 0
+        for wanted in by_size:
+            tensor = wanted.tensor
+            end = first + prod(tensor.shape) * tensor.itemsize
+            wanted.arrive(packed[first:end].view(tensor.dtype).view(tensor.shape))
+            first = end
+        self._wanted.clear()
