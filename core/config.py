@@ -42,8 +42,11 @@ class EngineConfig:
     """As torch names it: cpu, cuda, cuda:0."""
     num_threads: int = 1
     """CPU threads of the forward pass."""
-    kv_cache_tokens: int = 32_768
-    """Tokens of KV in all, shared by the sessions; rounded up to whole blocks."""
+    kv_cache_tokens: int | None = 32_768
+    """Tokens of KV in all, shared by the sessions; rounded up to whole blocks. None takes what there is memory for:"""
+    kv_memory_share: float = 0.8
+    """this share of what is free once the model is loaded. Shares of engines that have one memory add up to 1 or less;
+    what is left is for the numbers of a step."""
     block_tokens: int = 16
     """Tokens to a block of KV. A GPU reads blocks in place if they are a multiple of 256, others are gathered first."""
     max_step_tokens: int = 512
@@ -71,7 +74,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", "the directory of a checkpoint", self.model)
-        for name in ("num_threads", "kv_cache_tokens", "block_tokens", "max_step_tokens", "prefill_chunk_tokens"):
+        has_kv = self.kv_cache_tokens is None or self.kv_cache_tokens >= 1
+        _check(has_kv, "kv_cache_tokens", "at least 1", self.kv_cache_tokens)
+        _check(0 < self.kv_memory_share <= 1, "kv_memory_share", "above 0 and at most 1", self.kv_memory_share)
+        for name in ("num_threads", "block_tokens", "max_step_tokens", "prefill_chunk_tokens"):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         has_room = self.max_context_tokens is None or self.max_context_tokens >= 2
         _check(has_room, "max_context_tokens", "at least 2", self.max_context_tokens)

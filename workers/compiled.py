@@ -51,6 +51,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "compile_threads": 1,  # in this process: a pool of others would outlive the start
     "always_keep_tensor_constants": True,  # small weights would become a part of the code,
     "joint_graph_constant_folding": False,  # and so would what is computed from them
+    "emulate_precision_casts": True,  # bfloat16 is rounded where the model rounds it, whatever is one kernel
 }
 
 

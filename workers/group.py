@@ -150,6 +150,10 @@ class Group:
             if said != heard[0][0]:
                 raise StartupError(f"rank {rank} has other settings or another checkpoint than rank 0")
 
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers. Raises: WorkerLost."""
+        return min(int(said or 0) for said, _ in self._hear_all([str(number), None]))
+
     def _hear_all(self, mine: list[str | None]) -> list[list[str | None]]:
         """What every rank has to say, in order."""
         said = json.dumps(mine).encode()

@@ -12,10 +12,12 @@ Knows modules and kernels. Must not know what the rows are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 MIN_WEIGHTS: Final = 1 << 19
@@ -33,25 +35,39 @@ def is_available(dtype: torch.dtype, device: torch.device) -> bool:
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False  # the operators may be there, on other machines, but with other kernels behind them
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
+    return dtype in (torch.float32, torch.bfloat16)
 
 
-def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions that are made for it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
+    """What `pack` takes beyond what the weights take now."""
+    if next(model.parameters()).dtype != torch.bfloat16 or has_bfloat16():
+        return 0
+    num_weights: int = sum(layer.weight.numel() for layer in _layers(model))
+    return num_weights * (4 if keeps_rows else 2)
+
+
+def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS, *, keeps_rows: bool = True) -> tuple[int, int]:
     """Pack every linear layer with so many weights; how many were, and how many are left as they are.
 
     Siblings that are given the same rows are one product. The `weight` of a packed layer is a stand-in: with both, a
     model would take twice its memory. Code may ask it for its shape, dtype and device, as some does; who computes with
     it gets NaN. What shares the weight, as an embedding may, keeps it.
+    `keeps_rows`: on a CPU that has to widen bfloat16, single rows are multiplied by the weights as they were.
     """
-    layers: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    is_widened = next(model.parameters()).dtype == torch.bfloat16 and not has_bfloat16()
+    make = partial(WidenedProduct, keeps_rows=keeps_rows) if is_widened else PackedProduct
+    layers = _layers(model)
     left = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.numel()]
     index = len(packed(model))
     for group in _groups(model, left):
         if sum(layer.weight.numel() for layer in group) < min_weights:
             continue
-        product, first = PackedProduct(group, index), 0
+        product, first = make(group, index), 0
         joint = Joint(product, len(group))
         for layer in group:  # what is hooked to a layer stays
             num_outputs = _weight(layer).shape[0]
@@ -63,6 +79,10 @@ def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS) -> tuple[int, int]:
         index += 1
     num_packed = sum("forward" in vars(layer) for layer in layers)
     return num_packed, len(layers) - num_packed
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
 
 
 def _groups(model: nn.Module, layers: Sequence[Any]) -> Iterator[list[Any]]:
@@ -93,8 +113,11 @@ class PackedProduct:
         weight = torch.cat([_weight(layer) for layer in layers]).contiguous()
         self.shape: tuple[int, int] = (weight.shape[0], weight.shape[1])
         self.has_bias = layers[0].bias is not None
-        self._bias = torch.cat([layer.bias.detach() for layer in layers]) if self.has_bias else None
+        self._take(weight, torch.cat([layer.bias.detach() for layer in layers]) if self.has_bias else None)
+
+    def _take(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_IN_MIND)
+        self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
@@ -102,8 +125,32 @@ class PackedProduct:
             return torch.ops.outrider.linear(rows, self.index, self.shape[0])  # type: ignore[no-any-return]
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.shape[0])
+        return self._multiply(rows)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return product
+
+
+class WidenedProduct(PackedProduct):
+    """For bfloat16 on a CPU without instructions for it, on which 8 rows take 7 times as long as one.
+
+    It multiplies by the same numbers as float32, and rounds what comes out, which is what such instructions do. Single
+    rows are nothing but reading weights, so that it is better to have them in half the bytes.
+    """
+
+    def __init__(self, layers: Sequence[Any], index: int = 0, *, keeps_rows: bool = True) -> None:
+        self._keeps_rows = keeps_rows
+        super().__init__(layers, index)
+
+    def _take(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._rows = (weight, bias) if self._keeps_rows else None
+        super()._take(weight.float(), None if bias is None else bias.float())
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        if self._rows is not None and rows.numel() == rows.shape[-1]:
+            return functional.linear(rows, *self._rows)
+        return super()._multiply(rows.float()).to(rows.dtype)
 
 
 class Joint:

@@ -72,7 +72,7 @@ def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) ->
     group = _meet(config, rank, progress, log_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
-        runtime = ModelRuntime(loaded, config)
+        runtime = ModelRuntime(loaded, config, least=group.least)
         runtime.warm_up_products()
         while order := group.receive():
             _obey(Order.unpack(order), runtime)
@@ -108,7 +108,7 @@ class LeadingRuntime(ModelRuntime):
     cache: LeadingCache
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, group: Group) -> None:
-        super().__init__(loaded, config, LeadingCache)
+        super().__init__(loaded, config, LeadingCache, least=group.least)
         self._group = group
 
     def run(self, step: Step) -> torch.Tensor:

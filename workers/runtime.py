@@ -20,6 +20,7 @@ from workers import compiled, packing
 from workers.captured import CapturedModel, CudaRecorder, Recorder
 from workers.compiled import CannotCompile, CompiledModel
 from workers.kv_cache import KVCache
+from workers.memory import GIB, free_bytes, num_kv_blocks
 from workers.paged import Kernel, PagedPlan, PagedStep
 from workers.paged_trial import find_kernel
 from workers.step_plan import StepPlan, Tiling, plan_step
@@ -51,7 +52,7 @@ def choose_tiling(config: EngineConfig) -> Tiling:
     """Raises: ConfigError when deterministic steps are asked for where there are none."""
     on_cpu = torch.device(config.device).type == "cpu"
     if not config.deterministic:
-        return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" else NO_TILING
+        return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" and packing.has_bfloat16() else NO_TILING
     if not on_cpu:
         raise ConfigError(f"deterministic is available on cpu only, not on {config.device}")
     if CPU_DETERMINISTIC.kv_tokens % config.block_tokens:
@@ -71,8 +72,10 @@ class ModelRuntime:
         cache_type: type[KVCache] = KVCache,
         kernel: Kernel | None = None,
         recorder: Recorder | None = None,
+        least: Callable[[int], int] = int,
     ) -> None:
-        """`kernel` and `recorder` are those that the device has, unless others are given."""
+        """`kernel` and `recorder` are those that the device has, unless others are given. `least` answers the least of
+        what all ranks say that share the model. Raises: StartupError where there is no room for KV."""
         self._model = loaded.model
         self._device = torch.device(config.device)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
@@ -88,8 +91,9 @@ class ModelRuntime:
         """Steps since the warm-up that were to be compiled and are not."""
         self._pack()
         self._max_step_tokens = config.max_step_tokens
-        self.info = loaded.info
-        num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
+        num_blocks = least(num_kv_blocks(config, loaded.layers, loaded.model.dtype))
+        self.info = replace(loaded.info, kv_cache_tokens=num_blocks * config.block_tokens)
+        logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, self._device)
         self._kernel = kernel or find_kernel(self.cache)
 
@@ -201,7 +205,16 @@ class ModelRuntime:
             if self._device.type == "cpu":
                 logger.warning("no packed %s products on this CPU: verifying several tokens takes longer", dtype)
             return
-        num_packed, num_left = packing.pack(self._model, 0 if self._is_deterministic else packing.MIN_WEIGHTS)
+        keeps_rows = not self._is_deterministic  # a row has to have the same bits in any company
+        needed = packing.bytes_needed(self._model, keeps_rows=keeps_rows)
+        if needed and needed > (free := free_bytes(self._device)) // 2:
+            logger.warning(
+                "%s is not widened, so verifying several tokens takes longer: that needs %.1f GiB, and %.1f are free",
+                *(dtype, needed / GIB, free / GIB),
+            )
+            return
+        min_weights = 0 if self._is_deterministic else packing.MIN_WEIGHTS
+        num_packed, num_left = packing.pack(self._model, min_weights, keeps_rows=keeps_rows)
         logger.info("%d linear layers packed, %d left as they are", num_packed, num_left)
 
     def _padded(self, step: Step) -> Step:

@@ -38,6 +38,10 @@ WINDOW_MASK = "create_sliding_window_causal_mask"
 """What modelling code imports that masks by windows."""
 
 
+UNSAID_CONTEXT = 32_768
+"""Positions of a model that does not say how many it has, where nothing else limits them."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model in evaluation mode on its device, and what the runtime must know of it."""
@@ -164,7 +168,7 @@ def _context_limit(model_config: Any, config: EngineConfig) -> int:
     on the longest sequence of the batch, so such a model is served up to there.
     Raises: UnsupportedModel when the settings ask for more.
     """
-    limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens
+    limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or UNSAID_CONTEXT
     for rope in _rope_parameters(model_config):
         if rope.get("rope_type") in ROPE_OF_THE_BATCH:
             limit = min(limit, rope.get("original_max_position_embeddings") or limit)
@@ -245,7 +249,6 @@ def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
 
 def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:
     path = Path(config.model)
-    num_blocks = -(-config.kv_cache_tokens // config.block_tokens)
     return ModelInfo(
         name=path.resolve().name,
         architecture=type(model).__name__,
@@ -254,7 +257,7 @@ def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: 
         num_parameters=num_parameters,
         vocab_size=min(1 + max(read_vocabulary(path)), model.get_input_embeddings().num_embeddings),
         max_context_tokens=max_context,
-        kv_cache_tokens=num_blocks * config.block_tokens,
+        kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime knows better
         eos_token_ids=_eos_token_ids(model),
         bos_token_id=model_config.bos_token_id,
     )

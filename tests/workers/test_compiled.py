@@ -19,7 +19,7 @@ from core.trees import TokenTree
 from tests import checkpoints
 from tests.workers.test_runtime import assert_same, eager_logits, in_all_ways, tokens
 from tests.workers.test_runtime_families import NUM_TOKENS, PROMPT_TOKENS, generated, guesses, verified_round
-from workers import compiled
+from workers import compiled, packing
 from workers.compiled import CannotCompile
 from workers.runtime import ModelRuntime
 from workers.steps import StepRows
@@ -27,6 +27,11 @@ from workers.target import TargetEngine
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler here"
+)
+
+
+needs_kernels = pytest.mark.skipif(
+    not packing.is_available(torch.bfloat16, torch.device("cpu")), reason="this CPU has no packed products"
 )
 
 
@@ -114,6 +119,18 @@ def test_bits_of_compiled_rows_are_their_own(runtime: ModelRuntime) -> None:
 
 
 @needs_compiler
+@needs_kernels
+def test_so_are_bfloat16s_where_they_are_widened(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tiles of one row: compiled code rounds where the model does, whatever it has made one kernel of."""
+    monkeypatch.setattr(packing, "has_bfloat16", lambda: False)
+    runtime = warm(checkpoint, tmp_path / "compiled", dtype="bfloat16", deterministic=True)
+    assert runtime._tiling.min_rows == 1
+    test_bits_of_compiled_rows_are_their_own(runtime)
+
+
+@needs_compiler
 @pytest.mark.usefixtures("runtime", "no_compiler")
 def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None:
     lines: list[str] = []
@@ -124,18 +141,27 @@ def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "want"),
+    ("settings", "has_bfloat16", "want"),
     [
-        ({}, ["one-row", "more-rows"]),
-        ({"dtype": "bfloat16"}, ["more-rows"]),  # whose steps have four rows at least
-        ({"dtype": "bfloat16", "deterministic": True}, ["one-row", "more-rows"]),  # one will do, if bits are equal
+        ({}, True, ["one-row", "more-rows"]),
+        ({"dtype": "bfloat16"}, True, ["more-rows"]),  # whose steps have four rows at least
+        ({"dtype": "bfloat16"}, False, ["one-row", "more-rows"]),
+        # One will do, if bits are equal.
+        ({"dtype": "bfloat16", "deterministic": True}, True, ["one-row", "more-rows"]),
     ],
-    ids=["float32", "bfloat16", "deterministic"],
+    ids=["float32", "bfloat16", "bfloat16 without instructions", "deterministic"],
 )
 def test_each_size_of_step_has_code_that_is_made_for_it(
-    settings: dict[str, Any], want: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any],
+    has_bfloat16: bool,
+    want: list[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
+    monkeypatch.setattr(packing, "has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(packing, "is_available", lambda *_: False)
     monkeypatch.setattr(compiled, "_compile", lambda _module, _rows, file: made.append(file.stem.partition("-")[2]))
     warm(checkpoint, tmp_path / "compiled", **settings)
     assert made == want

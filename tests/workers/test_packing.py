@@ -181,6 +181,69 @@ def test_hooks_stay_and_subclasses_are_not_touched() -> None:
     assert float(plain(torch.zeros(1, 4)).min()) > 90
 
 
+# bfloat16 on a CPU without instructions for it
+
+
+@pytest.fixture
+def no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "has_bfloat16", lambda: False)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("no_bfloat16")
+@pytest.mark.parametrize("keeps_rows", [True, False])
+@pytest.mark.parametrize("which", range(3), ids=["bias", "no bias", "transposed"])
+@pytest.mark.parametrize("num_rows", [1, 5])
+@torch.inference_mode()
+def test_a_widened_layer_is_exact_but_for_the_last_rounding(which: int, num_rows: int, keeps_rows: bool) -> None:
+    layer: Any = layers()[which].bfloat16()
+    rows = torch.randn(num_rows, 24 if which == 1 else 40).bfloat16()
+    weight = layer.weight if which == 2 else layer.weight.T
+    want = rows.double() @ weight.double() + (0 if layer.bias is None else layer.bias.double())
+    pack(layer, 0, keeps_rows=keeps_rows)
+    got = layer(rows)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6)  # half of the last of eight bits, and a bit
+
+
+@needs_kernels
+@pytest.mark.usefixtures("no_bfloat16")
+@torch.inference_mode()
+def test_a_widened_row_has_its_own_bits_unless_single_rows_are_apart() -> None:
+    torch.manual_seed(3)
+    rows = torch.randn(64, 768).bfloat16()
+    layer, apart = (nn.Linear(768, 2304).bfloat16() for _ in range(2))
+    apart.load_state_dict(layer.state_dict())
+    pack(layer, 0, keeps_rows=False)
+    pack(apart, 0, keeps_rows=True)
+    want = layer(rows)
+    assert all(torch.equal(layer(rows[:num_rows]), want[:num_rows]) for num_rows in (1, 2, 5, 8, 33))
+    assert torch.equal(apart(rows[:5]), want[:5])
+    kept = nn.functional.linear(rows[:1], *vars(apart)["forward"]._rows)
+    assert torch.equal(apart(rows[:1]), kept)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("no_bfloat16")
+@pytest.mark.parametrize(("deterministic", "of_weight"), [(False, 4), (True, 2)])
+def test_nothing_is_widened_where_memory_is_short(
+    deterministic: bool, of_weight: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """It may take half of what is free; a byte more, and the model is left as it is."""
+    path = checkpoints.write("llama", tmp_path)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "deterministic": deterministic}
+    model = checkpoints.build("llama")
+    needed = of_weight * sum(layer.weight.numel() for layer in model.modules() if type(layer) is nn.Linear)
+    monkeypatch.setattr("workers.runtime.free_bytes", lambda _: 2 * needed)
+    packed = checkpoints.runtime(path, **settings)
+    assert packing.packed(packed._model) or not deterministic  # small ones are packed in deterministic mode alone
+    monkeypatch.setattr("workers.runtime.free_bytes", lambda _: 2 * needed - 2)
+    with caplog.at_level(logging.WARNING):
+        left = checkpoints.runtime(path, **settings)
+    assert "torch.bfloat16 is not widened" in caplog.text
+    assert not packing.packed(left._model)
+
+
 def test_where_there_are_no_kernels_nothing_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,8 @@ from test_target import random_tree
 
 from core.records import Sampling
 from tests import checkpoints
+from workers import memory
+from workers.kv_cache import LayerShape
 from workers.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -95,3 +97,16 @@ def test_a_long_prompt_goes_in_chunks_beside_another_session(followers, checkpoi
         assert Driver(engine, prompt, session="long").run(4) == want
         assert got + short.run(5) == plain[SAMPLINGS[0]][:10]
         assert engine.stats().num_steps > 450 // 64
+
+
+@pytest.mark.parametrize("free", [1 << 28, 1 << 50])
+def test_all_ranks_have_as_much_kv_as_the_one_with_the_least_memory(followers, checkpoint, monkeypatch, free):
+    """Of which this process, the first rank, claims to have less or more than the other."""
+    monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+    config = config_of(checkpoint, 2, kv_cache_tokens=None, kv_memory_share=0.001)
+    with followers.engine(checkpoint, EPOCH, kv_cache_tokens=None, kv_memory_share=0.001) as engine:
+        keys = engine._runtime.cache.keys
+        own = memory.num_kv_blocks(config, [LayerShape(*rows.shape[1:], rows.shape[2]) for rows in keys], keys[0].dtype)
+        assert (engine.stats().num_blocks == own) == (free == 1 << 28)
+        assert 0 < engine.stats().num_blocks < memory.MAX_BLOCKS
+        assert len(Driver(engine, PROMPT).run(3)) == 3

@@ -54,7 +54,7 @@ def test_what_is_loaded_describes_itself(llama: Path) -> None:
     info = loaded.info
     assert (info.name, info.architecture, info.dtype, info.device) == ("llama", "LlamaForCausalLM", "bfloat16", "cpu")
     assert info.vocab_size == checkpoints.VOCAB_SIZE < loaded.model.config.vocab_size
-    assert (info.max_context_tokens, info.kv_cache_tokens) == (512, 112)
+    assert (info.max_context_tokens, info.kv_cache_tokens) == (512, 100)
     assert (info.eos_token_ids, info.bos_token_id) == ((7, 9), checkpoints.EOS)
     assert info.num_parameters == sum(p.numel() for p in checkpoints.build("llama").parameters())
     assert loaded.layers == (LayerShape(2, 8, 8),) * 2

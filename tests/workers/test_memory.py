@@ -1,0 +1,104 @@
+"""How much is free is read off what the kernel says, and KV takes its share of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError, StartupError
+from tests import checkpoints
+from workers import memory
+from workers.kv_cache import NUM_OWN_BLOCKS, LayerShape
+from workers.memory import MAX_BLOCKS, free_bytes, num_kv_blocks
+
+CPU, CARD = torch.device("cpu"), torch.device("cuda")
+LAYERS = (LayerShape(2, 8, 8), LayerShape(1, 8, 24))  # 64 numbers for a token
+
+
+def host(root: Path, available_kib: int, group: str = "/") -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 99999 kB\nMemAvailable: {available_kib} kB\n")
+    (root / "proc/self/cgroup").write_text(f"0::{group}\n")
+    return root
+
+
+def limit(folder: Path, most: str, current: int = 0, inactive_file: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
+
+
+def test_a_host_without_limits_has_what_is_available(tmp_path: Path) -> None:
+    assert free_bytes(CPU, host(tmp_path, 1000)) == 1000 * 1024
+
+
+@pytest.mark.parametrize("group", ["/", "/pods/one"])
+def test_the_narrowest_group_around_the_process_counts(group: str, tmp_path: Path) -> None:
+    """With what the kernel would drop of files; a group without a limit has none."""
+    root = host(tmp_path, 1000, group)
+    top = root / "sys/fs/cgroup"
+    limit(top, "max")
+    limit(top / "pods", "700000", current=200_000, inactive_file=50_000)
+    limit(top / "pods/one", "600000", current=10)
+    limit(top / "elsewhere", "1")
+    assert free_bytes(CPU, root) == (1_024_000 if group == "/" else 550_000)
+
+
+def test_this_host_says_what_it_has() -> None:
+    assert 1 << 20 < free_bytes(CPU) < 1 << 50
+
+
+def test_a_card_is_asked_after_torch_has_given_back_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (70, 80))
+    assert free_bytes(CARD) == 70
+    assert asked == ["empty", CARD]
+
+
+def test_where_nobody_can_tell_a_number_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set kv_cache_tokens"):
+        free_bytes(CPU, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "want"),
+    [
+        ({"kv_cache_tokens": 33}, torch.float32, 3),  # whole blocks of what was asked for
+        ({}, torch.float32, 204 - NUM_OWN_BLOCKS),  # 1 MiB x 0.8 / (64 x 4 x 16) = 204.8
+        ({}, torch.bfloat16, 409 - NUM_OWN_BLOCKS),
+        ({"kv_memory_share": 0.5}, torch.float32, 128 - NUM_OWN_BLOCKS),
+        ({"tensor_parallel": 2}, torch.float32, 102 - NUM_OWN_BLOCKS),  # the other rank has the same memory
+        ({"tensor_parallel": 2, "device": "cuda"}, torch.float32, 204 - NUM_OWN_BLOCKS),  # its own
+    ],
+)
+def test_kv_takes_its_share_in_whole_blocks(
+    settings: dict[str, Any], dtype: torch.dtype, want: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 1 << 20)
+    config = EngineConfig(**{"model": "m", "kv_cache_tokens": None, "block_tokens": 16} | settings)
+    assert num_kv_blocks(config, LAYERS, dtype) == want
+
+
+def test_no_more_blocks_than_anybody_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 1 << 50)
+    assert num_kv_blocks(EngineConfig("m", kv_cache_tokens=None), LAYERS, torch.float32) == MAX_BLOCKS
+
+
+def test_it_is_said_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10_000)
+    with pytest.raises(StartupError, match=r"there is no room for KV: 9\.31e-06 GiB are free on cpu"):
+        num_kv_blocks(EngineConfig("m", kv_cache_tokens=None), LAYERS, torch.float32)
+
+
+def test_an_engine_tells_what_it_has_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 1 << 20)
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), kv_cache_tokens=None)
+    held = sum(pool.nbytes for pool in (*runtime.cache.keys, *runtime.cache.values))
+    assert 0.75 * (1 << 20) < held <= 0.8 * (1 << 20)
+    assert runtime.info.kv_cache_tokens == runtime.cache.num_blocks * runtime.cache.block_tokens
