@@ -16,7 +16,7 @@ from core.shapes import RankLaw
 from orchestrator.knowledge import Doing, Knowledge
 
 DECISION_ROUNDS = 4
-"""Rounds of each session between decisions."""
+"""Rounds of each session between decisions, of those that have any: others may be waiting for their prompts."""
 MAX_IDLE_DECISIONS = 3
 """A session whose draft has not answered for so many decisions does not go on trying."""
 
@@ -38,6 +38,7 @@ class Course:
         self._num_idle = 0
         """Decisions since the trial last made progress."""
         self._num_rounds = 0
+        self._seen: set[Hashable] = set()
         self._is_deciding = False
         self._num_planned = known.num_sharing
         self._patience = 1
@@ -79,7 +80,8 @@ class Course:
         if self._state.is_trial and self._trying is None:
             self._trying = session
         self._num_rounds += 1
-        is_due = self._num_rounds >= self._patience * len(self._levels) or self._known.is_crowded(self._num_planned)
+        self._seen.add(session)
+        is_due = self._num_rounds >= self._patience * len(self._seen) or self._known.is_crowded(self._num_planned)
         if is_due and not self._is_deciding:
             self._is_deciding = True
             self._known.later(lambda: self._decide(session))
@@ -107,6 +109,7 @@ class Course:
     def _decide(self, session: Hashable) -> None:
         self._is_deciding = False
         self._num_rounds = 0
+        self._seen.clear()
         self._patience = min(self._patience + 1, DECISION_ROUNDS)  # the first rounds tell most
         self._num_planned = self._known.num_sharing
         self._hand_over()

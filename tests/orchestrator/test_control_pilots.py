@@ -466,3 +466,15 @@ def test_steps_in_the_cost_of_a_pass_cut_a_block_at_the_step_and_not_below():
         pilot.saw_round(verdict(chain(rows - 1), 3, step(rows), rows))
     drive(pilot, 20, alpha=0.8, verify_s=step)
     assert pilot.num_to_verify(chain(12, confidence=0.9)) == 7
+
+
+def test_sessions_that_wait_for_their_prompts_hold_no_decision_up():
+    controls = Controls(SpeculationConfig(pipelining=False))
+    decoding, *_waiting = [controls.pilot(request()) for _ in range(64)]
+    drive(decoding, 2, alpha=0.95, draft_s=0.001, sessions=64)  # the first round decides, for there are so many
+    assert decoding.wants_draft
+    num_rounds = 0
+    while decoding.wants_draft:
+        drive(decoding, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=64)
+        num_rounds += 1
+        assert num_rounds < 32
