@@ -16,6 +16,8 @@ Dtype = Literal["float32", "bfloat16"]
 DECODE_TOKENS = 32
 """More tokens than this to catch up with is prefill: it goes out in a call of its own, waits for others' decoding, and
 nobody waits for a guess that has it before it. Orchestrator and engines draw the line at the same length."""
+MIN_CHUNK_TOKENS = 8
+"""Prefill gets so many rows of a step at least, whatever it costs others; and a prompt's last so many go whole."""
 Policy = Literal["adaptive", "static", "heuristic", "confidence", "entropy"]
 
 

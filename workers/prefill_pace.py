@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from core.config import MIN_CHUNK_TOKENS
 from core.costs import PassCost
 
-MIN_CHUNK_ROWS: Final = 8
-"""A prompt gets on, whatever it costs the others."""
 PRIOR_S: Final = 0.01
 
 
@@ -21,8 +20,8 @@ class PrefillPace:
     def __init__(self, stretch: float, max_rows: int) -> None:
         self._stretch = stretch
         self._sizes = [max_rows]
-        while self._sizes[-1] > MIN_CHUNK_ROWS:
-            self._sizes.append(max(MIN_CHUNK_ROWS, self._sizes[-1] // 2))
+        while self._sizes[-1] > MIN_CHUNK_TOKENS:
+            self._sizes.append(max(MIN_CHUNK_TOKENS, self._sizes[-1] // 2))
         self._cost = PassCost(PRIOR_S)
 
     def see(self, num_rows: int, seconds: float) -> None:

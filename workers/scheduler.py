@@ -11,12 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.config import DECODE_TOKENS
-from workers.prefill_pace import MIN_CHUNK_ROWS
-
-LAST_TOKENS = MIN_CHUNK_ROWS
-"""Of a prompt, that go whole beside what is decoding: pace makes no chunk smaller, and the guesses that go with the
-last of them need not find room in one."""
+from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 
 
 class Job(Protocol):
@@ -61,15 +56,16 @@ def plan(jobs: Sequence[Job], max_rows: int, chunk_rows: Callable[[int], int]) -
     by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
     decoding = [index for index in by_urgency if _is_decoding(jobs[index])]
     prefilling = [index for index in by_urgency if not _is_decoding(jobs[index])]
-    shares, rows_left = _whole(decoding, jobs, max_rows, MIN_CHUNK_ROWS if prefilling else 0)
+    shares, rows_left = _whole(decoding, jobs, max_rows, MIN_CHUNK_TOKENS if prefilling else 0)
     if shares and prefilling:
         rows_left = min(rows_left, chunk_rows(max_rows - rows_left))
     return shares + _chunks(prefilling, jobs, rows_left)
 
 
 def _is_decoding(job: Job) -> bool:
-    """The end of a prompt that went in chunks is none: with it a step would take longer than with any of them."""
-    return len(job.pending) <= (LAST_TOKENS if job.has_begun else DECODE_TOKENS)
+    """The end of a prompt that went in chunks is none, or a step would take longer with it than with any of them; but a
+    last few tokens are, so that the guesses which go with them need not find room in a chunk."""
+    return len(job.pending) <= (MIN_CHUNK_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
 def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int, reserve: int) -> tuple[list[Share], int]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
-from core.config import DECODE_TOKENS
+from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.errors import WorkerLost
 from core.growth import HeldTree
 from core.records import DraftReply, DraftRequest, Missing, Refused, SequenceSpec, Timing, VerifyReply, VerifyRequest
@@ -49,6 +49,11 @@ class Job(Generic[Request, Reply]):
     started_s: float | None = None
     num_passes: int = 0
     num_rows: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """The end of a prompt that went in chunks is paced like them."""
+        return self.num_pending <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
 
     def timing(self, now_s: float) -> Timing:
         started_s = now_s if self.started_s is None else self.started_s
@@ -203,8 +208,8 @@ class SimEngine(ABC, Generic[Request, Reply]):
         """Who is in the next pass, with how many committed tokens and guesses: decoding first, prefill in chunks."""
         shares: list[tuple[Job[Request, Reply], int, int]] = []
         rows_left = self._law.max_step_tokens
-        for job in sorted(self._jobs, key=lambda job: job.num_pending > DECODE_TOKENS):
-            num_guesses, is_decoding = self._num_guesses(job), job.num_pending <= DECODE_TOKENS
+        for job in sorted(self._jobs, key=lambda job: not job.is_decoding):
+            num_guesses, is_decoding = self._num_guesses(job), job.is_decoding
             if shares and not is_decoding:
                 rows_left = min(rows_left, self._law.prefill_chunk_tokens)
             if job.num_pending + num_guesses <= rows_left or (is_decoding and not shares):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.prefill_pace import MIN_CHUNK_ROWS, PrefillPace
+from core.config import MIN_CHUNK_TOKENS
+from workers.prefill_pace import PrefillPace
 
 
 def seen(law, stretch=2.0, max_rows=256):
@@ -22,7 +23,7 @@ def seen(law, stretch=2.0, max_rows=256):
         (lambda rows: 0.02 + 0.00001 * rows, 1, 256),  # a GPU
         (lambda rows: 0.02 + 0.001 * rows, 4, 16),
         (lambda rows: 0.02 + 0.001 * rows, 64, 64),
-        (lambda rows: 0.01 * rows, 1, MIN_CHUNK_ROWS),  # nothing can be spared
+        (lambda rows: 0.01 * rows, 1, MIN_CHUNK_TOKENS),  # nothing can be spared
         (lambda rows: 0.1 * -(-rows // 8), 8, 8),  # tiles of eight rows
     ],
 )

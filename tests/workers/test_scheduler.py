@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import DECODE_TOKENS
-from workers.scheduler import LAST_TOKENS, plan
+from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
+from workers.scheduler import plan
 
 
 @dataclass
@@ -96,9 +96,11 @@ def test_what_counts_as_decoding():
 
 def test_the_end_of_a_prompt_is_paced_like_the_rest_of_it():
     """Its last few tokens go whole, with the guesses after them."""
-    chosen = plan([FakeJob(LAST_TOKENS + 1, 5, has_begun=True), FakeJob(1)], MAX_ROWS, lambda num_decoding: LAST_TOKENS)
+    chosen = plan(
+        [FakeJob(MIN_CHUNK_TOKENS + 1, 5, has_begun=True), FakeJob(1)], MAX_ROWS, lambda num_decoding: MIN_CHUNK_TOKENS
+    )
     assert [(share.index, share.num_tokens, share.is_last) for share in chosen] == [(1, 1, True), (0, 8, False)]
-    assert shares(FakeJob(LAST_TOKENS, 5, has_begun=True), FakeJob(1)) == [(0, 8, True), (1, 1, True)]
+    assert shares(FakeJob(MIN_CHUNK_TOKENS, 5, has_begun=True), FakeJob(1)) == [(0, 8, True), (1, 1, True)]
 
 
 def test_how_large_a_chunk_is_depends_on_how_many_rows_decode():
