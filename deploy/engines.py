@@ -25,7 +25,8 @@ from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, VerifyRequest
 
 if TYPE_CHECKING:
-    from workers.engine import Engine, EngineStats
+    from workers.engine import Engine
+    from workers.engine_stats import EngineStats
     from workers.loop import EngineLoop
     from workers.parallel import Rank
 

@@ -17,7 +17,7 @@ from deploy import metrics as m
 from orchestrator.pilot import ControlReport
 
 if TYPE_CHECKING:
-    from workers.engine import EngineStats
+    from workers.engine_stats import EngineStats
 
 CANCELLED = "CANCELLED"
 INTERNAL = "INTERNAL"

@@ -33,7 +33,7 @@ from deploy.metrics import ENGINE_CATALOGUE, ServeRecorder
 from deploy.scaling import BUSY, KV_USE, ROUND_S, WAITED_S
 
 if TYPE_CHECKING:
-    from workers.engine import EngineStats
+    from workers.engine_stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

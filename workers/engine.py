@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +24,7 @@ from core.records import (
 )
 from core.trees import TokenTree
 from workers import scheduler
+from workers.engine_stats import EngineStats
 from workers.jobs import Job, Request
 from workers.kv_cache import OutOfBlocks
 from workers.prefill_pace import PrefillPace
@@ -38,27 +38,6 @@ logger = logging.getLogger(__name__)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Answer = tuple[int, Reply | Missing | Refused]
 """A request's ticket, and the reply to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The state of an engine, for health, metrics and tests."""
-
-    num_sessions: int
-    num_jobs: int
-    num_blocks: int
-    num_free_blocks: int
-    num_steps: int
-    num_rows: int
-    num_eager_steps: int
-    """Steps that were to be compiled and are not."""
-    num_preemptions: int
-    num_adopted_tokens: int
-    """Tokens of prompts whose KV was there from others."""
-    step_time_s: float
-    """Time spent in steps: forward passes, sampling, verification and bookkeeping."""
-    forward_time_s: float
-    """The part of it that was spent in forward passes."""
 
 
 class Engine(ABC, Generic[Request, Reply]):

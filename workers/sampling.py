@@ -7,8 +7,6 @@ or truncation do not pay for those of their batch that do.
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +14,11 @@ import torch
 from torch import Tensor
 
 from core import noise
-from core.noise import Key, Purpose
+from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
 from core.sampling import TOP_P_SLACK
 from core.trees import SparseDistribution
+from workers.gumbel import gumbel_rows
 from workers.transfer import Readback, upload
 
 _NEVER = -math.inf
@@ -164,64 +163,6 @@ def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         return logits
     threshold = _column([math.log(min_p) if min_p else _NEVER for min_p in min_ps], logits.device)
     return logits.masked_fill(logits < threshold, _NEVER)
-
-
-def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise [R, V], equal bit for bit to `core.noise.gumbel_rows`; what was asked for lately is remembered."""
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    unique = _NOISE.rows(list(places), vocab_size, device)
-    return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]
-
-
-class NoiseCache:
-    """Rows of noise by key. A draft asks for those of one position in every pass until the position is committed, and a
-    row costs more than a pass of a small model."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._rows: OrderedDict[tuple[Key, int, torch.device], Tensor] = OrderedDict()
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-
-    def rows(self, keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-        """The noise [R, V] of distinct keys."""
-        with self._lock:
-            names = [(key, vocab_size, device) for key in keys]
-            missing = [name for name in names if name not in self._rows]
-            if missing:
-                fresh = _new_gumbel_rows([key for key, _, _ in missing], vocab_size, device)
-                self._rows.update(zip(missing, fresh.unbind(), strict=True))
-                self._num_bytes += fresh.nbytes
-            for name in names:
-                self._rows.move_to_end(name)
-            found = torch.stack([self._rows[name] for name in names])
-            while self._num_bytes > self._max_bytes:
-                _, row = self._rows.popitem(last=False)
-                self._num_bytes -= row.nbytes
-            return found
-
-
-_NOISE = NoiseCache(max_bytes=1 << 26)
-
-
-def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """On a CPU numpy does it in half the time."""
-    if device.type == "cpu":
-        return torch.from_numpy(noise.gumbel_rows(keys, vocab_size))
-    return _gumbel_on_device(upload(list(keys), device), vocab_size)
-
-
-def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
-    """Not to be compiled: a fused multiply-add would change the last bit."""
-    blocks = torch.arange(-(-vocab_size // 4), device=keys.device)
-    bits = torch.stack(noise.words(blocks, *keys[:, :, None].unbind(dim=1)), dim=-1)
-    gumbel: Tensor = noise.gumbel_of(bits.flatten(1).double(), _frexp)
-    return gumbel.float()[:, :vocab_size]
-
-
-def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
-    mantissa, exponent = torch.frexp(x)
-    return mantissa, exponent.double()
 
 
 def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -18,7 +18,8 @@ from core.acceptance import NEGLIGIBLE_MASS, Outcome
 from core.noise import Purpose
 from core.records import Verification
 from core.trees import TokenTree
-from workers.sampling import Row, gumbel_rows, sample_coupled
+from workers.gumbel import gumbel_rows
+from workers.sampling import Row, sample_coupled
 from workers.transfer import Readback, upload
 
 _Outcomes: TypeAlias = Callable[[], list[Outcome]]

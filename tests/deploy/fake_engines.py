@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.serve.handle import DeploymentHandle
@@ -18,9 +18,7 @@ from core.errors import CheckpointError
 from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from deploy.engines import CONTROL, DraftActor, TargetActor
 from deploy.ports import ServeLeases
-
-if TYPE_CHECKING:
-    from workers.engine import EngineStats
+from workers.engine_stats import EngineStats
 
 INFO = ModelInfo("counter", "Counter", "float32", "cpu", 0, 100, 1000, 16_000, (0,))
 FAIL = 99
@@ -66,8 +64,6 @@ class FakeEngine:
         progress("nothing to warm")
 
     def stats(self) -> EngineStats:
-        from workers.engine import EngineStats  # brings torch, which replicas of the fakes do without
-
         nothing = dict.fromkeys((field.name for field in fields(EngineStats)), 0)
         return EngineStats(**{**nothing, "num_sessions": len(self._held)})
 

@@ -10,7 +10,7 @@ from core.errors import DeadlinePassed, InvalidRequest, RequestCancelled
 from core.records import Chunk, FinishReason, SpeculationStats, Usage
 from deploy.meters import EngineMeter, Meters, code_of, without_figures
 from tests.deploy.rpc import REPORT, Recorded
-from workers.engine import EngineStats
+from workers.engine_stats import EngineStats
 
 
 class Watch:

@@ -14,6 +14,7 @@ from core.noise import Purpose
 from core.records import Sampling
 from core.trees import TokenTree
 from tests.workers.readbacks import at_once
+from workers import gumbel
 from workers import sampling as twin
 from workers.sampling import Row
 
@@ -94,17 +95,17 @@ def test_rows_of_one_position_share_their_noise():
 def test_noise_is_equal_bit_for_bit(keys):
     keys = [noise.key(*key) for key in keys]
     expected = noise.gumbel_rows(keys, 103)
-    on_device = twin._gumbel_on_device(torch.tensor(keys), 103)
+    on_device = gumbel._gumbel_on_device(torch.tensor(keys), 103)
     assert on_device.dtype == torch.float32
     assert np.array_equal(on_device.numpy(), expected)
-    assert np.array_equal(twin.gumbel_rows(keys + keys, 103, CPU).numpy(), np.concatenate([expected, expected]))
+    assert np.array_equal(gumbel.gumbel_rows(keys + keys, 103, CPU).numpy(), np.concatenate([expected, expected]))
 
 
 def test_noise_is_equal_bit_for_bit_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     keys = [noise.key(2**63 + seed, seed, seed % 5, Purpose.SHARED) for seed in range(64)]
-    on_gpu = twin.gumbel_rows(keys, 10_001, torch.device("cuda"))
+    on_gpu = gumbel.gumbel_rows(keys, 10_001, torch.device("cuda"))
     assert np.array_equal(on_gpu.cpu().numpy(), noise.gumbel_rows(keys, 10_001))
 
 
