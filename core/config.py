@@ -45,10 +45,10 @@ class EngineConfig:
     num_threads: int = 1
     """CPU threads of the forward pass."""
     kv_cache_tokens: int | None = 32_768
-    """Tokens of KV in all, shared by the sessions; rounded up to whole blocks. None takes what there is memory for:"""
+    """Tokens of KV in all, shared by the sessions; rounded up to whole blocks. None takes what there is memory for."""
     kv_memory_share: float = 0.8
-    """this share of what is free once the model is loaded. Shares of engines that have one memory add up to 1 or less;
-    what is left is for the numbers of a step."""
+    """Of what is free once the model is loaded, what KV may take if `kv_cache_tokens` is None. Shares of engines that
+    have one memory have to add up to 1 or less; what is left is for the numbers of a step."""
     block_tokens: int = 16
     """Tokens to a block of KV. A GPU reads blocks in place if they are a multiple of 256, others are gathered first."""
     max_step_tokens: int = 512

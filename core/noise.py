@@ -1,7 +1,7 @@
 """Noise as a pure function of (seed, position, row, purpose, token id), equal bit for bit wherever it is computed.
 
 Knows Philox4x32-10 (Salmon et al. 2011) and the Gumbel law; knows nothing of models, p or q. What takes a `Word` or a
-`Real` is written in operators that Python numbers, numpy arrays and torch tensors share, so that `workers.sampling`
+`Real` is written in operators that Python numbers, numpy arrays and torch tensors share, so that `workers.gumbel`
 runs this very code on a GPU.
 """
 

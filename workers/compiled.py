@@ -14,11 +14,12 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
 """What is compiled for, and how many rows the compiler is shown."""
 MAX_ROWS: Final = 1 << 20
+LIBRARY: Final = re.compile(r"[0-9a-f]{32}-(one-row|more-rows)\.pt2")
 UNUSED_S: Final = 60 * 86_400
 """After which a library is deleted: each change of model, machine or torch leaves two behind."""
 OPTIONS: Final[dict[str, Any]] = {
@@ -170,27 +172,27 @@ def build(model: Any, folder: Path, least_rows: int, progress: Callable[[str], N
             logger.warning("what was compiled before is of no use: %s", error)
         else:
             progress(f"compiled before, in {folder}")
-            _tidy(folder, files.values())
+            _tidy(folder, [*files.values()])
             return made
     for rows, file in files.items():
         progress(f"compiling for {rows} at a time, which is done once: the result is kept in {folder}")
         began_s = monotonic()
         _compile(_Logits(model).eval(), EXAMPLES[rows], file)
         progress(f"compiled in {monotonic() - began_s:.0f} s")
-    _tidy(folder, files.values())
+    _tidy(folder, [*files.values()])
     return CompiledModel(model, files)
 
 
-def _tidy(folder: Path, used: Iterable[Path]) -> None:
-    """Delete what no start has used for long, unless somebody else has to: the folder may be an image's."""
-    if folder.stat().st_uid != os.getuid():
-        return
-    for file in used:
-        file.touch()
+def _tidy(folder: Path, used: Collection[Path]) -> None:
+    """Delete what no start has used for long, as far as it is ours to: others' files stay, and so does what an image
+    or a volume that cannot be written brings along."""
     for file in folder.glob("*.pt2"):
-        with suppress(FileNotFoundError):  # another start was quicker
-            if file.stat().st_mtime < time() - UNUSED_S:
-                file.unlink()
+        if LIBRARY.fullmatch(file.name):
+            with suppress(OSError):
+                if file in used:
+                    file.touch()
+                elif file.stat().st_mtime < time() - UNUSED_S:
+                    file.unlink()
 
 
 def _make_private(folder: Path) -> None:

@@ -211,13 +211,14 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if job.is_done:
             self._answer(job, job.reply())
 
-    def _finish(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
+    def _finish(self, jobs: Sequence[DraftJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
         if growing:
             self._grow(growing, logits)
         for job in jobs:
             if job.is_done and job in self._jobs:
                 self._answer(job, job.reply())
+        return bool(growing)
 
     def _grow(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""

@@ -204,9 +204,8 @@ class Engine(ABC, Generic[Request, Reply]):
             job.took_part(started_s, num_rows)
             job.held.log.extend(job.pending[: share.num_tokens])
             job.pending = job.pending[share.num_tokens :]
-        if done := [job for job, share in work if share.is_last]:
-            self._finish(done, logits)
-            self._pace.see(num_rows, monotonic() - forward_s)  # by now the device is done, too
+        if self._finish([job for job, share in work if share.is_last], logits):
+            self._pace.see(num_rows, monotonic() - forward_s)
 
     # Room
 
@@ -277,8 +276,9 @@ class Engine(ABC, Generic[Request, Reply]):
         """Make `held` agree with the request, and a job of what is still to be computed."""
 
     @abstractmethod
-    def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> None:
-        """Use the logits of jobs, of the kind that `_begin` makes, whose last rows were computed in this step.
+    def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:
+        """Use the logits of jobs, of the kind that `_begin` makes, whose last rows were computed in this step; whether
+        that had to wait until the device was done.
 
         The rows of `logits` are those of the jobs that want them, in order: of the last token if one was pending, then
         of the guesses.

@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 
+import numpy as np
 import torch
 
 from core.block_hash import BlockHash
@@ -51,6 +53,13 @@ class SequenceKV:
     """Rows whose KV is valid."""
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of a host in memory that is not taken before it is written, which torch does not offer."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
 class KVCache:
     """A pool of KV blocks; every block is blank, used by one sequence or more, or kept for its content.
 
@@ -60,11 +69,10 @@ class KVCache:
     def __init__(
         self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        num_slots = (
-            NUM_OWN_BLOCKS + num_blocks
-        ) * block_tokens  # one tensor per layer: views of one big one defeat the compiler
-        self.keys = [torch.zeros(num_slots, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in shapes]
-        self.values = [torch.zeros(num_slots, s.num_kv_heads, s.value_dim, dtype=dtype, device=device) for s in shapes]
+        num_slots = (NUM_OWN_BLOCKS + num_blocks) * block_tokens
+        # One tensor per layer: views of one big one defeat the compiler.
+        self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
+        self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device

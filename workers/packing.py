@@ -40,15 +40,20 @@ def is_available(dtype: torch.dtype, device: torch.device) -> bool:
 
 def has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 by instructions that are made for it."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
     """What `pack` takes beyond what the weights take now."""
     if next(model.parameters()).dtype != torch.bfloat16 or has_bfloat16():
         return 0
-    num_weights: int = sum(layer.weight.numel() for layer in _layers(model))
-    return num_weights * (4 if keeps_rows else 2)
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    num_bytes = 0
+    for layer in _layers(model):
+        stays = keeps_rows or id(layer.weight) in embeddings
+        num_bytes += layer.weight.numel() * (4 if stays else 2)
+    return num_bytes
 
 
 def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS, *, keeps_rows: bool = True) -> tuple[int, int]:
@@ -110,7 +115,8 @@ class PackedProduct:
     def __init__(self, layers: Sequence[Any], index: int = 0) -> None:
         """`index` is the product's place among those of its model."""
         self.index = index
-        weight = torch.cat([_weight(layer) for layer in layers]).contiguous()
+        weights = [_weight(layer) for layer in layers]
+        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         self.shape: tuple[int, int] = (weight.shape[0], weight.shape[1])
         self.has_bias = layers[0].bias is not None
         self._take(weight, torch.cat([layer.bias.detach() for layer in layers]) if self.has_bias else None)

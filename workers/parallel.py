@@ -31,6 +31,7 @@ from core.errors import ConfigError, StartupError
 from workers import weights
 from workers.group import Group, Rank
 from workers.kv_cache import KVCache
+from workers.memory import NoRoomForKV
 from workers.orders import Edit, Order
 from workers.runtime import ModelRuntime
 from workers.sliced_weights import ModelSlice
@@ -131,6 +132,9 @@ def _all_or_none(group: Group) -> Iterator[None]:
     """What one rank fails at, the others do not go on with: they would wait for it for ever."""
     try:
         yield
+    except NoRoomForKV:  # which all of them say
+        group.close()
+        raise
     except BaseException:
         group.give_up()
         raise

@@ -89,9 +89,9 @@ class ModelRuntime:
         self._recorder = recorder
         self.num_eager_steps = 0
         """Steps since the warm-up that were to be compiled and are not."""
-        self._pack()
+        self._pack(config.tensor_parallel)
         self._max_step_tokens = config.max_step_tokens
-        num_blocks = least(num_kv_blocks(config, loaded.layers, loaded.model.dtype))
+        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, least)
         self.info = replace(loaded.info, kv_cache_tokens=num_blocks * config.block_tokens)
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         self.cache = cache_type(loaded.layers, num_blocks, config.block_tokens, loaded.model.dtype, self._device)
@@ -199,7 +199,7 @@ class ModelRuntime:
     def close(self) -> None:
         """Let go of whoever follows this runtime; nobody does where one process has the whole model."""
 
-    def _pack(self) -> None:
+    def _pack(self, num_ranks: int) -> None:
         dtype = self._model.dtype
         if not packing.is_available(dtype, self._device):
             if self._device.type == "cpu":
@@ -207,7 +207,8 @@ class ModelRuntime:
             return
         keeps_rows = not self._is_deterministic  # a row has to have the same bits in any company
         needed = packing.bytes_needed(self._model, keeps_rows=keeps_rows)
-        if needed and needed > (free := free_bytes(self._device)) // 2:
+        free = free_bytes(self._device, num_ranks)
+        if needed and free is not None and needed > free // 2:
             logger.warning(
                 "%s is not widened, so verifying several tokens takes longer: that needs %.1f GiB, and %.1f are free",
                 *(dtype, needed / GIB, free / GIB),

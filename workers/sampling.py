@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,11 +116,11 @@ def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def _counts(token_lists: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     """How often each row's list names each id, in the shape and dtype of `like` [R, V]."""
-    named = [(index, token) for index, tokens in enumerate(token_lists) for token in tokens]
-    if not named:
-        return torch.zeros_like(like)
-    index, ids = upload(named, like.device).T
-    return torch.zeros_like(like).index_put((index, ids), like.new_ones(()), accumulate=True)
+    lengths = [len(tokens) for tokens in token_lists]
+    ids = np.fromiter(chain.from_iterable(token_lists), np.int64, sum(lengths))
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    index, ids_there = upload(np.stack([rows, ids]), like.device)
+    return torch.zeros_like(like).index_put((index, ids_there), like.new_ones(()), accumulate=True)
 
 
 def _one_hot(logits: Tensor) -> Tensor:

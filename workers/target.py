@@ -88,10 +88,11 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         pending, _ = self._store.extend(held, request.base, request.suffix)
         self._jobs.append(VerifyJob(ticket, request, held, pending or self._store.step_back(held)))
 
-    def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> None:
+    def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         left = list(_stretches(jobs))
         while left:
             left = self._judge(left, logits)
+        return bool(jobs)
 
     def _judge(self, items: Sequence[_Judged], logits: Tensor) -> list[_Judged]:
         """Answer all but those with a guess that has led the model to NaN; these as they are to be judged again.

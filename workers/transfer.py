@@ -56,7 +56,9 @@ class Readback:
         if not self._wanted:
             return
         by_size = sorted(self._wanted, key=lambda wanted: -wanted.tensor.itemsize)  # so that each begins at a multiple
-        packed = torch.cat([wanted.tensor.flatten().view(torch.uint8) for wanted in by_size]).cpu()
+        # A copy, for torch takes what has one element for contiguous, and then minds its strides.
+        parts = [wanted.tensor.reshape(-1).clone(memory_format=torch.contiguous_format) for wanted in by_size]
+        packed = torch.cat([part.view(torch.uint8) for part in parts]).cpu()
         first = 0
         for wanted in by_size:
             tensor = wanted.tensor

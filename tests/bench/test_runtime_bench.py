@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bench import runtime
 from bench.__main__ import main
+from bench.sizes import parse_size, read_shape, shape_of_size
+from core.errors import StartupError
+from deploy.settings import DEMO_DIRECTORY
 from workers import compiled
 from workers.compiled import CannotCompile
 
@@ -62,5 +66,15 @@ def test_ratios_are_of_one_repeat_and_the_faster_dtype() -> None:
     assert share.settings["dtype"] == "bfloat16"
     assert (share.settings["min"], share.settings["max"]) == (pytest.approx(0.667, abs=1e-3), 2.0)
     assert results["16 streams over 1"].value == pytest.approx((16 / 3 + 16) / 2, abs=0.01)
+    assert results["deterministic over default, float32"].value == 1.0
+    assert results["verifying 8 rows over decoding 1, bfloat16"].settings["max"] == 3.0
     draft = results["a draft step over transformers' forward"]
     assert (draft.settings["min"], draft.settings["max"], draft.met) == (1.5, 3.0, True)
+
+
+def test_another_model_is_no_peer(tmp_path: Path) -> None:
+    """Of as many parameters, say, in fewer layers: an export that was made for an earlier version."""
+    shape = asdict(shape_of_size(read_shape(DEMO_DIRECTORY / "target"), parse_size("8M")))
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": shape["num_hidden_layers"] - 1}))
+    with pytest.raises(StartupError, match="has another shape than the target"):
+        main(["runtime", "--size=8M", f"--cache={tmp_path}", "--openvino", "python-of-the-peer", str(tmp_path)])

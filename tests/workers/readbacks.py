@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,8 +25,8 @@ def at_once(ask: Callable[..., Callable[[], Any]], *args: Any) -> Any:
 class Waits(TorchDispatchMode):
     """Counts what would make Python wait for a GPU, on a CPU, where nothing does.
 
-    Those are looks at numbers, operations whose result has a size that depends on numbers, and tensors made from lists
-    on the device itself. The readback itself counts once.
+    Those are looks at numbers, operations whose result has a size that depends on numbers, lists as indices, and
+    tensors that are made on the device or sent there by anything but `upload`. The readback itself counts once.
     """
 
     LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
@@ -73,19 +74,35 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
         with waits.reading():
             wait(self)
 
-    def spied(owner: Any, name: str, *, is_seen: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
+    def spied(owner: Any, name: str, *, is_seen: Callable[..., bool] = lambda *_, **__: True) -> None:
         original = getattr(owner, name)
 
         def spy(*args: Any, **kwargs: Any) -> Any:
-            if is_seen(kwargs):
+            if is_seen(*args, **kwargs):
                 waits.see(name)
             return original(*args, **kwargs)
 
         patch.setattr(owner, name, spy)
 
+    def by_list(*args: Any, **_: Any) -> bool:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(each, list) for each in index)
+
+    def names_a_device(*args: Any, **kwargs: Any) -> bool:
+        named = (*args[1:], kwargs.get("device"))
+        return any(isinstance(each, (torch.device, str)) for each in named)
+
+    def sends_from_ours(*args: Any, **kwargs: Any) -> bool:
+        """Models say it of tensors that are there already."""
+        return names_a_device(*args, **kwargs) and not sys._getframe(2).f_globals["__name__"].startswith("transformers")
+
     with monkeypatch.context() as patch, waits:
         patch.setattr(Readback, "wait", read)
         for name in ("tolist", "numpy", "cpu", "new_tensor"):
             spied(torch.Tensor, name)
-        spied(torch, "tensor", is_seen=lambda kwargs: kwargs.get("device") is not None)
+        for name in ("__getitem__", "__setitem__"):
+            spied(torch.Tensor, name, is_seen=by_list)
+        spied(torch.Tensor, "to", is_seen=sends_from_ours)
+        for name in ("tensor", "as_tensor"):
+            spied(torch, name, is_seen=names_a_device)
         yield waits

@@ -313,16 +313,27 @@ def test_what_was_compiled_is_named_after_all_that_shaped_it(checkpoint: Path, t
 
 
 @needs_compiler
-def test_what_no_start_has_used_for_long_is_deleted(checkpoint: Path, tmp_path: Path) -> None:
-    """And nothing else that lies there."""
+def test_what_no_start_has_used_for_long_is_deleted(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else that lies there; what cannot be touched, or deleted, is used and left."""
     folder = tmp_path / "compiled"
     warm(checkpoint, folder)
     made = set(folder.iterdir())
-    (old, young, other) = (folder / name for name in ("old.pt2", "young.pt2", "other.txt"))
+    old, young, foreign = (folder / name for name in (f"{1:032x}-one-row.pt2", f"{2:032x}-one-row.pt2", "program.pt2"))
     long_ago = time.time() - compiled.UNUSED_S - 60
-    for file in (old, young, other):
+    for file in (old, young, foreign):
         file.touch()
-    for file in (old, other, *made):
+    for file in (old, foreign, *made):
         os.utime(file, (long_ago, long_ago))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", refuse)
+        patch.setattr(Path, "unlink", refuse)
+        assert warm(checkpoint, folder)._compiled is not None
+    assert set(folder.iterdir()) == {*made, old, young, foreign}
     warm(checkpoint, folder)
-    assert set(folder.iterdir()) == {*made, young, other}
+    assert set(folder.iterdir()) == {*made, young, foreign}

@@ -223,25 +223,47 @@ def test_a_widened_row_has_its_own_bits_unless_single_rows_are_apart() -> None:
     assert torch.equal(apart(rows[:1]), kept)
 
 
+def bytes_held(model: nn.Module) -> int:
+    """By parameters, and by products, whose float32 blocks have the bytes of what was widened."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in model.parameters()}
+    products = packing.packed(model)
+    storages |= {
+        product._rows[0].untyped_storage().data_ptr(): product._rows[0].untyped_storage().nbytes()
+        for product in products
+        if isinstance(product, packing.WidenedProduct) and product._rows is not None
+    }
+    return sum(storages.values()) + sum(4 * product.shape[0] * product.shape[1] for product in products)
+
+
 @needs_kernels
 @pytest.mark.usefixtures("no_bfloat16")
-@pytest.mark.parametrize(("deterministic", "of_weight"), [(False, 4), (True, 2)])
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("keeps_rows", [True, False])
+def test_what_widening_will_take_is_known_before(keeps_rows: bool, is_tied: bool) -> None:
+    """Where the head is the embedding, too; but for biases and stand-ins."""
+    model: Any = checkpoints.build("llama", tie_word_embeddings=is_tied).bfloat16()
+    before, said = bytes_held(model), packing.bytes_needed(model, keeps_rows=keeps_rows)
+    pack(model, 0, keeps_rows=keeps_rows)
+    assert bytes_held(model) - before == pytest.approx(said, rel=1e-3)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("no_bfloat16")
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_nothing_is_widened_where_memory_is_short(
-    deterministic: bool, of_weight: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may take half of what is free; a byte more, and the model is left as it is."""
+    """It may take half of what is free, of which ranks have their shares."""
+    monkeypatch.setattr(packing, "MIN_WEIGHTS", 0)
     path = checkpoints.write("llama", tmp_path)
-    settings: dict[str, Any] = {"dtype": "bfloat16", "deterministic": deterministic}
-    model = checkpoints.build("llama")
-    needed = of_weight * sum(layer.weight.numel() for layer in model.modules() if type(layer) is nn.Linear)
-    monkeypatch.setattr("workers.runtime.free_bytes", lambda _: 2 * needed)
-    packed = checkpoints.runtime(path, **settings)
-    assert packing.packed(packed._model) or not deterministic  # small ones are packed in deterministic mode alone
-    monkeypatch.setattr("workers.runtime.free_bytes", lambda _: 2 * needed - 2)
-    with caplog.at_level(logging.WARNING):
-        left = checkpoints.runtime(path, **settings)
-    assert "torch.bfloat16 is not widened" in caplog.text
-    assert not packing.packed(left._model)
+    needed = packing.bytes_needed(checkpoints.build("llama").bfloat16(), keeps_rows=not deterministic)
+    for free, is_enough in ((2 * needed, True), (2 * needed - 2, False), (None, True)):
+        caplog.clear()
+        monkeypatch.setattr("workers.runtime.free_bytes", lambda _device, num_ranks, free=free: free)
+        with caplog.at_level(logging.WARNING):
+            runtime = checkpoints.runtime(path, dtype="bfloat16", deterministic=deterministic)
+        assert bool(packing.packed(runtime._model)) == is_enough
+        assert ("torch.bfloat16 is not widened" in caplog.text) == (not is_enough)
 
 
 def test_where_there_are_no_kernels_nothing_is_packed(

@@ -6,9 +6,10 @@ from random import Random
 
 import pytest
 from driving import EPOCH, Driver, chain, wrong
-from ranks import Followers, config_of
+from ranks import Followers, config_of, ranks
 from test_target import random_tree
 
+from core.errors import StartupError
 from core.records import Sampling
 from tests import checkpoints
 from workers import memory
@@ -102,7 +103,7 @@ def test_a_long_prompt_goes_in_chunks_beside_another_session(followers, checkpoi
 @pytest.mark.parametrize("free", [1 << 28, 1 << 50])
 def test_all_ranks_have_as_much_kv_as_the_one_with_the_least_memory(followers, checkpoint, monkeypatch, free):
     """Of which this process, the first rank, claims to have less or more than the other."""
-    monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: free)
     config = config_of(checkpoint, 2, kv_cache_tokens=None, kv_memory_share=0.001)
     with followers.engine(checkpoint, EPOCH, kv_cache_tokens=None, kv_memory_share=0.001) as engine:
         keys = engine._runtime.cache.keys
@@ -110,3 +111,14 @@ def test_all_ranks_have_as_much_kv_as_the_one_with_the_least_memory(followers, c
         assert (engine.stats().num_blocks == own) == (free == 1 << 28)
         assert 0 < engine.stats().num_blocks < memory.MAX_BLOCKS
         assert len(Driver(engine, PROMPT).run(3)) == 3
+
+
+def test_all_ranks_say_when_one_of_them_has_no_room_for_kv(followers, checkpoint, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 100)
+    config, group, losses = config_of(checkpoint, 2, kv_cache_tokens=None), ranks(2), []
+    followers.start(config, group)
+    with pytest.raises(StartupError, match="there is no room for KV"):
+        TargetEngine.load(config, EPOCH, lambda _: None, group[0], losses.append)
+    [outcome] = followers.outcomes()
+    assert outcome.startswith("NoRoomForKV: there is no room for KV")
+    assert losses == []

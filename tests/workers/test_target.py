@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from core.config import EngineConfig
 from core.records import Base, Missing, Refused, Sampling, Verdict, Verification
-from core.trees import TokenTree
+from core.trees import EMPTY_BLOCK, SparseDistribution, TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
 from workers.target import TargetEngine
 
@@ -298,6 +298,34 @@ def test_a_guess_that_leads_to_nan_is_dropped_and_the_root_still_judged(engine, 
     assert (verdict.path, verdict.next_token) == ((), plain[SAMPLINGS[0]][1])
     engine._runtime.forward = forward
     assert driver.run(5) == plain[SAMPLINGS[0]][2:7]
+
+
+@pytest.mark.parametrize("broken", Verification)
+def test_a_guess_that_leads_to_nan_spoils_nobody_elses_verdict(checkpoint, broken):
+    """Blocks of all kinds in one step, with and without the NaN, and the broken one once with nothing guessed."""
+
+    def verdicts(poison, dropped=None):
+        engine = load(checkpoint, kv_cache_tokens=512, share_prefixes=False)
+        drivers = {kind: Driver(engine, PROMPT, SAMPLINGS[1], kind, session=kind.value) for kind in Verification}
+        for driver in drivers.values():
+            driver.verify()
+        q = SparseDistribution((7, 8, 9), (0.5, 0.25, 0.25))
+        for place, (kind, driver) in enumerate(drivers.items()):
+            block = EMPTY_BLOCK if kind is dropped else TokenTree.chain((7, 9), (q, q))
+            engine.add(place, driver.verify_request(block))
+        forward = engine._runtime.forward
+
+        def poisoned(batch):
+            logits = forward(batch).clone()
+            logits[3 * list(Verification).index(broken) + 2] = torch.nan  # of each block the root comes first
+            return logits
+
+        engine._runtime.forward = poisoned if poison else forward
+        found = {list(Verification)[ticket]: reply for ticket, reply in engine.step()}
+        engine.check_integrity()
+        return {kind: (verdict.path, verdict.next_token, verdict.held) for kind, verdict in found.items()}
+
+    assert verdicts(poison=True) == verdicts(poison=False) | {broken: verdicts(False, dropped=broken)[broken]}
 
 
 @pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"dtype": "bfloat16"}], ids=str)

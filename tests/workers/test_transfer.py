@@ -40,9 +40,9 @@ SAMPLINGS = (
 def test_everything_arrives_as_it_was(tensors: list[tuple[torch.dtype, list[int], bool]]) -> None:
     """Empty tensors, numbers and what is not contiguous included."""
     made = []
-    for number, (dtype, shape, is_turned) in enumerate(tensors):
+    for number, (dtype, shape, is_strided) in enumerate(tensors):
         tensor = (torch.arange(math.prod(shape)) + number).reshape(shape).to(dtype)
-        made.append(tensor.T if is_turned and tensor.dim() == 2 else tensor)
+        made.append(tensor.movedim(0, -1)[..., ::2] if is_strided and shape else tensor)
     readback = Readback()
     asked = [readback.ask(tensor) for tensor in made]
     readback.wait()
@@ -60,6 +60,23 @@ def test_an_upload_has_the_type_that_is_asked_for() -> None:
     assert upload([1, 2], torch.device("cpu"), torch.float64).tolist() == [1.0, 2.0]
 
 
+def test_an_upload_to_a_gpu_is_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append("pinned")
+        return tensor
+
+    def send(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append((args, kwargs))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", send)
+    assert upload([3, 4], torch.device("cuda")).tolist() == [3, 4]
+    assert seen == ["pinned", ((torch.device("cuda"),), {"non_blocking": True})]
+
+
 @pytest.mark.parametrize(
     "look",
     [
@@ -68,6 +85,10 @@ def test_an_upload_has_the_type_that_is_asked_for() -> None:
         bool,
         lambda tensor: tensor[tensor > 0],
         lambda tensor: torch.tensor([1], device=tensor.device),
+        lambda tensor: torch.as_tensor([1], device=tensor.device),
+        lambda tensor: torch.ones(1).to(tensor.device),
+        lambda tensor: tensor[[0]],
+        lambda tensor: tensor.__setitem__([0], 2.0),
         lambda tensor: tensor.repeat_interleave(tensor.long()),
     ],
 )
