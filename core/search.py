@@ -7,12 +7,12 @@ several places, climbs, and can be interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from core.planning import PLAIN, Bounds, Economy, Forecast, Plan, block_of, forecast
 from core.shapes import RankLaw
-from core.tables import prepared
 
 BLOCK_NODES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 DEPTHS = (*range(1, 9), 10, 12, 14, 16, 20, 24, 32, 48, 64)
@@ -21,6 +21,30 @@ MAX_WIDTH = 4
 """Nodes of a block over its depth."""
 SEARCH_TABLES = 5
 """Tables made in one go to forecast a plan; each takes up to a millisecond."""
+MAX_KNOWN = 4096
+"""As many as `core.tables` remembers."""
+
+
+class Tables:
+    """How many tables have been made for those who share this, and which need not be made again.
+
+    `core.tables` remembers them for the whole process; who counted by that would decide otherwise after somebody else's
+    searches, and a simulation could not be repeated.
+    """
+
+    def __init__(self) -> None:
+        self.num_made = 0
+        self._known: OrderedDict[Hashable, None] = OrderedDict()
+
+    def need(self, law: RankLaw, bounds: Bounds, plan: Plan) -> None:
+        """`plan` is to be forecast; drafting just in time takes no table."""
+        key = law, bounds, replace(plan, jit_nodes=0, jit_depth=0)
+        if key not in self._known:
+            self.num_made += 1
+            if len(self._known) == MAX_KNOWN:
+                self._known.popitem(last=False)
+        self._known[key] = None
+        self._known.move_to_end(key)
 
 
 class Outlook:
@@ -30,8 +54,11 @@ class Outlook:
     asks shares a thread with all streams.
     """
 
-    def __init__(self, law: RankLaw, economy: Economy, bounds: Bounds, start: Plan = PLAIN) -> None:
-        """`start` is where to look first; any will do."""
+    def __init__(
+        self, law: RankLaw, economy: Economy, bounds: Bounds, start: Plan = PLAIN, tables: Tables | None = None
+    ) -> None:
+        """`start` is where to look first; any will do. `tables` are those of other outlooks, too."""
+        self._tables = tables or Tables()
         self.law, self.economy, self.bounds = law, economy, bounds
         self._forecasts: dict[Plan, Forecast] = {}
         self._jits: dict[Plan, Plan] = {}
@@ -48,13 +75,15 @@ class Outlook:
         """What `plan` would yield."""
         found = self._forecasts.get(plan)
         if found is None:
+            if plan.num_passes:
+                self._tables.need(self.law, self.bounds, plan)
             found = self._forecasts[plan] = forecast(plan, self.law, self.economy, self.bounds)
         return found
 
     def best(self) -> Forecast:
         """What the best plan would yield, of those that have been tried."""
-        num_made = prepared.cache_info().misses
-        while self._todo and prepared.cache_info().misses < num_made + SEARCH_TABLES:
+        num_made = self._tables.num_made
+        while self._todo and self._tables.num_made < num_made + SEARCH_TABLES:
             self._try(self._todo.pop(0))
         return self._best
 

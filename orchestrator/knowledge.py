@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from core.costs import EngineCost
 from core.estimators import ConfidenceFit, RankProfile, Rate
 from core.planning import SHARED_SESSIONS, Bounds, Economy, Plan
-from core.search import Outlook
+from core.search import Outlook, Tables
 from core.shapes import RankLaw
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Knowledge:
         self._fits: dict[str, ConfidenceFit] = {}
         self._priors: dict[str, RankLaw] = {}
         self._outlooks: OrderedDict[object, Outlook] = OrderedDict()
+        self._tables = Tables()
         self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self.doing = Doing()
@@ -183,7 +184,7 @@ class Knowledge:
         key = (law, bounds)
         found = self._outlooks.get(key)
         if found is None or found.economy is not economy:
-            found = self._outlooks[key] = Outlook(law, economy, bounds, start)
+            found = self._outlooks[key] = Outlook(law, economy, bounds, start, self._tables)
             if len(self._outlooks) > MAX_OUTLOOKS:
                 self._outlooks.popitem(last=False)
         return found

@@ -11,10 +11,11 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Verification
+from core.tables import prepared
 from core.theory import expected_tokens
 from orchestrator.simulation.compare import plain, sequential
 from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
-from orchestrator.simulation.presets import Hardware
+from orchestrator.simulation.presets import PRESETS, Hardware
 from orchestrator.simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
 from orchestrator.simulation.text import Agreement, SteadyLaw
 
@@ -30,6 +31,7 @@ HARDWARE = Hardware(
 INFALLIBLE = SteadyLaw((1.0,), (1.0,), alpha=1.0)
 GAMMA, NUM_ROUNDS = 4, 10
 NUM_TOKENS = 1 + NUM_ROUNDS * (GAMMA + 1)
+HARD = SteadyLaw((0.30, 0.15, 0.10, 0.06, 0.04, 0.03), (0.25, 0.12, 0.08, 0.05), alpha=0.35)
 BY_HAND = Scenario(
     hardware=HARDWARE,
     law=INFALLIBLE,
@@ -165,6 +167,16 @@ def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
     scenario = replace(BY_HAND, hardware=jittery, law=SteadyLaw())
     assert simulate(scenario) == simulate(scenario)
     assert simulate(scenario).elapsed_s != simulate(replace(scenario, seed=1)).elapsed_s
+
+
+def test_what_the_process_did_before_changes_no_figure():
+    """Tables are remembered for the whole process, so that searches take less time; but they go no further."""
+    scenario = Scenario(
+        hardware=PRESETS["this-machine"], law=HARD, load=Closed(16, 16), prompt_tokens=24, max_tokens=24
+    )
+    prepared.cache_clear()
+    first = simulate(scenario)
+    assert simulate(scenario) == first
 
 
 def test_without_shared_noise_a_draft_hits_less():
