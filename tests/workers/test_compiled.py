@@ -134,9 +134,13 @@ def test_so_are_bfloat16s_where_they_are_widened(
 @pytest.mark.usefixtures("runtime", "no_compiler")
 def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None:
     lines: list[str] = []
+    old = folder / f"{1:032x}-one-row.pt2"
+    old.touch()
+    os.utime(old, (0, 0))
     again = checkpoints.runtime(checkpoint, compile=True, compile_cache=str(folder), deterministic=True)
     again.warm_up(lines.append)
     assert lines == [f"compiled before, in {folder}"]
+    assert not old.exists()
     assert again.num_eager_steps == 0
 
 
@@ -312,19 +316,14 @@ def test_what_was_compiled_is_named_after_all_that_shaped_it(checkpoint: Path, t
     assert len({usual, *others}) == 6
 
 
-@needs_compiler
-def test_what_no_start_has_used_for_long_is_deleted(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And nothing else that lies there; what cannot be touched, or deleted, is used and left."""
-    folder = tmp_path / "compiled"
-    warm(checkpoint, folder)
-    made = set(folder.iterdir())
-    old, young, foreign = (folder / name for name in (f"{1:032x}-one-row.pt2", f"{2:032x}-one-row.pt2", "program.pt2"))
+def test_what_no_start_has_used_for_long_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else that lies there; what cannot be touched, or deleted, is left."""
+    names = (f"{1:032x}-one-row.pt2", f"{2:032x}-more-rows.pt2", f"{3:032x}-one-row.pt2", "program.pt2")
+    used, old, young, foreign = files = [tmp_path / name for name in names]
     long_ago = time.time() - compiled.UNUSED_S - 60
-    for file in (old, young, foreign):
+    for file in files:
         file.touch()
-    for file in (old, foreign, *made):
+    for file in (used, old, foreign):
         os.utime(file, (long_ago, long_ago))
 
     def refuse(*_: object, **__: object) -> None:
@@ -333,7 +332,8 @@ def test_what_no_start_has_used_for_long_is_deleted(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "touch", refuse)
         patch.setattr(Path, "unlink", refuse)
-        assert warm(checkpoint, folder)._compiled is not None
-    assert set(folder.iterdir()) == {*made, old, young, foreign}
-    warm(checkpoint, folder)
-    assert set(folder.iterdir()) == {*made, young, foreign}
+        compiled._tidy(tmp_path, [used])
+    assert set(tmp_path.iterdir()) == set(files)
+    compiled._tidy(tmp_path, [used])
+    assert set(tmp_path.iterdir()) == {used, young, foreign}
+    assert used.stat().st_mtime > time.time() - 3600
