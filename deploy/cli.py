@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Worker = TypeVar("Worker", bound=WorkerConfig)
 DEFAULT_HTTP_PORT = 8000
+DEFAULT_DRAIN_TIMEOUT_S = 25.0
+"""Less than the 30 s after which Kubernetes kills what it has asked to stop."""
 EXIT_NO_START = 2
 EXIT_INTERRUPTED = 130
 
@@ -70,6 +72,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="overrides",
         help="any other setting by its path, for example target.engine.num_threads=2",
     )  # fmt: skip
+    parser.add_argument(
+        "--drain-timeout", type=float, default=DEFAULT_DRAIN_TIMEOUT_S, metavar="S",
+        help="how long streams may go on after SIGTERM or Ctrl-C; a second one stops at once (default: %(default)g)",
+    )  # fmt: skip
 
 
 def _add_pair(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +84,7 @@ def _add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from deploy.local import served  # imports Ray
+    from deploy.local import drain, served  # imports Ray
 
     started = time.monotonic()
 
@@ -92,7 +98,8 @@ def _serve(args: argparse.Namespace) -> int:
     ):
         report("serving")
         _say_banner(config, endpoints)
-        _wait_for_signal()
+        drain(args.drain_timeout, _wait_for_signal(), report)
+        _ignore_signals()
         report("stopping")
     return 0
 
@@ -107,12 +114,17 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait_for_signal() -> None:
-    """Return at SIGINT or SIGTERM; further ones are ignored, so that nothing stays behind half stopped."""
-    stop = Event()
+def _wait_for_signal() -> Event:
+    """Return at SIGINT or SIGTERM, with an event that the next one sets."""
+    stop, hurry = Event(), Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: (hurry if stop.is_set() else stop).set())
     stop.wait()
+    return hurry
+
+
+def _ignore_signals() -> None:
+    """So that nothing stays behind half stopped."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

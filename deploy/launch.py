@@ -11,13 +11,17 @@ from pathlib import Path
 from threading import Event, Thread
 
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from core.config import ServiceConfig, WorkerConfig
-from core.errors import ConfigError, StartupError
+from core.errors import ConfigError, StartupError, Unavailable
 from deploy.app import APPLICATION, build
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 STATUS_PERIOD_S = 0.3
+WIND_DOWN_TIMEOUT_S = 5.0
+"""For all orchestrators to answer."""
 
 
 def check_pair(config: ServiceConfig) -> None:
@@ -50,6 +54,18 @@ def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None) -
             serve.run(build(config), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise StartupError(_reason(error)) from error
+
+
+def wind_down() -> int:
+    """Have every orchestrator take nothing new; returns how many completions are in progress. May be asked again.
+
+    Raises: Unavailable when not all of them answer.
+    """
+    try:
+        answers = serve.get_app_handle(APPLICATION).broadcast("wind_down").results(timeout_s=WIND_DOWN_TIMEOUT_S)
+    except (TimeoutError, RayError, RayServeException) as error:
+        raise Unavailable(f"not all orchestrators answer: {error}") from error
+    return sum(answers)
 
 
 @contextmanager

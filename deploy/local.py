@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -16,13 +17,16 @@ from math import ceil
 from typing import Any, TypeVar
 
 from core.config import EngineConfig, ServiceConfig, WorkerConfig
-from core.errors import ConfigError, StartupError
+from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app, launch
 from deploy.client import Client
 from deploy.cluster import Endpoints, local_cluster
 
 READY_TIMEOUT_S = 60.0
 """From the models being loaded to the first answer through the proxy."""
+DRAIN_PERIOD_S = 0.2
+LAST_WORDS_S = 0.5
+"""What an orchestrator has handed over, Serve's proxy has yet to send."""
 Worker = TypeVar("Worker", bound=WorkerConfig)
 BUILT_IN_RESOURCES = ("CPU", "GPU")
 """Ray's own; GPUs it counts by itself."""
@@ -52,6 +56,30 @@ def served(
         launch.run(config, report)
         _wait_until_serving(f"localhost:{endpoints.grpc_port}")
         yield endpoints
+
+
+def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> None:
+    """Take nothing new, and return when all streams have ended, after `timeout_s`, or when `hurry` is set."""
+    end_s = time.monotonic() + timeout_s
+    told = 0
+    try:
+        while (num := launch.wind_down()) and time.monotonic() < end_s:
+            if num != told:
+                report(f"nothing new is taken; {_streams(num)} may go on for {end_s - time.monotonic():.0f} s")
+                told = num
+            if hurry.wait(DRAIN_PERIOD_S):
+                break
+    except Unavailable as error:
+        report(str(error))
+        return
+    if num:
+        report(f"{_streams(num)} will be cut off")
+    else:
+        hurry.wait(LAST_WORDS_S)
+
+
+def _streams(num: int) -> str:
+    return f"{num} stream{'s' if num > 1 else ''}"
 
 
 def _what_is_done(config: ServiceConfig) -> str:

@@ -54,6 +54,8 @@ class Completions(Protocol):
 
     def report(self) -> ControlReport: ...
 
+    def wind_down(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -90,6 +92,12 @@ class Servicer:
         self._models = {model.name: model for model in models}
         self._default = models[0]
         self._clock = clock
+        self._is_winding_down = asyncio.Event()
+
+    async def wind_down(self) -> int:
+        """Take nothing new from now on, and say so to whoever asks Health; returns how many completions go on."""
+        self._is_winding_down.set()
+        return sum(model.completions.wind_down() for model in self._models.values())
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """One completion, returned whole."""
@@ -126,20 +134,28 @@ class Servicer:
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
             grpc_context.set_details("there is no such service here")
             return HealthCheckResponse()
-        return HealthCheckResponse(status=HealthCheckResponse.SERVING)
+        return HealthCheckResponse(status=self._health)
 
     async def List(self, request: HealthListRequest) -> HealthListResponse:  # noqa: ARG002 - it has no fields
         """The same for every service by name."""
-        serving = HealthCheckResponse(status=HealthCheckResponse.SERVING)
-        return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), serving))
+        status = HealthCheckResponse(status=self._health)
+        return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
 
     async def Watch(self, request: HealthCheckRequest) -> AsyncIterator[HealthCheckResponse]:
         """The same as a stream that stays open; it breaks when the replica goes away."""
-        is_known = request.service in SERVICE_NAMES
-        yield HealthCheckResponse(
-            status=HealthCheckResponse.SERVING if is_known else HealthCheckResponse.SERVICE_UNKNOWN
-        )
+        if request.service not in SERVICE_NAMES:
+            yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
+            await asyncio.Event().wait()
+        if not self._is_winding_down.is_set():
+            yield HealthCheckResponse(status=self._health)
+            await self._is_winding_down.wait()
+        yield HealthCheckResponse(status=self._health)
         await asyncio.Event().wait()
+
+    @property
+    def _health(self) -> HealthCheckResponse.ServingStatus:
+        is_taking = not self._is_winding_down.is_set()
+        return HealthCheckResponse.SERVING if is_taking else HealthCheckResponse.NOT_SERVING
 
     def _model(self, name: str) -> Hosted:
         """What a request calls by `name`. Raises: UnknownModel."""

@@ -91,9 +91,14 @@ class Service:
             finally:
                 self._rounds.abandon(session.id, RequestCancelled("the client went away"))
 
+    def wind_down(self) -> int:
+        """Refuse what comes from now on; returns how many completions are in progress, the last piece taken not yet."""
+        self._is_closing = True
+        return self._admission.num_admitted
+
     async def close(self) -> None:
         """Refuse what comes, end what runs, and wait until everything that was held has been given back."""
-        self._is_closing = True
+        self.wind_down()
         await self._rounds.close(Unavailable("this orchestrator is shutting down"))
 
     def _detokenizer(self, request: GenerationRequest) -> IncrementalDetokenizer:

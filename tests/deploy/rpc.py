@@ -64,10 +64,12 @@ class Script:
         self.is_endless = is_endless
         self.requests: list[GenerationRequest] = []
         self.num_closed = 0
+        self.num_open = 0
         self.is_waiting = asyncio.Event()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)
+        self.num_open += 1
         try:
             for step in self.steps:
                 if isinstance(step, BaseException):
@@ -78,9 +80,13 @@ class Script:
                 await asyncio.Event().wait()
         finally:
             self.num_closed += 1
+            self.num_open -= 1
 
     def report(self) -> ControlReport:
         return REPORT
+
+    def wind_down(self) -> int:
+        return self.num_open
 
 
 class Recorded:

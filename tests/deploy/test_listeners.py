@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -17,10 +10,10 @@ import grpc
 import pytest
 
 from tests.deploy.listeners import Listener, listeners
+from tests.deploy.serve_command import command_serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-START_TIMEOUT_S = 240.0
 PROBES = (
     "/ray.rpc.CoreWorkerService/KillActor",
     "/ray.rpc.JobInfoGcsService/GetAllJobInfo",
@@ -36,27 +29,9 @@ AGENT_PATHS = ("/api/job_agent/jobs/", "/get_or_create_runtime_env")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[tuple[int, int]]:
-    """The process of `outrider serve`, as a user starts it, and its gRPC port."""
-    log = tmp_path_factory.mktemp("serve") / "stderr"
-    left_out = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    with log.open("w") as stderr:
-        command = [Path(sys.executable).parent / "outrider", "serve", "--grpc-port", "0", "--http-port", "0"]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
-    try:
-        yield process.pid, wait_for_port(process, log)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while (banner := re.search(r"gRPC +localhost:(\d+)", log.read_text())) is None:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < end_s, log.read_text()
-        time.sleep(0.2)
-    return int(banner[1])
+    """The process of `outrider serve`, and its gRPC port."""
+    with command_serving(tmp_path_factory.mktemp("serve") / "stderr") as serving:
+        yield serving.process.pid, serving.port
 
 
 def test_whatever_others_reach_is_the_service_or_metrics_or_asks_for_a_token(server):

@@ -292,15 +292,14 @@ async def test_a_wrong_call_is_refused(method, request_, code, named):
     assert named in context.details
 
 
+def hosted(name: str, completions: Script) -> Hosted:
+    named = replace(rpc.CONFIG, model_name=name)
+    return Hosted(completions, rpc.served(named), rpc.Meters(rpc.Recorded(), rpc.MonotonicClock().now))
+
+
 async def test_each_of_several_models_answers_to_its_name_and_the_first_to_none():
-    clock = rpc.MonotonicClock()
-    models = [
-        Hosted(
-            Script(*greeting()), rpc.served(replace(rpc.CONFIG, model_name=name)), rpc.Meters(rpc.Recorded(), clock.now)
-        )
-        for name in ("one", "two")
-    ]
-    both = Servicer(models, clock)
+    models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
+    both = Servicer(models, rpc.MonotonicClock())
     info = [await both.GetModelInfo(pb.GetModelInfoRequest(model=name), Context()) for name in ("", "one", "two")]
     assert [each.model for each in info] == ["one", "one", "two"]
     await both.Generate(pb.GenerateRequest(model="two", text="a"), Context())
@@ -322,3 +321,26 @@ async def test_health_knows_the_services_and_watch_stays_open():
             await asyncio.wait_for(anext(watch), 0.01)
     async with aclosing(servicer().Watch(HealthCheckRequest(service="x"))) as watch:
         assert (await anext(watch)).status == HealthCheckResponse.SERVICE_UNKNOWN
+
+
+async def test_health_says_that_it_winds_down_to_whoever_asks_or_watches():
+    stopping = servicer()
+    not_serving = HealthCheckResponse.NOT_SERVING
+    async with aclosing(stopping.Watch(HealthCheckRequest())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVING
+        told = asyncio.ensure_future(anext(watch))
+        assert await stopping.wind_down() == 0
+        assert (await told).status == not_serving
+    async with aclosing(stopping.Watch(HealthCheckRequest())) as watch:
+        assert (await anext(watch)).status == not_serving
+    assert (await stopping.Check(HealthCheckRequest(), Context())).status == not_serving
+    listed = await stopping.List(HealthListRequest())
+    assert {status.status for status in listed.statuses.values()} == {not_serving}
+
+
+async def test_winding_down_counts_the_completions_of_all_models():
+    models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
+    both = Servicer(models, rpc.MonotonicClock())
+    async with aclosing(both.GenerateStream(pb.GenerateRequest(model="two", text="a"), Context())) as stream:
+        await anext(stream)
+        assert await both.wind_down() == 1

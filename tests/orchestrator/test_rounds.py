@@ -292,6 +292,27 @@ async def test_a_service_that_closes_takes_no_more(world):
         await world.tokens(request((1,), 5))
 
 
+async def test_a_service_that_winds_down_ends_what_it_has_begun(world):
+    stream = world.service.generate(request((1,), 40))
+    first = await anext(stream)
+    assert world.service.wind_down() == 1
+    with pytest.raises(Unavailable, match="shutting down"):
+        await world.tokens(request((2,), 5))
+    rest = [token for chunk in await _rest(stream) for token in chunk.token_ids]
+    assert [*first.token_ids, *rest] == plain((1,), 40)
+    assert world.service.wind_down() == 0
+
+
+async def test_a_stream_whose_last_piece_nobody_has_taken_yet_is_in_progress(world):
+    stream = world.service.generate(request((1,), 5))
+    await anext(stream)
+    while world.service.num_sessions:
+        await settle()
+    assert world.service.wind_down() == 1
+    await _rest(stream)
+    assert world.service.wind_down() == 0
+
+
 async def test_a_draft_that_comes_later_is_used_from_then_on(world):
     config = ServiceConfig(TARGET, DRAFT)
     service = Service(config, model_info(), None, FakeTokenizer(), world.leases, world.clock)

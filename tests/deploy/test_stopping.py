@@ -1,0 +1,129 @@
+"""How `outrider serve` ends: what streams goes on, what comes is told to go elsewhere, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from core.errors import Unavailable
+from deploy import launch, local
+from deploy.client import CallFailed, Client
+from protos.outrider.v1 import generation_pb2 as pb
+from tests.deploy.serve_command import Serving, command_serving
+
+NUM_TOKENS = 600
+
+
+def request(max_tokens: int = NUM_TOKENS) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        text="def f(x):\n",
+        sampling=pb.SamplingParams(temperature=1.0, seed=3),
+        stopping=pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+# The process
+
+
+@pytest.fixture
+def serving(tmp_path) -> Iterator[Serving]:
+    with command_serving(tmp_path / "stderr", "--draft", "none", "--drain-timeout", "120") as serving:
+        yield serving
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_stream_runs_to_its_end_and_what_comes_is_refused(serving):
+    with Client(f"localhost:{serving.port}") as client:
+        stream = client.stream(request())
+        received = list(next(stream).token_ids)
+        serving.process.send_signal(signal.SIGTERM)
+        while client.is_serving():
+            received += next(stream).token_ids
+        with pytest.raises(CallFailed) as caught:
+            client.generate(request(1))
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        assert "shutting down" in caught.value.message
+        received += [token for chunk in stream for token in chunk.token_ids]
+    assert len(received) == NUM_TOKENS
+    assert serving.process.wait(60) == 0
+    assert "nothing new is taken; 1 stream may go on" in serving.log.read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(serving):
+    with Client(f"localhost:{serving.port}") as client:
+        stream = client.stream(request())
+        next(stream)
+        serving.process.send_signal(signal.SIGINT)
+        while client.is_serving():
+            next(stream)
+        serving.process.send_signal(signal.SIGINT)
+        with pytest.raises(CallFailed) as caught:
+            list(stream)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert serving.process.wait(60) == 0
+    assert "1 stream will be cut off" in serving.log.read_text()
+
+
+# How long is waited; the orchestrators are a list of what they answer
+
+
+@pytest.fixture
+def answers(monkeypatch) -> list[int | Unavailable]:
+    """What `wind_down` gives, one after the other; the last again and again."""
+    answers: list[int | Unavailable] = []
+
+    def wind_down() -> int:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(launch, "wind_down", wind_down)
+    monkeypatch.setattr(local, "DRAIN_PERIOD_S", 0.01)
+    monkeypatch.setattr(local, "LAST_WORDS_S", 0.01)
+    return answers
+
+
+def drained(timeout_s: float = 60.0, hurry: threading.Event | None = None) -> list[str]:
+    """What is reported; a wait of a minute fails by the test's own limit."""
+    told: list[str] = []
+    local.drain(timeout_s, hurry or threading.Event(), told.append)
+    return told
+
+
+def test_it_waits_until_the_last_stream_has_ended_and_says_each_number_once(answers):
+    answers += [2, 2, 1, 0]
+    assert [line.split("; ")[1].split(" may")[0] for line in drained()] == ["2 streams", "1 stream"]
+    assert answers == [0]
+
+
+def test_an_idle_server_says_nothing(answers):
+    answers.append(0)
+    assert drained() == []
+
+
+def test_what_has_not_ended_in_time_is_cut_off(answers):
+    answers.append(3)
+    assert drained(timeout_s=0.05)[-1] == "3 streams will be cut off"
+
+
+def test_somebody_in_a_hurry_does_not_wait(answers):
+    answers.append(1)
+    hurry = threading.Event()
+    hurry.set()
+    began_s = time.monotonic()
+    assert drained(timeout_s=600.0, hurry=hurry)[-1] == "1 stream will be cut off"
+    assert time.monotonic() - began_s < 300.0  # not the timeout
+
+
+def test_an_orchestrator_that_does_not_answer_holds_nobody_up(answers):
+    answers += [2, Unavailable("not all orchestrators answer: x")]
+    assert drained()[-1] == "not all orchestrators answer: x"
