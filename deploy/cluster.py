@@ -16,6 +16,9 @@ from math import ceil
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+
+from core.errors import StartupError
 
 SERVICERS = (
     "deploy.proxy.add_generation_service",
@@ -24,6 +27,8 @@ SERVICERS = (
 """What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""
+PROXY_START_S = "60"
+"""Serve by itself kills a proxy that takes longer than 5 s to start, as on a busy machine, and does not start then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,18 @@ def local_cluster(
     """Run Ray and Serve, with `num_cpus` logical CPUs whatever the machine has; port 0 takes a free one.
 
     On leaving, all of it is stopped at once, running streams included; other clusters of the machine are not touched.
-    Raises: RuntimeError when this process is connected to a cluster already.
+    Raises: StartupError when Ray or Serve does not start; RuntimeError when this process has a cluster already.
     """
     endpoints = Endpoints(host, grpc_port or _free_port(host), http_port or _free_port(host))
     if ray.is_initialized():
         raise RuntimeError("this process is connected to a Ray cluster already")
     _prepare_environment()
     try:
-        _start_ray(num_cpus, resources or {})
-        _start_serve(endpoints, request_timeout_s)
+        try:
+            _start_ray(num_cpus, resources or {})
+            _start_serve(endpoints, request_timeout_s)
+        except (RayError, TimeoutError) as error:
+            raise StartupError(f"Ray Serve does not start: {str(error).splitlines()[0]}") from error
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
         ray.shutdown()
@@ -98,6 +106,7 @@ def _prepare_environment() -> None:
     Ray reads RAY_AUTH_MODE when it is imported, so that this function would be too late to set it.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that authentication is on
