@@ -71,6 +71,7 @@ class Course:
 
     def leave(self, session: Hashable) -> None:
         self._levels.pop(session, None)
+        self._seen.discard(session)
         if session == self._trying:
             self._trying = None
 

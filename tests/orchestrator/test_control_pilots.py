@@ -478,3 +478,16 @@ def test_sessions_that_wait_for_their_prompts_hold_no_decision_up():
         drive(decoding, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=64)
         num_rounds += 1
         assert num_rounds < 32
+
+
+def test_a_session_that_has_left_holds_no_decision_up():
+    due = []
+    controls = Controls(SpeculationConfig(pipelining=False), later=due.append)
+    leaving, staying = controls.pilot(request()), controls.pilot(request())
+    drive(leaving, 1, alpha=0.9)
+    due.pop()()  # from now on two rounds of each
+    drive(leaving, 1, alpha=0.9)
+    assert not due
+    leaving.close()
+    drive(staying, 1, alpha=0.9)
+    assert due
