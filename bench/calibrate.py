@@ -34,10 +34,11 @@ class Draft:
 
 
 def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, directory: Path) -> Draft:
-    """`source` grown to about `cost_ratio`: as it is if that is too dear already, else four times as wide and as deep
-    as it takes. A step's time is linear in the number of layers: two depths tell how many. The target's step is that
-    of deterministic serving, compiled, as the benchmarks serve it."""
-    goal_s = cost_ratio * step_s(target, dtype, deterministic=True)
+    """`source` grown to about `cost_ratio`: four times as wide and as deep as it takes, or as it is, if that is nearer.
+    A step's time is linear in the number of layers: two depths tell how many. The target's step is that of
+    deterministic serving, compiled, as the benchmarks serve it."""
+    target_s = step_s(target, dtype, deterministic=True)
+    goal_s = cost_ratio * target_s
     shape = read_shape(source)
     wide = replace(
         shape,
@@ -49,13 +50,12 @@ def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, d
     shallow, deep = wide, replace(wide, num_hidden_layers=4 * wide.num_hidden_layers)
     shallow_s, deep_s = (step_s(cached(source, each, dtype, directory), dtype) for each in (shallow, deep))
     layer_s = max(deep_s - shallow_s, 1e-6) / (deep.num_hidden_layers - shallow.num_hidden_layers)
-    num_layers = shallow.num_hidden_layers + round((goal_s - shallow_s) / layer_s)
-    if num_layers < shallow.num_hidden_layers:
-        chosen = shape
-    else:
-        chosen = replace(wide, num_hidden_layers=min(num_layers, MAX_LAYERS))
-    model = cached(source, chosen, dtype, directory)
-    return Draft(model, chosen, step_s(model, dtype) / (goal_s / cost_ratio))
+    num_layers = shallow.num_hidden_layers + max(0, round((goal_s - shallow_s) / layer_s))
+    candidates = []
+    for chosen in (shape, replace(wide, num_hidden_layers=min(num_layers, MAX_LAYERS))):
+        model = cached(source, chosen, dtype, directory)
+        candidates.append(Draft(model, chosen, step_s(model, dtype) / target_s))
+    return min(candidates, key=lambda draft: abs(draft.cost_ratio - cost_ratio))
 
 
 @torch.inference_mode()
