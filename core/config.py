@@ -180,6 +180,9 @@ class OrchestratorConfig:
     cluster without room for one more, stops old ones first."""
     autoscaling: OrchestratorScaling | None = None
     """None keeps `num_replicas`."""
+    tokens_file: str | None = None
+    """A file of tokens, one to a line; callers have to send one of them as metadata `authorization: Bearer TOKEN`.
+    It is read again when it changes. None, and no OUTRIDER_TOKENS_FILE in the environment, serves everybody."""
 
     def __post_init__(self) -> None:
         _check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)

@@ -44,7 +44,7 @@ def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Applicatio
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
     )
-    return orchestrator.bind([_member(fleet, model, drafts) for model in fleet.models])
+    return orchestrator.bind([_member(fleet, model, drafts) for model in fleet.models], front.tokens_file)
 
 
 def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:

@@ -130,14 +130,16 @@ def _ignore_signals() -> None:
 
 
 def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
+    from deploy.gate import tokens_path
     from deploy.local import changed_settings, describe_models
 
+    callers = "no authentication" if tokens_path(config.orchestrator.tokens_file) is None else "callers send a token"
     address = f"localhost:{endpoints.grpc_port}"
     settings = ", ".join(changed_settings(config)) or "all as by default"
     say(
         f"""
   {config.model_name}: {describe_models(config)}
-  gRPC       {address} (all interfaces; no TLS, no authentication)
+  gRPC       {address} (all interfaces; no TLS, {callers})
   HTTP       {endpoints.host}:{endpoints.http_port} (/-/healthz)
   metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
   settings   {settings}

@@ -44,8 +44,10 @@ class Completion:
 class Client:
     """Calls one server. Use it as a context manager, or `close` it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str | None = None) -> None:
+        """`token`: what the server asks its callers for."""
         self.address = address
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
         self._channel = grpc.insecure_channel(address, options)
         self._service = generation_pb2_grpc.GenerationServiceStub(self._channel)
@@ -65,13 +67,15 @@ class Client:
     def generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
         """One completion, whole. Raises: CallFailed."""
         with _Failures():
-            response: pb.GenerateResponse = self._service.Generate(request, timeout=_timeout_s(request))
+            response: pb.GenerateResponse = self._service.Generate(
+                request, timeout=_timeout_s(request), metadata=self._metadata
+            )
         return response
 
     def stream(self, request: pb.GenerateRequest) -> Iterator[pb.GenerateChunk]:
         """One completion, piece by piece; a stream that is not read to its end is cancelled. Raises: CallFailed."""
         with _Failures():
-            call = self._service.GenerateStream(request, timeout=_timeout_s(request))
+            call = self._service.GenerateStream(request, timeout=_timeout_s(request), metadata=self._metadata)
             try:
                 yield from call
             finally:
@@ -96,14 +100,16 @@ class Client:
         """What is served by that name, and its defaults. Raises: CallFailed."""
         request = pb.GetModelInfoRequest(model=model)
         with _Failures():
-            response: pb.GetModelInfoResponse = self._service.GetModelInfo(request, timeout=timeout_s)
+            response: pb.GetModelInfoResponse = self._service.GetModelInfo(
+                request, timeout=timeout_s, metadata=self._metadata
+            )
         return response
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself; a special one has none. Raises: CallFailed."""
         request = pb.DetokenizeRequest(token_ids=[token_id], skip_special_tokens=True)
         with _Failures():
-            response: pb.DetokenizeResponse = self._service.Detokenize(request)
+            response: pb.DetokenizeResponse = self._service.Detokenize(request, metadata=self._metadata)
         return response.text
 
     def is_serving(self, timeout_s: float = 2.0) -> bool:

@@ -25,13 +25,18 @@ from protos.outrider.v1 import generation_pb2 as pb
 DEFAULT_GRPC_PORT = 9000
 EXIT_FAILED = 1
 MAX_NAME_CHARS = 60
+BEARER_VARIABLE = "OUTRIDER_TOKEN"
+"""The environment may have the token that the server asks for: what stands on a command line, others can read."""
 
 Show = Callable[[pb.GenerateChunk], None]
 
 
 def add_generate(commands: Any) -> None:
     """Add the command to those of `outrider` (an argparse action of subparsers)."""
-    parser = commands.add_parser("generate", help="stream completions from a server to the terminal")
+    parser = commands.add_parser(
+        "generate", help="stream completions from a server to the terminal",
+        epilog=f"A server that asks for a token gets the one in the environment's {BEARER_VARIABLE}.",
+    )  # fmt: skip
     parser.set_defaults(command=_generate)
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to go on from; - reads standard input")
     parser.add_argument("--address", default=f"localhost:{DEFAULT_GRPC_PORT}", metavar="HOST:PORT")
@@ -84,7 +89,7 @@ def _generate(args: argparse.Namespace) -> int:
         terminal.say(f"outrider: {error}")
         return EXIT_FAILED
     is_colored = terminal.use_color(args.color, sys.stdout, bool(os.environ.get("NO_COLOR")))
-    with Client(args.address) as client:
+    with Client(args.address, os.environ.get(BEARER_VARIABLE)) as client:
         try:
             _run(client, jobs, is_colored)
         except CallFailed as error:

@@ -20,6 +20,7 @@ from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
 from deploy.draining import stopping_replicas
+from deploy.gate import Gate, tokens_path
 from deploy.meters import Meters
 from deploy.metrics import ServeRecorder
 from deploy.ports import ServeLeases
@@ -67,15 +68,19 @@ class Member:
 class Ingress(Servicer):
     """One orchestrator. It takes requests once every target is loaded: until then Serve sends it none.
 
-    Raises: CheckpointError when a target's directory has no usable tokenizer or generation_config.
+    Raises: ConfigError when callers have to send a token, and the file that has them has none; CheckpointError when a
+    target's directory has no usable tokenizer or generation_config.
     """
 
     # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
-    async def __init__(self, members: Sequence[Member]) -> None:  # type: ignore[misc]  # mypy knows only those that return
+    async def __init__(  # type: ignore[misc]  # mypy knows only those that return
+        self, members: Sequence[Member], tokens_file: str | None = None
+    ) -> None:
         clock = MonotonicClock()
+        gate = Gate(tokens_path(tokens_file))
         self._hosts = [await _Host.of(member, clock) for member in members]
         self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
-        super().__init__([host.hosted for host in self._hosts], clock)
+        super().__init__([host.hosted for host in self._hosts], clock, gate)
         introductions = [host.introduction for host in self._hosts if host.introduction is not None]
         if introductions:
             await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)

@@ -17,6 +17,7 @@ from ray.serve.exceptions import RayServeException
 from core.config import ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable
 from deploy.app import APPLICATION, build
+from deploy.gate import Gate, tokens_path
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 STATUS_PERIOD_S = 0.3
@@ -28,6 +29,7 @@ def check_pair(config: ServiceConfig) -> None:
     """Find the common mistakes before anything is started. Raises: StartupError."""
     from workers import weights  # imports torch, which replicas of this module's deployments do without
 
+    Gate(tokens_path(config.orchestrator.tokens_file))
     target = _directory("target", config.target)
     if config.draft is None:
         read_vocabulary(target)

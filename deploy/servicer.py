@@ -7,7 +7,7 @@ the method's name and passes `grpc_context` by that name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
@@ -21,6 +21,7 @@ from core.errors import InvalidRequest, UnknownModel
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
 from deploy import responses, translate
+from deploy.gate import Gate
 from deploy.meters import Meters
 from deploy.status import DETAILS_KEY, Status, status_of
 from orchestrator.pilot import ControlReport
@@ -32,6 +33,7 @@ SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.
 THREAD_BYTES = 16_384
 """A message longer than this is tokenized in a thread, so that the streams of others do not wait for it."""
 
+Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
@@ -45,6 +47,8 @@ class CallContext(Protocol):
     def set_details(self, details: str) -> None: ...
 
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, bytes]]) -> None: ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
 
 class Completions(Protocol):
@@ -86,12 +90,16 @@ class Hosted:
 
 
 class Servicer:
-    """Answers every RPC of the application. It never shows a client a stack trace."""
+    """Answers every RPC of the application, Health apart to those alone who pass the gate.
 
-    def __init__(self, models: Sequence[Hosted], clock: Clock) -> None:
+    It never shows a client a stack trace.
+    """
+
+    def __init__(self, models: Sequence[Hosted], clock: Clock, gate: Gate) -> None:
         self._models = {model.name: model for model in models}
         self._default = models[0]
         self._clock = clock
+        self._gate = gate
         self._is_winding_down = asyncio.Event()
 
     async def wind_down(self) -> int:
@@ -101,13 +109,14 @@ class Servicer:
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """One completion, returned whole."""
-        return await _answer(self._generate(request), pb.GenerateResponse(), grpc_context)
+        return await self._answer(self._generate, request, pb.GenerateResponse(), grpc_context)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: CallContext
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """One completion, each piece sent as soon as it is committed."""
         try:
+            self._gate.check(grpc_context.invocation_metadata())
             async with aclosing(self._stream(request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -118,15 +127,15 @@ class Servicer:
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, grpc_context: CallContext) -> pb.GetModelInfoResponse:
         """The models that are served, what unset fields take, and how drafting is doing."""
-        return await _answer(self._model_info(request), pb.GetModelInfoResponse(), grpc_context)
+        return await self._answer(self._model_info, request, pb.GetModelInfoResponse(), grpc_context)
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: CallContext) -> pb.TokenizeResponse:
         """The ids of a text."""
-        return await _answer(self._tokenize(request), pb.TokenizeResponse(), grpc_context)
+        return await self._answer(self._tokenize, request, pb.TokenizeResponse(), grpc_context)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, grpc_context: CallContext) -> pb.DetokenizeResponse:
         """The text of some ids."""
-        return await _answer(self._detokenize(request), pb.DetokenizeResponse(), grpc_context)
+        return await self._answer(self._detokenize, request, pb.DetokenizeResponse(), grpc_context)
 
     async def Check(self, request: HealthCheckRequest, grpc_context: CallContext) -> HealthCheckResponse:
         """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
@@ -156,6 +165,18 @@ class Servicer:
     def _health(self) -> HealthCheckResponse.ServingStatus:
         is_taking = not self._is_winding_down.is_set()
         return HealthCheckResponse.SERVING if is_taking else HealthCheckResponse.NOT_SERVING
+
+    async def _answer(
+        self, method: Callable[[Request], Awaitable[Reply]], request: Request, empty: Reply, context: CallContext
+    ) -> Reply:
+        """What `method` gives; or `empty`, with the error told to the caller: one that is raised loses its trailers."""
+        try:
+            self._gate.check(context.invocation_metadata())
+            return await method(request)
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            status = _tell(context, error)
+            context.set_trailing_metadata([(DETAILS_KEY, status.to_proto().SerializeToString())])
+            return empty
 
     def _model(self, name: str) -> Hosted:
         """What a request calls by `name`. Raises: UnknownModel."""
@@ -219,16 +240,6 @@ def _check_size(message: Message, served: Served) -> None:
     most, size = served.config.limits.max_message_bytes, message.ByteSize()
     if size > most:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
-
-
-async def _answer(work: Awaitable[Reply], empty: Reply, context: CallContext) -> Reply:
-    """What `work` gives; or `empty`, with the error told to the caller: an error that is raised loses its trailers."""
-    try:
-        return await work
-    except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-        status = _tell(context, error)
-        context.set_trailing_metadata([(DETAILS_KEY, status.to_proto().SerializeToString())])
-        return empty
 
 
 def _tell(context: CallContext, error: Exception) -> Status:

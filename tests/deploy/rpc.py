@@ -24,6 +24,7 @@ from core.records import (
     Timing,
     Usage,
 )
+from deploy.gate import Gate
 from deploy.ingress import MonotonicClock
 from deploy.meters import Meters
 from deploy.metrics import CATALOGUE, Kind, Metric
@@ -151,7 +152,7 @@ def greeting() -> list[Chunk]:
 
 def servicer(completions: Script, record: Recorded | None = None) -> Servicer:
     clock = MonotonicClock()
-    return Servicer([Hosted(completions, served(), Meters(record or Recorded(), clock.now))], clock)
+    return Servicer([Hosted(completions, served(), Meters(record or Recorded(), clock.now))], clock, Gate(None))
 
 
 def served(config: ServiceConfig = CONFIG) -> Served:
@@ -169,10 +170,10 @@ class _Rpcs(Servicer):
         return await super().List(request)
 
 
-async def _start(completions: Script) -> tuple[grpc.aio.Server, int]:
+async def _start(completions: Script, gate: Gate) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server()
     clock = MonotonicClock()
-    rpcs = _Rpcs([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock)
+    rpcs = _Rpcs([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock, gate)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(rpcs, grpc_server)
     health_pb2_grpc.add_HealthServicer_to_server(rpcs, grpc_server)
     port = grpc_server.add_insecure_port("localhost:0")
@@ -181,12 +182,12 @@ async def _start(completions: Script) -> tuple[grpc.aio.Server, int]:
 
 
 @contextmanager
-def server(completions: Script) -> Iterator[str]:
+def server(completions: Script, gate: Gate | None = None) -> Iterator[str]:
     """The address of a server that runs in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    grpc_server, port = asyncio.run_coroutine_threadsafe(_start(completions), loop).result(10)
+    grpc_server, port = asyncio.run_coroutine_threadsafe(_start(completions, gate or Gate(None)), loop).result(10)
     try:
         yield f"localhost:{port}"
     finally:

@@ -9,6 +9,8 @@ from urllib.request import Request, urlopen
 import grpc
 import pytest
 
+from deploy.client import CallFailed, Client
+from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.listeners import Listener, listeners
 from tests.deploy.serve_command import command_serving
 
@@ -30,7 +32,9 @@ AGENT_PATHS = ("/api/job_agent/jobs/", "/get_or_create_runtime_env")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[tuple[int, int]]:
     """The process of `outrider serve`, and its gRPC port."""
-    with command_serving(tmp_path_factory.mktemp("serve") / "stderr") as serving:
+    here = tmp_path_factory.mktemp("serve")
+    (here / "tokens").write_text("let-me-in\n")
+    with command_serving(here / "stderr", "--set", f"orchestrator.tokens_file={here / 'tokens'}") as serving:
         yield serving.process.pid, serving.port
 
 
@@ -85,3 +89,15 @@ def status(listener: Listener, path: str, body: bytes | None = None) -> int:
         return error.code
     except (URLError, OSError):
         return 0
+
+
+def test_the_service_asks_for_a_token_where_it_is_told_to(server):
+    _, port = server
+    message = pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=3, ignore_eos=True))
+    with Client(f"localhost:{port}") as stranger:
+        assert stranger.is_serving()
+        for call in (stranger.generate, stranger.complete, lambda _: stranger.model_info()):
+            with pytest.raises(CallFailed, match="UNAUTHENTICATED: a valid token is needed"):
+                call(message)
+    with Client(f"localhost:{port}", "let-me-in") as caller:
+        assert len(caller.complete(message).token_ids) == caller.generate(message).usage.completion_tokens == 3

@@ -37,6 +37,9 @@ class Context:
     def set_trailing_metadata(self, trailing_metadata):
         self.trailers = dict(trailing_metadata)
 
+    def invocation_metadata(self):
+        return []
+
     def detail(self, kind):
         """The one google.rpc detail of the trailers."""
         status = status_pb2.Status.FromString(self.trailers[DETAILS_KEY])
@@ -299,7 +302,7 @@ def hosted(name: str, completions: Script) -> Hosted:
 
 async def test_each_of_several_models_answers_to_its_name_and_the_first_to_none():
     models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
-    both = Servicer(models, rpc.MonotonicClock())
+    both = Servicer(models, rpc.MonotonicClock(), rpc.Gate(None))
     info = [await both.GetModelInfo(pb.GetModelInfoRequest(model=name), Context()) for name in ("", "one", "two")]
     assert [each.model for each in info] == ["one", "one", "two"]
     await both.Generate(pb.GenerateRequest(model="two", text="a"), Context())
@@ -340,7 +343,7 @@ async def test_health_says_that_it_winds_down_to_whoever_asks_or_watches():
 
 async def test_winding_down_counts_the_completions_of_all_models():
     models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
-    both = Servicer(models, rpc.MonotonicClock())
+    both = Servicer(models, rpc.MonotonicClock(), rpc.Gate(None))
     async with aclosing(both.GenerateStream(pb.GenerateRequest(model="two", text="a"), Context())) as stream:
         await anext(stream)
         assert await both.wind_down() == 1

@@ -88,6 +88,12 @@ def template(objects: Objects, role: str) -> Manifest:
     return next(pod.template for pod in ray_pods(objects) if pod.role == role)
 
 
+def unmount(objects: Objects, role: str, volume: str) -> None:
+    """The container of `role` without one of its volumes."""
+    container = template(objects, role)["spec"]["containers"][0]
+    container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != volume]
+
+
 def shorten_drain(objects: Objects, role: str, deadline_s: int) -> None:
     """Another deadline of the drain before a pod of `role` stops."""
     command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]

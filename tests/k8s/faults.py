@@ -25,6 +25,7 @@ from tests.k8s.changes import (
     setting,
     shorten_drain,
     template,
+    unmount,
     without,
 )
 from tests.k8s.manifests import named
@@ -152,7 +153,7 @@ FAULTS = (
     Fault("demo model that is not in the image", "models_are_where_settings_say",
           setting("draft", "engine", "model", to="/opt/outrider/models/demo/drafts")),
     Fault("orchestrator without the models", "models_are_where_settings_say",
-          lambda objects: template(objects, "orchestrator")["spec"]["containers"][0]["volumeMounts"].pop()),
+          lambda objects: unmount(objects, "orchestrator", "models")),
     Fault("usual grace period", "streams_may_end", ray("target", "spec", "terminationGracePeriodSeconds", to=30)),
     Fault("health that learns of the stop late", "streams_may_end",
           lambda objects: forget_stop_file(objects, "orchestrator")),
@@ -166,6 +167,10 @@ FAULTS = (
           service("rayClusterConfig", "authOptions", "mode", to="disabled")),
     Fault("authentication overridden", "ray_asks_for_its_token",
           container("draft", "env", to=[{"name": "RAY_AUTH_MODE", "value": "disabled"}])),
+    Fault("tokens that are not mounted", "callers_are_asked_for_tokens_that_are_there",
+          lambda objects: unmount(objects, "orchestrator", "tokens")),
+    Fault("tokens that nobody asks for", "callers_are_asked_for_tokens_that_are_there",
+          container("orchestrator", "env", to=[])),
     Fault("autoscaler v1", "pods_follow_replicas",
           service("rayClusterConfig", "autoscalerOptions", "version", to="v1")),
     Fault("replicas on the head", "the_head_only_leads", group("head", "rayStartParams", "num-cpus", to="4")),

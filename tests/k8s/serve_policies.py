@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cluster import SERVICERS
+from deploy.gate import TOKENS_FILE
 from deploy.proxy import STOP_FILE
 from deploy.workers import REPLICA_CPUS
 from tests.k8s.manifests import (
@@ -32,6 +33,7 @@ IMAGE_ROOT = Path("/opt/outrider")
 """Where deploy/Dockerfile puts the repository."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU = "nvidia.com/gpu"
+TOKENS = "outrider-tokens"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
 
@@ -205,6 +207,20 @@ def ray_asks_for_its_token(objects: Objects) -> Iterator[str]:
                 yield f"{pod.where}: RAY_AUTH_MODE overrides authOptions"
 
 
+def callers_are_asked_for_tokens_that_are_there(objects: Objects) -> Iterator[str]:
+    """What is mounted and not asked for leaves the door open; a file that is not there keeps a pod from serving."""
+    for pod in worker_pods(objects):
+        volumes = pod.spec.get("volumes", ())
+        secrets = {each["name"] for each in volumes if each.get("secret", {}).get("secretName") == TOKENS}
+        folders = {mount["mountPath"] for mount in pod.ray.get("volumeMounts", ()) if mount["name"] in secrets}
+        files = [each.get("value", "") for each in pod.ray.get("env", ()) if each["name"] == TOKENS_FILE]
+        if secrets and not files:
+            yield f"{pod.where}: {TOKENS} is mounted, and {TOKENS_FILE} does not name it"
+        for file in files:
+            if str(Path(file).parent) not in folders:
+                yield f"{pod.where}: {TOKENS_FILE} names {file}, where no {TOKENS} is mounted"
+
+
 def pods_follow_replicas(objects: Objects) -> Iterator[str]:
     options = cluster(objects).get("autoscalerOptions", {})
     if not cluster(objects).get("enableInTreeAutoscaling") or options.get("version") != "v2":
@@ -256,6 +272,7 @@ CHECKS = (
     streams_may_end,
     upgrades_switch_at_once,
     ray_asks_for_its_token,
+    callers_are_asked_for_tokens_that_are_there,
     pods_follow_replicas,
     the_head_only_leads,
     ray_is_the_version_that_is_pinned,

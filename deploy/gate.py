@@ -1,0 +1,89 @@
+"""Who may call: those who send a token that stands in a file.
+
+Knows the file and the metadata of a call; nothing of what is asked for. Health is asked by probes, which have no token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from core.errors import ConfigError, Unauthenticated
+
+logger = logging.getLogger(__name__)
+
+TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
+"""The environment may name the file, too, as a manifest does that mounts it; the settings go before."""
+HEADER = "authorization"
+SCHEME = "bearer"
+
+
+def tokens_path(setting: str | None) -> Path | None:
+    """The file that settings or environment name; None lets everybody in."""
+    name = setting or os.environ.get(TOKENS_FILE)
+    return Path(name) if name else None
+
+
+class Gate:
+    """Lets a call pass whose metadata carry one of the tokens.
+
+    The file is looked at with each call and read when it has changed, so that tokens can be replaced under way. If it
+    has become unreadable or empty, those from before count: that is no reason to let in everybody, or nobody.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises: ConfigError when there is a path, but no token there."""
+        self._path = path
+        self._digests: tuple[bytes, ...] = ()
+        self._version: tuple[int, ...] = ()
+        if path is not None:
+            self._read(path)
+
+    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Raises: Unauthenticated."""
+        if self._path is None:
+            return
+        try:
+            self._read(self._path)
+        except ConfigError as error:
+            logger.warning("the tokens from before are asked for: %s", error)
+        sent = hashlib.sha256(_token(metadata)).digest()
+        # All are compared, and digests at that: how long it takes tells nothing about a token.
+        if not any([hmac.compare_digest(sent, digest) for digest in self._digests]):  # noqa: C419
+            raise Unauthenticated("a valid token is needed, as metadata: 'authorization: Bearer TOKEN'")
+
+    def _read(self, path: Path) -> None:
+        """Take the tokens from the file, if it is not the one that was read last. Raises: ConfigError."""
+        version = _version(path)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            tokens = path.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"orchestrator.tokens_file: {path} cannot be read: {error}") from error
+        if not tokens:
+            raise ConfigError(f"orchestrator.tokens_file: {path} has no token")
+        self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes with the file, and when another takes its place."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0,)
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _token(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+    """What a caller sends as its token; empty where it sends none."""
+    for name, value in metadata:
+        if name.lower() == HEADER:
+            scheme, _, token = (value.decode("latin-1") if isinstance(value, bytes) else value).partition(" ")
+            return token.strip().encode() if scheme.lower() == SCHEME else b""
+    return b""
