@@ -44,8 +44,6 @@ no multiple of the vector width in another way: with whole blocks, rows by the e
 the order of a chain, a row's bits are its own."""
 FEWER_ROWS = (1, 4)
 """That may do as well where all weights are packed; whether they do is tried at start."""
-FEWER_QUERIES = (1, 2, 4)
-"""The same of attention, packed or not. It matters most for trees, each branch of which is padded by itself."""
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Of compiled code, relative to the norm of a row's logits."""
 
@@ -282,18 +280,9 @@ class ModelRuntime:
         for num_rows in (*fewer, coarse.min_rows):
             self._tiling = replace(coarse, min_rows=num_rows, row_multiple=num_rows)
             if self._has_equal_bits():
-                self._take_fewer_queries()
-                logger.info("deterministic: rows by %d, by %d in attention", num_rows, self._tiling.query_rows)
+                logger.info("deterministic steps have rows by %d", num_rows)
                 return True
         return False
-
-    def _take_fewer_queries(self) -> None:
-        settled = self._tiling
-        for query_rows in FEWER_QUERIES:
-            self._tiling = replace(settled, query_rows=query_rows)
-            if self._has_equal_bits():
-                return
-        self._tiling = settled
 
     def _has_equal_bits(self) -> bool:
         """Whether rows have the bits that they have in one step, however many there are to a step."""

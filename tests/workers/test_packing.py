@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from transformers.pytorch_utils import Conv1D
 from core.errors import CheckpointError
 from tests import checkpoints
 from tests.workers.test_runtime import in_all_ways, tokens
-from workers import attention as seam
 from workers import packing
 from workers.packing import PackedProduct, pack
 from workers.runtime import CPU_DETERMINISTIC
@@ -279,7 +277,7 @@ def test_where_there_are_no_kernels_nothing_is_packed(
     assert "no packed torch.float32 products" in caplog.text
     assert not any(isinstance(vars(module).get("forward"), PackedProduct) for module in runtime._model.modules())
     runtime.warm_up()
-    assert replace(runtime._tiling, query_rows=8) == CPU_DETERMINISTIC
+    assert runtime._tiling == CPU_DETERMINISTIC
 
 
 # Tiles
@@ -309,28 +307,7 @@ def test_tiles_are_as_large_as_bits_need(
     runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
     runtime.warm_up()
     assert (runtime._tiling.min_rows, runtime._tiling.row_multiple) == (want, want)
-
-
-@pytest.mark.parametrize(("num_unlike", "want"), [(0, 1), (1, 2), (3, 4), (7, 8)])
-def test_attention_is_padded_as_far_as_bits_need(
-    num_unlike: int, want: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Attention that goes row by row, and is another for up to `num_unlike` rows of a sequence."""
-
-    def attention(
-        self: seam.Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
-    ) -> torch.Tensor:
-        rows = [
-            torch.softmax(row @ k.transpose(2, 3) * self.scale + allowed, dim=-1) @ v
-            for row, allowed in zip(q.split(1, dim=2), bias.split(1, dim=2), strict=True)
-        ]
-        return torch.cat(rows, dim=2) * (1 + 1e-6 * (q.shape[2] <= num_unlike * heads_per_row))
-
-    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
-    heads_per_row = runtime._model.config.num_attention_heads // runtime._model.config.num_key_value_heads
-    monkeypatch.setattr(seam.Attention, "_attention", attention)
-    runtime.warm_up()
-    assert runtime._tiling.query_rows == want
+    assert runtime._tiling.query_rows == CPU_DETERMINISTIC.query_rows
 
 
 @needs_kernels
