@@ -133,7 +133,8 @@ def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
     from deploy.gate import tokens_path
     from deploy.local import changed_settings, describe_models
 
-    callers = "no authentication" if tokens_path(config.orchestrator.tokens_file) is None else "callers send a token"
+    has_gate = tokens_path(config.orchestrator.tokens_file) is not None
+    callers = "callers send a token" if has_gate else "no authentication"
     address = f"localhost:{endpoints.grpc_port}"
     settings = ", ".join(changed_settings(config)) or "all as by default"
     say(
@@ -143,7 +144,7 @@ def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
   HTTP       {endpoints.host}:{endpoints.http_port} (/-/healthz)
   metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
   settings   {settings}
-  try        outrider generate 'def fibonacci(n):' --address {address}
+  try        {"OUTRIDER_TOKEN=TOKEN " if has_gate else ""}outrider generate 'def fibonacci(n):' --address {address}
   stop       Ctrl-C
 """
     )

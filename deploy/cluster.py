@@ -16,9 +16,8 @@ from math import ceil
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
 
-from core.errors import StartupError
+from core.errors import StartupError, first_line
 
 SERVICERS = (
     "deploy.proxy.add_generation_service",
@@ -66,8 +65,8 @@ def local_cluster(
         try:
             _start_ray(num_cpus, resources or {})
             _start_serve(endpoints, request_timeout_s)
-        except (RayError, TimeoutError) as error:
-            raise StartupError(f"Ray Serve does not start: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # Ray raises the bare class, too
+            raise StartupError(f"Ray Serve does not start: {first_line(error)}") from error
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
         ray.shutdown()

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from core.errors import ConfigError, Unauthenticated
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
 """The environment may name the file, too, as a manifest does that mounts it; the settings go before."""
 HEADER = "authorization"
+"""In lower case, as gRPC has all names."""
 SCHEME = "bearer"
 
 
@@ -31,8 +32,8 @@ def tokens_path(setting: str | None) -> Path | None:
 class Gate:
     """Lets a call pass whose metadata carry one of the tokens.
 
-    The file is looked at with each call and read when it has changed, so that tokens can be replaced under way. If it
-    has become unreadable or empty, those from before count: that is no reason to let in everybody, or nobody.
+    The file is looked at with each call and read when it has changed, so that tokens can be replaced under way. While
+    it cannot be read, or has none, those from before count: that is no reason to let in everybody, or nobody.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -40,6 +41,7 @@ class Gate:
         self._path = path
         self._digests: tuple[bytes, ...] = ()
         self._version: tuple[int, ...] = ()
+        self._complaint = ""
         if path is not None:
             self._read(path)
 
@@ -49,11 +51,15 @@ class Gate:
             return
         try:
             self._read(self._path)
+            self._complaint = ""
         except ConfigError as error:
-            logger.warning("the tokens from before are asked for: %s", error)
-        sent = hashlib.sha256(_token(metadata)).digest()
+            if str(error) != self._complaint:
+                logger.warning("the tokens from before are asked for: %s", error)
+            self._complaint = str(error)
+        sent = [hashlib.sha256(token).digest() for token in _tokens(metadata)]
         # All are compared, and digests at that: how long it takes tells nothing about a token.
-        if not any([hmac.compare_digest(sent, digest) for digest in self._digests]):  # noqa: C419
+        matches = [hmac.compare_digest(mine, theirs) for mine in self._digests for theirs in sent]
+        if not any(matches):
             raise Unauthenticated("a valid token is needed, as metadata: 'authorization: Bearer TOKEN'")
 
     def _read(self, path: Path) -> None:
@@ -61,29 +67,33 @@ class Gate:
         version = _version(path)
         if version == self._version:
             return
-        self._version = version
         try:
-            tokens = path.read_text(encoding="utf-8").split()
+            lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"orchestrator.tokens_file: {path} cannot be read: {error}") from error
+        for number, line in enumerate(lines, 1):
+            if len(line.split()) > 1 or line.startswith("#"):
+                raise ConfigError(f"orchestrator.tokens_file: {path}, line {number} must be one token and nothing else")
+        tokens = list(filter(None, lines))
         if not tokens:
             raise ConfigError(f"orchestrator.tokens_file: {path} has no token")
         self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
+        self._version = version
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """What changes with the file, and when another takes its place."""
+    """What changes with the file, or what may be done with it, and when another takes its place."""
     try:
         status = path.stat()
     except OSError:
         return (0,)
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
-def _token(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
-    """What a caller sends as its token; empty where it sends none."""
+def _tokens(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[bytes]:
+    """What a caller, or a gateway before it, sends as tokens."""
     for name, value in metadata:
-        if name.lower() == HEADER:
+        if name == HEADER:
             scheme, _, token = (value.decode("latin-1") if isinstance(value, bytes) else value).partition(" ")
-            return token.strip().encode() if scheme.lower() == SCHEME else b""
-    return b""
+            if scheme.lower() == SCHEME:
+                yield token.strip().encode()

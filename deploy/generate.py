@@ -89,7 +89,11 @@ def _generate(args: argparse.Namespace) -> int:
         terminal.say(f"outrider: {error}")
         return EXIT_FAILED
     is_colored = terminal.use_color(args.color, sys.stdout, bool(os.environ.get("NO_COLOR")))
-    with Client(args.address, os.environ.get(BEARER_VARIABLE)) as client:
+    token = os.environ.get(BEARER_VARIABLE, "").strip()
+    if not (token.isascii() and token.isprintable()):  # gRPC would say so at length
+        terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
+        return EXIT_FAILED
+    with Client(args.address, token or None) as client:
         try:
             _run(client, jobs, is_colored)
         except CallFailed as error:

@@ -6,6 +6,7 @@ Knows checkpoints on disk and Serve's status; what is deployed is said in `deplo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -15,7 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from core.config import ServiceConfig, WorkerConfig
-from core.errors import ConfigError, StartupError, Unavailable
+from core.errors import ConfigError, StartupError, Unavailable, first_line
 from deploy.app import APPLICATION, build
 from deploy.gate import Gate, tokens_path
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
@@ -63,11 +64,20 @@ def wind_down() -> int:
 
     Raises: Unavailable when not all of them answer.
     """
+    answer: Future[int] = Future()
+    Thread(target=_ask_to_wind_down, args=(answer,), daemon=True).start()  # Serve may wait for its controller for ever
     try:
-        answers = serve.get_app_handle(APPLICATION).broadcast("wind_down").results(timeout_s=WIND_DOWN_TIMEOUT_S)
+        return answer.result(WIND_DOWN_TIMEOUT_S)
     except (TimeoutError, RayError, RayServeException) as error:
-        raise Unavailable(f"not all orchestrators answer: {error}") from error
-    return sum(answers)
+        raise Unavailable(f"not all orchestrators answer: {first_line(error)}") from error
+
+
+def _ask_to_wind_down(answer: Future[int]) -> None:
+    try:
+        counts = serve.get_app_handle(APPLICATION).broadcast("wind_down").results(timeout_s=WIND_DOWN_TIMEOUT_S)
+        answer.set_result(sum(counts))
+    except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
+        answer.set_exception(error)
 
 
 @contextmanager

@@ -59,23 +59,29 @@ def served(
 
 
 def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> None:
-    """Take nothing new, and return when all streams have ended, after `timeout_s`, or when `hurry` is set."""
+    """Take nothing new, and return when all streams have ended, after `timeout_s`, or when `hurry` is set.
+
+    Orchestrators that do not answer may still have streams, and are asked again.
+    """
     end_s = time.monotonic() + timeout_s
-    told = 0
-    try:
-        while (num := launch.wind_down()) and time.monotonic() < end_s:
-            if num != told:
-                report(f"nothing new is taken; {_streams(num)} may go on for {end_s - time.monotonic():.0f} s")
-                told = num
-            if hurry.wait(DRAIN_PERIOD_S):
-                break
-    except Unavailable as error:
-        report(str(error))
-        return
-    if num:
-        report(f"{_streams(num)} will be cut off")
-    else:
-        hurry.wait(LAST_WORDS_S)
+    told = left = ""
+    while True:
+        left_s = end_s - time.monotonic()
+        try:
+            num = launch.wind_down()
+            left = _streams(num) if num else ""
+            state = f"nothing new is taken; {left} may go on for {left_s:.0f} s" if num else ""
+        except Unavailable as error:
+            left, state = "what still streams", str(error)
+        if not left:
+            hurry.wait(LAST_WORDS_S)
+            return
+        if state.split(" for ")[0] != told:
+            report(state)
+            told = state.split(" for ")[0]
+        if left_s <= 0 or hurry.wait(DRAIN_PERIOD_S):
+            report(f"{left} will be cut off")
+            return
 
 
 def _streams(num: int) -> str:
@@ -133,7 +139,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # or what stops now would be stopped half way
+            signal.signal(signal.SIGTERM, before)
 
 
 def _check_free(setting: str, port: int) -> None:

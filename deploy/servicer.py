@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from core.config import ServiceConfig
-from core.errors import InvalidRequest, UnknownModel
+from core.errors import InvalidRequest, Overloaded, UnknownModel
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
 from deploy import responses, translate
@@ -30,6 +30,9 @@ from protos.outrider.v1 import generation_pb2 as pb
 
 SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
 """What Health is asked about; empty means the whole server."""
+MAX_WATCHES = 16
+"""Streams of Health at once; Serve counts them among the calls that a replica takes."""
+WATCH_RETRY_S = 10.0
 THREAD_BYTES = 16_384
 """A message longer than this is tokenized in a thread, so that the streams of others do not wait for it."""
 
@@ -101,6 +104,7 @@ class Servicer:
         self._clock = clock
         self._gate = gate
         self._is_winding_down = asyncio.Event()
+        self._num_watches = 0
 
     async def wind_down(self) -> int:
         """Take nothing new from now on, and say so to whoever asks Health; returns how many completions go on."""
@@ -150,8 +154,21 @@ class Servicer:
         status = HealthCheckResponse(status=self._health)
         return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
 
-    async def Watch(self, request: HealthCheckRequest) -> AsyncIterator[HealthCheckResponse]:
-        """The same as a stream that stays open; it breaks when the replica goes away."""
+    async def Watch(self, request: HealthCheckRequest, grpc_context: CallContext) -> AsyncIterator[HealthCheckResponse]:
+        """The same as a stream that stays open; it breaks when the replica goes away.
+
+        Each takes one of the calls that a replica may have at once, and asks for no token: so there are not many.
+        """
+        if self._num_watches >= MAX_WATCHES:
+            raise RuntimeError(_tell(grpc_context, Overloaded("health is watched by too many", WATCH_RETRY_S)).message)
+        self._num_watches += 1
+        try:
+            async for reply in self._watched(request):
+                yield reply
+        finally:
+            self._num_watches -= 1
+
+    async def _watched(self, request: HealthCheckRequest) -> AsyncIterator[HealthCheckResponse]:
         if request.service not in SERVICE_NAMES:
             yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()

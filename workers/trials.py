@@ -16,9 +16,10 @@ from core.trees import EMPTY_BLOCK, ROOT, TokenTree
 from workers.kv_cache import KVCache, SequenceKV
 from workers.steps import StepRows
 
-TRIED_ROWS = (1, 2, 1, 3, 1, 4, *[1] * 24, *range(5, 23), 31, 64, 129)
+TRIED_ROWS = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
 """A step of each of these sizes, one after the other. Single rows are what plain decoding is made of, and there are
-many of them: where results are rounded to bfloat16, another order of sums shows in a few rows only."""
+many of them: where results are rounded to bfloat16, another order of sums shows in a few rows only. The many come last,
+so that they take no room from other sizes where there is little."""
 _TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
 TRIED_TOGETHER = (
     (EMPTY_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK),

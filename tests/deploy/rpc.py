@@ -163,7 +163,7 @@ class _Rpcs(Servicer):
     """Servicer as plain gRPC calls it, which passes a context to every method."""
 
     async def Watch(self, request, context):  # noqa: N802 - the RPC's name
-        async for reply in super().Watch(request):
+        async for reply in super().Watch(request, context):
             yield reply
 
     async def List(self, request, context):  # noqa: N802 - the RPC's name

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +35,11 @@ def command_serving(log: Path, *flags: str) -> Iterator[Serving]:
     try:
         yield Serving(process, _wait_for_port(process, log), log)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        for _ in range(2):  # the second time it waits for no stream
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+        assert process.poll() is not None, "it does not stop"
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:

@@ -61,7 +61,7 @@ def test_an_rpc_is_answered_to_who_sends_a_token_and_to_nobody_else(tokens, meth
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert "authorization: Bearer TOKEN" in caught.value.details()
         assert script.requests == []
-        for metadata in (bearer("first"), bearer("second", "bearer")):
+        for metadata in (bearer("first"), bearer("second", "bearer"), [*bearer("x", "Basic"), *bearer("first")]):
             assert answered(call(message, metadata=metadata))
 
 
@@ -145,6 +145,23 @@ def test_a_service_that_has_no_tokens_to_ask_for_does_not_start(tmp_path, text, 
         path.write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigError, match=f"^orchestrator.tokens_file: .*{said}"):
         Gate(path)
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_after(tokens, monkeypatch):
+    gate = Gate(tokens)
+    write_later(tokens, "third")
+    with monkeypatch.context() as moment:
+        moment.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(PermissionError("denied")))
+        gate.check(bearer("first"))
+    gate.check(bearer("third"))
+    with pytest.raises(Unauthenticated):
+        gate.check(bearer("first"))
+
+
+def test_a_token_that_cannot_be_sent_is_refused_in_a_line(monkeypatch, capsys):
+    monkeypatch.setenv("OUTRIDER_TOKEN", "two\nlines")
+    assert cli.main(["generate", "say"]) == 1
+    assert capsys.readouterr().err == "outrider: OUTRIDER_TOKEN must be of printable ASCII characters\n"
 
 
 def test_the_settings_go_before_the_environment(monkeypatch):

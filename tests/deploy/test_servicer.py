@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
 import grpc
@@ -11,7 +11,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
-from deploy.servicer import THREAD_BYTES, Hosted, Servicer
+from deploy.servicer import MAX_WATCHES, THREAD_BYTES, Hosted, Servicer
 from deploy.status import DETAILS_KEY, MAX_DETAILS_CHARS
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy import rpc
@@ -318,27 +318,41 @@ async def test_health_knows_the_services_and_watch_stays_open():
     for name in ("", *listed.statuses):
         reply = await servicer().Check(HealthCheckRequest(service=name), Context())
         assert reply.status == HealthCheckResponse.SERVING
-    async with aclosing(servicer().Watch(HealthCheckRequest())) as watch:
+    async with aclosing(servicer().Watch(HealthCheckRequest(), Context())) as watch:
         assert (await anext(watch)).status == HealthCheckResponse.SERVING
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(watch), 0.01)
-    async with aclosing(servicer().Watch(HealthCheckRequest(service="x"))) as watch:
+    async with aclosing(servicer().Watch(HealthCheckRequest(service="x"), Context())) as watch:
         assert (await anext(watch)).status == HealthCheckResponse.SERVICE_UNKNOWN
 
 
 async def test_health_says_that_it_winds_down_to_whoever_asks_or_watches():
     stopping = servicer()
     not_serving = HealthCheckResponse.NOT_SERVING
-    async with aclosing(stopping.Watch(HealthCheckRequest())) as watch:
+    async with aclosing(stopping.Watch(HealthCheckRequest(), Context())) as watch:
         assert (await anext(watch)).status == HealthCheckResponse.SERVING
         told = asyncio.ensure_future(anext(watch))
         assert await stopping.wind_down() == 0
         assert (await told).status == not_serving
-    async with aclosing(stopping.Watch(HealthCheckRequest())) as watch:
+    async with aclosing(stopping.Watch(HealthCheckRequest(), Context())) as watch:
         assert (await anext(watch)).status == not_serving
     assert (await stopping.Check(HealthCheckRequest(), Context())).status == not_serving
     listed = await stopping.List(HealthListRequest())
     assert {status.status for status in listed.statuses.values()} == {not_serving}
+
+
+async def test_strangers_who_watch_leave_room_for_those_who_ask():
+    async with AsyncExitStack() as watches:
+        watched = servicer()
+        for service in ["x"] + [""] * (MAX_WATCHES - 1):
+            watch = watched.Watch(HealthCheckRequest(service=service), Context())
+            await anext(await watches.enter_async_context(aclosing(watch)))
+        context = Context()
+        with pytest.raises(RuntimeError, match="watched by too many"):
+            await anext(watched.Watch(HealthCheckRequest(), context))
+        assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with aclosing(watched.Watch(HealthCheckRequest(), Context())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVING
 
 
 async def test_winding_down_counts_the_completions_of_all_models():

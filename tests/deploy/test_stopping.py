@@ -124,6 +124,30 @@ def test_somebody_in_a_hurry_does_not_wait(answers):
     assert time.monotonic() - began_s < 300.0  # not the timeout
 
 
-def test_an_orchestrator_that_does_not_answer_holds_nobody_up(answers):
-    answers += [2, Unavailable("not all orchestrators answer: x")]
-    assert drained()[-1] == "not all orchestrators answer: x"
+def test_orchestrators_that_do_not_answer_are_asked_again(answers):
+    silent = Unavailable("not all orchestrators answer: x")
+    answers += [2, silent, silent, 1, 0]
+    assert [line.split("; ")[-1].split(" may")[0] for line in drained()] == ["2 streams", str(silent), "1 stream"]
+    assert answers == [0]
+
+
+def test_orchestrators_that_never_answer_are_waited_for_no_longer_than_streams(answers):
+    answers.append(Unavailable("not all orchestrators answer: x"))
+    assert drained(timeout_s=0.05) == ["not all orchestrators answer: x", "what still streams will be cut off"]
+
+
+def test_the_proxy_has_a_moment_for_the_last_words(answers, monkeypatch):
+    monkeypatch.setattr(local, "LAST_WORDS_S", 0.2)
+    answers.append(0)
+    began_s = time.monotonic()
+    drained()
+    assert time.monotonic() - began_s >= 0.2
+
+
+def test_serve_that_never_answers_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(launch, "WIND_DOWN_TIMEOUT_S", 0.05)
+    never = threading.Event()
+    monkeypatch.setattr(launch.serve, "get_app_handle", lambda _name: never.wait())
+    with pytest.raises(Unavailable, match="not all orchestrators answer: TimeoutError"):
+        launch.wind_down()
+    never.set()
