@@ -62,14 +62,20 @@ def local_cluster(
         raise RuntimeError("this process is connected to a Ray cluster already")
     _prepare_environment()
     try:
-        try:
+        with _told_in_a_line():
             _start_ray(num_cpus, resources or {})
             _start_serve(endpoints, request_timeout_s)
-        except Exception as error:  # Ray raises the bare class, too
-            raise StartupError(f"Ray Serve does not start: {first_line(error)}") from error
         yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Ray raises the bare class, too
+        raise StartupError(f"Ray Serve does not start: {first_line(error)}") from error
 
 
 def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:

@@ -64,21 +64,20 @@ def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None
     Orchestrators that do not answer may still have streams, and are asked again.
     """
     end_s = time.monotonic() + timeout_s
-    told = left = ""
+    told = ""
     while True:
         left_s = end_s - time.monotonic()
         try:
             num = launch.wind_down()
-            left = _streams(num) if num else ""
-            state = f"nothing new is taken; {left} may go on for {left_s:.0f} s" if num else ""
+            left, why = _streams(num), f"nothing new is taken; {_streams(num)} may go on for {left_s:.0f} s"
         except Unavailable as error:
-            left, state = "what still streams", str(error)
-        if not left:
+            num, left, why = None, "what still streams", str(error)
+        if num == 0:
             hurry.wait(LAST_WORDS_S)
             return
-        if state.split(" for ")[0] != told:
-            report(state)
-            told = state.split(" for ")[0]
+        if left != told:
+            report(why)
+            told = left
         if left_s <= 0 or hurry.wait(DRAIN_PERIOD_S):
             report(f"{left} will be cut off")
             return

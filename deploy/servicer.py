@@ -163,12 +163,13 @@ class Servicer:
             raise RuntimeError(_tell(grpc_context, Overloaded("health is watched by too many", WATCH_RETRY_S)).message)
         self._num_watches += 1
         try:
-            async for reply in self._watched(request):
-                yield reply
+            async with aclosing(self._watched(request)) as replies:
+                async for reply in replies:
+                    yield reply
         finally:
             self._num_watches -= 1
 
-    async def _watched(self, request: HealthCheckRequest) -> AsyncIterator[HealthCheckResponse]:
+    async def _watched(self, request: HealthCheckRequest) -> AsyncGenerator[HealthCheckResponse, None]:
         if request.service not in SERVICE_NAMES:
             yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()
