@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.client import CallFailed, Client
+from deploy.servicer import MAX_WATCHES
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.listeners import Listener, listeners
 from tests.deploy.serve_command import command_serving
@@ -101,3 +104,31 @@ def test_the_service_asks_for_a_token_where_it_is_told_to(server):
                 call(message)
     with Client(f"localhost:{port}", "let-me-in") as caller:
         assert len(caller.complete(message).token_ids) == caller.generate(message).usage.completion_tokens == 3
+
+
+def test_strangers_who_watch_health_take_no_places_but_those_set_aside_and_give_them_back(server):
+    _, port = server
+    with grpc.insecure_channel(f"localhost:{port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for _ in range(3):
+            watches = watch_all(health)
+            with pytest.raises(grpc.RpcError) as caught:
+                next(health.Watch(health_pb2.HealthCheckRequest()))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            for watch in watches:
+                watch.cancel()
+
+
+def watch_all(health, timeout_s: float = 20.0):
+    """As many watches as there may be, once those of before have given their places back."""
+    watches = []
+    end_s = time.monotonic() + timeout_s
+    while len(watches) < MAX_WATCHES:
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        try:
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            watches.append(watch)
+        except grpc.RpcError:
+            assert time.monotonic() < end_s, "places are not given back"
+            time.sleep(0.1)
+    return watches

@@ -19,6 +19,7 @@ from tests.workers.test_runtime import in_all_ways, tokens
 from workers import packing
 from workers.packing import PackedProduct, pack
 from workers.runtime import CPU_DETERMINISTIC
+from workers.trials import Trials
 
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(
@@ -320,6 +321,14 @@ def test_it_is_said_when_no_tiles_will_do(
         runtime.warm_up()
     assert "a row's bits are NOT its own" in caplog.text
     assert runtime._tiling == CPU_DETERMINISTIC
+
+
+def test_single_rows_are_tried_often_and_take_no_room_from_other_sizes() -> None:
+    """In bfloat16 another order of sums shows in one row of twenty or so."""
+    sizes = {room: Trials(lambda _: torch.empty(0), None, room, 1)._sizes() for room in (64, 512)}
+    assert sizes[512].count(1) > 20
+    assert {*range(1, 11)} <= set(sizes[64])
+    assert {*range(1, 23), 31, 64, 129} == set(sizes[512])
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, num_unlike: int) -> None:
