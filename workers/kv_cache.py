@@ -12,13 +12,14 @@ so that what a broken sequence leaves in a padding row is read by no one.
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
-import numpy as np
 import torch
 
 from core.block_hash import BlockHash
@@ -54,10 +55,13 @@ class SequenceKV:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Of a host in memory that is not taken before it is written, which torch does not offer."""
+    """Of a host in pages of its own, which are not taken before they are written: an allocator may hand out used ones."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel may have no huge pages, and KV does without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class KVCache:
