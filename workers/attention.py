@@ -115,6 +115,13 @@ class Attention:
         return unpacked.reshape(num_seqs * num_queries, -1, output.shape[-1])
 
     def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        is_fused = self.softcap is None and self.sinks is None and k.shape[3] == v.shape[3]
+        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # what reads the same in place would get a copy for each
+            each = [slice(product, product + 1) for product in range(len(q))]
+            return torch.cat([self._products(q[one], k[one], v[one], bias[one]) for one in each])
+        return self._products(q, k, v, bias)
+
+    def _products(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         if self.softcap is None and self.sinks is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
         scores = torch.matmul(q, k.transpose(2, 3)) * self.scale
@@ -133,11 +140,14 @@ class Attention:
 
 
 def _gather(rows: torch.Tensor, group: Group) -> torch.Tensor:
-    """The KV rows of each reader of a group; read in place where they adjoin.  # [B, H_kv, L, D]"""
+    """The KV rows of each product of a group; read in place where they adjoin.  # [B, H_kv, L, D]"""
     if isinstance(group.source, slice):
-        return rows[group.source][None].transpose(1, 2)
-    gathered = rows.view(-1, group.stretch_tokens, *rows.shape[1:]).index_select(0, group.source)
-    return gathered.view(len(group.visible), -1, *rows.shape[1:]).transpose(1, 2)
+        found = rows[group.source]
+    else:
+        found = rows.view(-1, group.stretch_tokens, *rows.shape[1:]).index_select(0, group.source)
+    num_products, _, num_slots = group.visible.shape
+    by_reader = found.view(-1, num_slots, *rows.shape[1:]).transpose(1, 2)
+    return by_reader.expand(num_products, -1, -1, -1)  # a reader's tiles read the same
 
 
 AttentionInterface.register(ATTENTION, attend)

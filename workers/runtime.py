@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from time import monotonic
 
@@ -38,10 +39,10 @@ CPU_BFLOAT16 = Tiling(min_rows=4)
 """With fewer rows, a row's matrix products depend on how many there are, and four rows cost what one does. In float32
 four cost half as much again, for differences in the last bits alone: who must not have those asks for deterministic."""
 
-CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=8, kv_tokens=512, by_branch=True)
+CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=4, kv_tokens=512, by_branch=True)
 """On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
-no multiple of the vector width in another way: with whole blocks, rows by the eight, and each branch of a tree read in
-the order of a chain, a row's bits are its own."""
+no multiple of the vector width in another way: with whole blocks, rows by the eight, attention in products of four rows
+each, and each branch of a tree read in the order of a chain, a row's bits are its own."""
 FEWER_ROWS = (1, 4)
 """That may do as well where all weights are packed; whether they do is tried at start."""
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -285,9 +286,10 @@ class ModelRuntime:
         return False
 
     def _has_equal_bits(self) -> bool:
-        """Whether rows have the bits that they have in one step, however many there are to a step."""
+        """Whether rows have the same bits however many there are to a step, and whatever else is in it."""
         trials = self._trials()
-        return torch.equal(trials.at_once(), trials.in_steps())
+        pairs = zip(trials.together(), trials.apart(), strict=True)
+        return torch.equal(trials.at_once(), trials.in_steps()) and all(starmap(torch.equal, pairs))
 
     def _trials(self) -> Trials:
         max_rows = min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)

@@ -37,10 +37,11 @@ class Tiling:
     """Least rows of every matrix product."""
     row_multiple: int = 1
     """And what their number is a multiple of."""
-    query_rows: int = 1
-    """Rows that a sequence brings to attention are a multiple of this."""
+    query_rows: int | None = None
+    """Of a product of attention: who has more brings several such tiles, who has fewer is padded. None: as many as
+    there are."""
     kv_tokens: int = 1
-    """And so are the slots that they read; a multiple of the block size."""
+    """What the number of slots that are read is a multiple of; a multiple of the block size."""
     by_branch: bool = False
     """Whether each branch of a tree is read as the chain that it is."""
 
@@ -140,14 +141,17 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class Group:
-    """Readers that share one padded attention product: B of them, with R query rows and L slots each."""
+    """Attention products of one shape, in one call: B of them, with R query rows and L slots each.
+
+    They are readers, or tiles of one reader, which read the same.
+    """
 
     query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
-    source: torch.Tensor | slice  # [B*N] stretches of KV, or the one stretch of slots that holds them all
+    source: torch.Tensor | slice  # [B*N] or [N] stretches of KV, or the one stretch of slots that holds them all
     stretch_tokens: int  # slots of each of those stretches
     visible: torch.Tensor  # [B, R, L]
     query_positions: torch.Tensor  # [B, R]
-    key_positions: torch.Tensor  # [B, L]
+    key_positions: torch.Tensor  # [B, L] or [1, L]
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
@@ -181,9 +185,10 @@ def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tili
     order = [0] * num_rows
     groups: list[Group] = []
     offset = 0
-    for members in _members_of_groups(readers):
-        longest = num_rows if len(readers) == 1 else max(len(reader.rows) for reader in members)
-        num_queries = round_up(longest, tiling.query_rows)
+    for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
+        is_in_place = len(readers) == 1 and tiling.query_rows is None  # else padding would have tiles of its own
+        longest = num_rows if is_in_place else max(len(reader.rows) for reader in members)
+        num_queries = round_up(longest, tiling.query_rows or 1)
         groups.append(_plan_group(cache, members, num_queries, num_rows, tiling))
         for reader in members:
             for place, row in enumerate(reader.rows, offset):
@@ -223,11 +228,11 @@ def _branches(span: Span) -> Sequence[Reader]:
     return branches
 
 
-def _members_of_groups(readers: Sequence[Reader]) -> list[list[Reader]]:
-    """Readers that are padded together; a long one stays alone."""
+def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[Reader]]:
+    """Readers that are padded together; one with more rows than `most_rows` stays alone."""
     groups: dict[tuple[int, int], list[Reader]] = {}
     for index, reader in enumerate(readers):
-        alone = index if len(reader.rows) > MAX_GROUPED_ROWS else -1
+        alone = index if len(reader.rows) > most_rows else -1
         bucket = (max(reader.num_kv, MIN_BUCKET_TOKENS) - 1).bit_length()
         groups.setdefault((alone, bucket), []).append(reader)
     return list(groups.values())
@@ -241,12 +246,13 @@ def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num
         upload(torch.stack(parts), cache.device) for parts in zip(*seen, strict=True)
     )
     source, stretch_tokens = _source(cache, members, num_blocks)
+    tile = tiling.query_rows or num_queries
     return Group(
         query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
         source=source,
         stretch_tokens=stretch_tokens,
-        visible=visible,
-        query_positions=query_positions,
+        visible=visible.view(-1, tile, visible.shape[2]),
+        query_positions=query_positions.view(-1, tile),
         key_positions=key_positions,
     )
 

@@ -88,8 +88,8 @@ def random_spans(rng: random.Random, kvs: list[Any]) -> list[Span]:
     "tiling",
     [
         Tiling(),
-        Tiling(min_rows=8, query_rows=8, kv_tokens=32),
-        Tiling(min_rows=8, query_rows=8, kv_tokens=32, by_branch=True),
+        Tiling(min_rows=8, query_rows=4, kv_tokens=32),
+        Tiling(min_rows=8, query_rows=4, kv_tokens=32, by_branch=True),
     ],
     ids=["plain", "tiled", "by branch"],
 )
@@ -133,6 +133,32 @@ def test_a_lone_sequence_is_read_and_answered_in_place() -> None:
     assert isinstance(plan.groups[0].source, slice)
     assert plan.groups[0].query_rows is None
     assert plan.row_order is None
+
+
+def test_tiles_that_read_the_same_get_no_copies_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that does not take keys in place would copy them for each tile of a long prompt."""
+    right, num_read = torch.matmul, []
+
+    def matmul(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        num_read.append(len(other))
+        return right(left, other)
+
+    monkeypatch.setattr(torch, "matmul", matmul)
+    cache = make_cache()
+    (kv,) = fill(cache, [9])
+    cache.reserve(kv, 20)
+    plan = plan_step(cache, [Span(kv, 0, 11)], 11, Tiling(query_rows=4, kv_tokens=32))
+    query, (key, value) = torch.randn(1, HEADS, 11, DIM), torch.randn(2, 1, KV_HEADS, 11, DIM)
+    attend(LAYER, query, key, value, None, plan=plan, softcap=1.5)
+    assert num_read == [1] * 6
+
+
+def test_padding_has_no_tiles_of_its_own() -> None:
+    cache = make_cache()
+    (kv,) = fill(cache, [9])
+    cache.reserve(kv, 10)
+    (group,) = plan_step(cache, [Span(kv, 0, 1)], 8, Tiling(min_rows=8, query_rows=4, kv_tokens=32)).groups
+    assert group.visible.shape == (1, 4, 32)
 
 
 def test_like_sequences_share_a_group_and_prefill_does_not() -> None:

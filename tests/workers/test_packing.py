@@ -323,6 +323,25 @@ def test_it_is_said_when_no_tiles_will_do(
     assert runtime._tiling == CPU_DETERMINISTIC
 
 
+@pytest.mark.parametrize("of_several_readers", [True, False], ids=["company", "tiles"])
+def test_attention_that_depends_on_what_shares_its_call_is_found_out(
+    *, of_several_readers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tiles of one reader read the same keys, which are not copied for each; several readers have keys of their own."""
+    right = nn.functional.scaled_dot_product_attention
+
+    def attention(q: torch.Tensor, k: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        assert q.shape[2] == CPU_DETERMINISTIC.query_rows * 2, "each product has one shape; two heads share keys"
+        is_spoilt = len(q) > 1 and (k.stride(0) > 0) == of_several_readers
+        return right(q, k, *others, **options) * (1 + 1e-5 * is_spoilt)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", attention)
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
+    with caplog.at_level(logging.WARNING):
+        runtime.warm_up()
+    assert "a row's bits are NOT its own" in caplog.text
+
+
 def test_single_rows_are_tried_often_and_take_no_room_from_other_sizes() -> None:
     """In bfloat16 another order of sums shows in one row of twenty or so."""
     sizes = {room: Trials(lambda _: torch.empty(0), None, room, 1)._sizes() for room in (64, 512)}
