@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from core.errors import ConfigError
-from core.records import Verification
+from core.records import Policy, Verification
 
 Dtype = Literal["float32", "bfloat16"]
 DECODE_TOKENS = 32
@@ -18,7 +18,6 @@ DECODE_TOKENS = 32
 nobody waits for a guess that has it before it. Orchestrator and engines draw the line at the same length."""
 MIN_CHUNK_TOKENS = 8
 """Prefill gets so many rows of a step at least, whatever it costs others; and a prompt's last so many go whole."""
-Policy = Literal["adaptive", "static", "heuristic", "confidence", "entropy"]
 
 
 def _check(condition: bool, setting: str, allowed: str, value: object) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from core.errors import InvalidRequest
 from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, TokenTree
@@ -22,6 +23,10 @@ class Verification(StrEnum):
     COUPLED = "coupled"
     REJECTION = "rejection"
     BLOCK = "block"
+
+
+Policy = Literal["adaptive", "static", "heuristic", "confidence", "entropy"]
+"""Who decides how far to draft (docs/control.md)."""
 
 
 class FinishReason(StrEnum):
@@ -288,6 +293,10 @@ class GenerationRequest:
     verification: Verification = Verification.COUPLED
     max_draft_tokens: int | None = None
     """Upper bound on guesses a round; 0 decodes plainly; None leaves it to the service."""
+    policy: Policy | None = None
+    """None leaves it to the service, as with `pipelining`."""
+    pipelining: bool | None = None
+    """Whether the next block is prepared while the last one is verified."""
     resume_tokens: tuple[int, ...] = ()
     """Output already received: the stream goes on after it as if it had never stopped."""
     stop: tuple[str, ...] = ()

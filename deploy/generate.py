@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 
+from core.records import Policy
 from deploy import terminal, trace
 from deploy.client import CallFailed, Client, Completion
 from deploy.timeline import Stream
@@ -47,6 +48,11 @@ def add_generate(commands: Any) -> None:
     parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end the output before this; may be repeated")
     parser.add_argument("--verification", choices=("coupled", "rejection", "block"))
+    parser.add_argument("--policy", choices=get_args(Policy), help="who decides how far to draft")
+    parser.add_argument(
+        "--pipelining", action=argparse.BooleanOptionalAction,
+        help="prepare the next block while the last one is verified, or draft and verify in turn; else as it is served",
+    )  # fmt: skip
     parser.add_argument("--no-draft", action="store_true", help="decode plainly")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE",
@@ -118,6 +124,8 @@ def _request(prompt: str, args: argparse.Namespace) -> pb.GenerateRequest:
         speculation=pb.SpeculationParams(
             max_draft_tokens=0 if args.no_draft else None,
             verification=f"VERIFICATION_{args.verification.upper()}" if args.verification else None,
+            policy=args.policy,
+            pipelining=args.pipelining,
             trace=args.trace is not None,
         ),
     )

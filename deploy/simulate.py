@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from core.config import Policy, SpeculationConfig
+from core.config import SpeculationConfig
 from core.errors import ConfigError
-from core.records import Verification
+from core.records import Policy, Verification
 from core.results import as_json
 from deploy import simulate_day, simulation_svg, simulation_table, terminal
 from deploy.settings import read_config

@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.records import GenerationRequest, ModelInfo, Sampling, Verification
+from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -33,6 +33,7 @@ VERIFICATIONS = {
     pb.VERIFICATION_REJECTION: Verification.REJECTION,
     pb.VERIFICATION_BLOCK: Verification.BLOCK,
 }
+POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Sampling fields for which a model may bring its own defaults."""
 _SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
@@ -83,6 +84,8 @@ def to_generation_request(
         max_tokens=max_tokens,
         verification=_verification(message.speculation, config),
         max_draft_tokens=_max_draft_tokens(message.speculation),
+        policy=_policy(message.speculation.policy),
+        pipelining=message.speculation.pipelining if message.speculation.HasField("pipelining") else None,
         resume_tokens=_resume_tokens(message, sampling, max_tokens, info),
         stop=_stop_strings(stopping.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
@@ -227,6 +230,11 @@ def _max_draft_tokens(speculation: pb.SpeculationParams) -> int | None:
     asked = speculation.max_draft_tokens
     _require(asked <= MAX_DRAFT_TOKENS, "speculation.max_draft_tokens", f"in [0, {MAX_DRAFT_TOKENS}]", asked)
     return asked
+
+
+def _policy(given: str) -> Policy | None:
+    _require(given in ("", *POLICIES), "speculation.policy", f"one of {', '.join(POLICIES)}", given)
+    return POLICIES.get(given)
 
 
 def _num_logprobs(message: pb.GenerateRequest, limits: Limits) -> int | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from core.config import Policy, SpeculationConfig
-from core.records import GenerationRequest
+from core.config import SpeculationConfig
+from core.records import GenerationRequest, Policy
 from orchestrator.adaptive import AdaptivePilot
 from orchestrator.knowledge import Knowledge, Later, at_once
 from orchestrator.pilot import ControlReport, Pilot
@@ -33,7 +34,7 @@ def after_calls(act: Callable[[], None]) -> None:
 
 
 class Controls:
-    """Gives each session its pilot, by the policy of the settings; keeps what all of them learn."""
+    """Gives each session its pilot, by the policy of its request or of the settings; keeps what all of them learn."""
 
     def __init__(
         self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0, later: Later = at_once
@@ -46,7 +47,14 @@ class Controls:
         return f"<Controls {self._config.policy} {self._known}>"
 
     def pilot(self, request: GenerationRequest) -> Pilot:
-        return _PILOTS[self._config.policy](request, self._config, self._known)
+        config = self._config_for(request)
+        return _PILOTS[config.policy](request, config, self._known)
+
+    def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
+        """The settings, but for what the request says itself."""
+        config, is_pipelined = self._config, request.pipelining
+        pipelining = config.pipelining if is_pipelined is None else is_pipelined
+        return replace(config, policy=request.policy or config.policy, pipelining=pipelining)
 
     def report(self) -> ControlReport:
         known, doing = self._known, self._known.doing

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import get_args
 
-from core.config import Limits, Policy, SpeculationConfig
-from core.records import FinishReason, GenerationRequest, Sampling, Verification
+from core.config import Limits, SpeculationConfig
+from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
 from orchestrator.simulation.faults import EngineFault, Outbreak, Rates
 from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
 from orchestrator.simulation.rig import Blueprint
@@ -150,6 +150,8 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool)
         max_tokens,
         verification=random.choice((Verification.COUPLED, Verification.COUPLED, *Verification)),
         max_draft_tokens=random.choice((*[None] * 8, 0, 2)),
+        policy=None if has_infallible_draft else random.choice((*[None] * 8, *get_args(Policy))),
+        pipelining=None if has_infallible_draft else random.choice((*[None] * 4, True, False)),
         resume_tokens=expected[:num_resumed],
         stop_token_ids=stop_ids,
         ignore_eos=ignore_eos,

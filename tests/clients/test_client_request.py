@@ -37,6 +37,8 @@ EVERYTHING = {
     "include_stop": True,
     "max_draft_tokens": 0,
     "verification": "rejection",
+    "policy": "heuristic",
+    "pipelining": False,
 }
 DEFAULTS = Sampling(temperature=0.7, top_k=40)
 
@@ -66,6 +68,7 @@ def test_every_argument_arrives_and_zero_is_a_value():
     assert (request.resume_tokens, request.max_tokens, request.stop) == ((11, 12), 50, ("a", "b"))
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
+    assert (request.policy, request.pipelining) == ("heuristic", False)
 
 
 def test_none_leaves_a_field_to_the_server():

@@ -46,7 +46,7 @@ def test_colour_tells_guesses_from_the_targets_own(capsys):
 def test_every_option_reaches_the_request():
     script = Script(*greeting())
     numbers = "--max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.5 --seed 8"
-    others = "--stop a --stop b --verification block --no-draft"
+    others = "--stop a --stop b --verification block --policy entropy --no-pipelining --no-draft"
     with server(script) as address:
         run("generate", "say", "--address", address, *numbers.split(), *others.split())
     request = script.requests[0]
@@ -54,6 +54,7 @@ def test_every_option_reaches_the_request():
     assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 3)
     assert (request.sampling.top_p, request.sampling.seed) == (0.5, 8)
     assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 0)
+    assert (request.policy, request.pipelining) == ("entropy", False)
 
 
 def test_what_is_not_given_is_the_servers_to_decide():
@@ -62,6 +63,7 @@ def test_what_is_not_given_is_the_servers_to_decide():
         run("generate", "say", "--address", address)
     assert script.requests[0].sampling.temperature == 0.7
     assert script.requests[0].max_draft_tokens is None
+    assert (script.requests[0].policy, script.requests[0].pipelining) == (None, None)
 
 
 def test_the_prompt_may_come_from_standard_input(monkeypatch):

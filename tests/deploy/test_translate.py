@@ -58,6 +58,7 @@ def test_a_bare_request_takes_every_default():
     assert request.max_tokens == CONTEXT - 3
     assert request.sampling == Sampling(seed=request.sampling.seed, suppressed_ids=(EOS,))
     assert (request.verification, request.max_draft_tokens) == (Verification.COUPLED, None)
+    assert (request.policy, request.pipelining) == (None, None)
     assert (request.stop, request.stop_token_ids, request.ignore_eos, request.include_stop) == (
         (),
         frozenset(),
@@ -81,7 +82,9 @@ def test_every_field_arrives():
             stopping=pb.StoppingParams(
                 max_tokens=20, min_tokens=2, stop=["a", "b"], stop_token_ids=[9, 8], include_stop=True
             ),
-            speculation=pb.SpeculationParams(max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK, trace=True),
+            speculation=pb.SpeculationParams(
+                max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK, policy="entropy", pipelining=False, trace=True
+            ),
             logprobs=0,
             resume_token_ids=[11, 12],
             timeout_s=2.5,
@@ -98,6 +101,8 @@ def test_every_field_arrives():
         max_tokens=20,
         verification=Verification.BLOCK,
         max_draft_tokens=0,
+        policy="entropy",
+        pipelining=False,
         resume_tokens=(11, 12),
         stop=("a", "b"),
         stop_token_ids=frozenset({8, 9}),
@@ -182,6 +187,7 @@ REFUSED = [
     (sampling(logit_bias={5: 100.5}), "sampling.logit_bias[5]", "[-100, 100]"),
     (sampling(logit_bias={5: math.nan}), "sampling.logit_bias[5]", "[-100, 100]"),
     (message(speculation=pb.SpeculationParams(verification=77)), "speculation.verification", "VERIFICATION_COUPLED"),
+    (message(speculation=pb.SpeculationParams(policy="Static")), "speculation.policy", "adaptive, static, heuristic"),
     (message(speculation=pb.SpeculationParams(max_draft_tokens=65)), "speculation.max_draft_tokens", "[0, 64]"),
     *[
         (message(timeout_s=timeout_s), "timeout_s", "(0, 86400]")

@@ -11,7 +11,7 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.control import FIRST_PAUSE, State
-from core.records import NEVER_STOP, GenerationRequest, Sampling, Timing, Verification
+from core.records import NEVER_STOP, GenerationRequest, Sampling, StopRule, Timing, Verification
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator.control import Controls
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
@@ -225,6 +225,31 @@ def deepest_block(growth, num_block):
     for node, parent in enumerate(growth.parents, start=num_block):
         deep[node] = 0 if parent < num_block else deep[parent] + 1
     return max(deep.values(), default=0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_says_for_itself_whether_anything_is_prepared(policy):
+    """Those of one service may differ, and neither changes what the other does."""
+    for served in (True, False):
+        controls = Controls(SpeculationConfig(policy=policy, pipelining=served))
+        in_turn, pipelined = (controls.pilot(request(pipelining=asked)) for asked in (False, True))
+        for _ in range(20):
+            assert in_turn.table(chain(3), 8) == NO_GROWTH
+            assert pipelined.table(chain(3), 8) != NO_GROWTH
+            for pilot in (in_turn, pipelined):
+                pilot.saw_round(verdict(chain(3), 3, verify_s=0.05))
+
+
+@pytest.mark.parametrize("served", POLICIES)
+def test_a_request_says_for_itself_which_policy_it_has(served):
+    controls = Controls(SpeculationConfig(policy=served, max_draft_tokens=5))
+    pilots = {policy: controls.pilot(request(policy=policy)) for policy in POLICIES}
+    assert pilots["static"].block(8) == Growth.chain(5)
+    assert pilots["heuristic"].block(8) == Growth.chain(4)
+    assert pilots["confidence"].stop == StopRule(min_confidence=SpeculationConfig().min_confidence)
+    assert pilots["entropy"].stop == StopRule(max_entropy=SpeculationConfig().max_entropy)
+    assert pilots["adaptive"].stop == NEVER_STOP
+    assert controls.report().policy == served
 
 
 # The named policies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import starmap
 
 import grpc
 import pytest
@@ -142,6 +143,23 @@ async def test_the_last_chunk_says_how_it_went(stub):
         "".join(chunk.text for chunk in chunks)
         == (await stub.Detokenize(pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=True))).text
     )
+
+
+async def test_each_request_may_say_how_its_guesses_are_made(stub):
+    """All at once, on one service: only who asked for it has tables, and all have the same tokens."""
+
+    async def complete(policy, pipelining):
+        speculation = pb.SpeculationParams(policy=policy, pipelining=pipelining)
+        chunks = [chunk async for chunk in stub.GenerateStream(request(PROMPTS[0], 48, speculation=speculation))]
+        return [token for chunk in chunks for token in chunk.token_ids], chunks[-1].finish.speculation
+
+    plain = [chunk async for chunk in stub.GenerateStream(request(PROMPTS[0], 48, gamma=0))]
+    expected = [token for chunk in plain for token in chunk.token_ids]
+    ways = [(policy, pipelining) for policy in ("static", "heuristic") for pipelining in (True, False)]
+    for (_, is_pipelined), (ids, stats) in zip(ways, await asyncio.gather(*starmap(complete, ways)), strict=True):
+        assert ids == expected
+        assert stats.accepted_tokens > 0
+        assert (stats.hits + stats.misses > 0) == is_pipelined
 
 
 async def test_a_seed_that_the_server_drew_repeats_the_output(stub):

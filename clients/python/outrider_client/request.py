@@ -66,6 +66,10 @@ class GenerateFields(TypedDict, total=False):
     max_draft_tokens: int | None
     """Guesses a round at most; 0 decodes plainly."""
     verification: Verification | None
+    policy: str | None
+    """Who decides how far to draft: "adaptive", "static", "heuristic", "confidence" or "entropy"."""
+    pipelining: bool | None
+    """Whether the next block is prepared while the last one is verified."""
 
 
 def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
@@ -103,7 +107,7 @@ _PATHS = {
             "logit_bias",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
-        "speculation.": ("max_draft_tokens", "verification"),
+        "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining"),
     }.items()
     for name in names
 } | {"token_ids": "token_ids.ids", "messages": "chat.messages"}
