@@ -19,7 +19,7 @@ from bench.load import Expected, Load, Tally
 from bench.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
 from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
-from bench.traffic import connected, request, run
+from bench.traffic import PLAINLY, connected, request, run
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.scaling_svg import Sample, render
 from deploy.settings import override
@@ -91,7 +91,7 @@ async def _measure(up: Nodes, args: argparse.Namespace) -> list[Result]:
 
 async def _expected(stub: Any, prompt: str, index: int) -> Expected:
     temperature = TEMPERATURES[index % len(TEMPERATURES)]
-    plain = await run(stub, request(prompt, MAX_TOKENS, temperature=temperature, gamma=0, seed=index))
+    plain = await run(stub, request(prompt, MAX_TOKENS, temperature=temperature, way=PLAINLY, seed=index))
     return Expected(prompt, index, temperature, plain.tokens)
 
 

@@ -1,7 +1,7 @@
 """A draft on another host, so many milliseconds away: what the way costs drafting in turn, and what is hidden of it.
 
 Head, orchestrator and target nodes are on one host, the draft's node on another (bench/hosts.py); a grown pair is
-served there as two applications, pipelined and in turn. Each prompt is completed by both, with and without delay.
+served there. Each prompt is completed pipelined and in turn, with and without delay.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from bench.grow import DEFAULT_CACHE
 from bench.hosts import Wire, missing, two_hosts
 from bench.nodes import ROLE, ROLES, nodes
 from bench.prompts import held_out_prompts
-from bench.real_rounds import PIPELINED, SEQUENTIAL, SPECULATION, grown_pair
+from bench.real_rounds import PIPELINED, SEQUENTIAL, grown_pair
 from bench.results import Result, at_most, spread
 from bench.sizes import parse_size
-from bench.traffic import Run, connected, request, run
+from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
 
 COST_RATIO = 0.1
-SYSTEMS = (PIPELINED, SEQUENTIAL)
+WAYS = {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN}
 TEMPERATURE = 0.8
 KV_TOKENS = 4096
 
 Runs = dict[tuple[str, float], list[Run]]
-"""By system and delay, one of each prompt."""
+"""By way and delay, one of each prompt."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Put the nodes on their hosts, serve, and let both systems take turns. Raises: StartupError."""
+    """Put the nodes on their hosts, serve, and let both ways take turns. Raises: StartupError."""
     if (lack := missing()) is not None:
         raise StartupError(f"two hosts cannot be had here: {lack}")
     target, draft, _ = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)
@@ -54,11 +54,11 @@ def measure(args: argparse.Namespace) -> list[Result]:
         far.enter()
         up.add("draft", node_ip_address=far.address)
         near.enter()
-        up.deploy_all({system: _settings(target, draft, system) for system in SYSTEMS})
+        up.deploy(_settings(target, draft))
         return asyncio.run(_measure(up.address, wire, args))
 
 
-def _settings(target: Path, draft: Path, system: str) -> dict[str, Any]:
+def _settings(target: Path, draft: Path) -> dict[str, Any]:
     engine = EngineConfig(str(target), deterministic=True, kv_cache_tokens=KV_TOKENS)
     placed = {role: {ROLE: role} for role in ROLES}
     return {
@@ -67,16 +67,13 @@ def _settings(target: Path, draft: Path, system: str) -> dict[str, Any]:
         "draft": asdict(
             DraftConfig(replace(engine, model=str(draft), deterministic=False), num_cpus=0.5, labels=placed["draft"])
         ),
-        "speculation": asdict(SPECULATION[system]),
     }
 
 
 async def _measure(address: str, wire: Wire, args: argparse.Namespace) -> list[Result]:
     prompts, delays_s = held_out_prompts(args.prompts), (0.0, args.delay_ms / 1e3)
     async with connected(address) as stub:
-        plain = [
-            await _complete(stub, SEQUENTIAL, prompt, index, args.tokens, 0) for index, prompt in enumerate(prompts)
-        ]
+        plain = [await _complete(stub, PLAINLY, prompt, index, args.tokens) for index, prompt in enumerate(prompts)]
         repeats = [await _repeat(stub, wire, prompts, delays_s, args.tokens, number) for number in range(args.repeats)]
     return _results(repeats, plain, delays_s[1])
 
@@ -90,18 +87,17 @@ async def _repeat(
     for delay_s in delays_s:
         wire.delay(delay_s)
         _say(f"repeat {number + 1}: {1e3 * delay_s:g} ms")
-        for system in SYSTEMS:
-            await _complete(stub, system, prompts[0], 0, max_tokens)
+        for way in WAYS.values():
+            await _complete(stub, way, prompts[0], 0, max_tokens)
         for index, prompt in enumerate(prompts):
-            for system in SYSTEMS if (index + number) % 2 else reversed(SYSTEMS):
-                took = await _complete(stub, system, prompt, index, max_tokens)
-                runs.setdefault((system, delay_s), []).append(took)
+            for name in WAYS if (index + number) % 2 else reversed(WAYS):
+                took = await _complete(stub, WAYS[name], prompt, index, max_tokens)
+                runs.setdefault((name, delay_s), []).append(took)
     return runs
 
 
-async def _complete(stub: Any, system: str, prompt: str, seed: int, max_tokens: int, gamma: int | None = None) -> Run:
-    message = request(prompt, max_tokens, temperature=TEMPERATURE, gamma=gamma, seed=seed, trace=True)
-    return await run(stub, message, system)
+async def _complete(stub: Any, way: Way, prompt: str, seed: int, max_tokens: int) -> Run:
+    return await run(stub, request(prompt, max_tokens, temperature=TEMPERATURE, way=way, seed=seed, trace=True))
 
 
 def _results(repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
@@ -116,10 +112,7 @@ def _results(repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> l
         for each, expected in zip(completions, plain, strict=True)
     )
     return [
-        *(
-            _ratio(f"{system}: a draft {away} over one at hand", repeats, (system, delay_s), (system, 0.0))
-            for system in SYSTEMS
-        ),
+        *(_ratio(f"{name}: a draft {away} over one at hand", repeats, (name, delay_s), (name, 0.0)) for name in WAYS),
         _ratio("pipelined over sequential, draft at hand", repeats, (SEQUENTIAL, 0.0), (PIPELINED, 0.0)),
         _ratio(f"pipelined over sequential, draft {away}", repeats, (SEQUENTIAL, delay_s), (PIPELINED, delay_s)),
         Result(f"draft {away}: hit rate", round(len(hits) / max(1, asked), 3), "share", settings=_times_ms(hits)),

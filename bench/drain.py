@@ -25,7 +25,7 @@ from bench.hosts import Host, missing, two_hosts
 from bench.nodes import Nodes, manifest, nodes, num_running, until
 from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
-from bench.traffic import Run, connected, request, run
+from bench.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from core.errors import StartupError
 from deploy.proxy import STOP_FILE
 from deploy.settings import override
@@ -93,7 +93,7 @@ async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: P
         await until(lambda: num_running("orchestrator") == 2, UNTIL_SAID_S * 4)
         async with connected(f"{far.address}:{up.grpc_port}") as stub:
             await _until_health(far, up, health_pb2.HealthCheckResponse.SERVING)
-            expected = expected or await _stream(stub, gamma=0)
+            expected = expected or await _stream(stub, PLAINLY)
             streaming = asyncio.create_task(_stream(stub))
             await asyncio.sleep(0.5)
             began_s = time.monotonic()
@@ -117,9 +117,9 @@ async def _measure(up: Nodes, near: Host, far: Host, num_repeats: int, folder: P
     ]
 
 
-async def _stream(stub: Any, gamma: int | None = None) -> Run:
+async def _stream(stub: Any, way: Way = AS_SERVED) -> Run:
     prompt = held_out_prompts(1)[0]
-    return await run(stub, request(prompt, MAX_TOKENS, temperature=TEMPERATURE, gamma=gamma, seed=1))
+    return await run(stub, request(prompt, MAX_TOKENS, temperature=TEMPERATURE, way=way, seed=1))
 
 
 def _drain(up: Nodes, node_id: str, stop_file: Path | None) -> None:

@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import Any
 
 from bench.results import Result, at_least, at_most
-from bench.traffic import Arrival, request, run
+from bench.traffic import AS_SERVED, PLAINLY, Arrival, Way, request, run
 from bench.victims import engine_pid, stopped
 
 MAX_TOKENS = 512
@@ -54,7 +54,7 @@ async def measure_freeze(stub: Any, prompts: Sequence[str], stop_s: float) -> li
     plain_arrivals: list[Arrival] = []
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        load = group.create_task(_stream_on(stub, prompts, 0, plain_arrivals))
+        load = group.create_task(_stream_on(stub, prompts, PLAINLY, plain_arrivals))
         await asyncio.sleep(PLAIN_S)
         load.cancel()
     plain = Pace(plain_arrivals).rate(began_s + WINDOW_S, began_s + PLAIN_S)
@@ -62,7 +62,7 @@ async def measure_freeze(stub: Any, prompts: Sequence[str], stop_s: float) -> li
     arrivals: list[Arrival] = []
     pid = await engine_pid("draft")
     async with asyncio.TaskGroup() as group:
-        load = group.create_task(_stream_on(stub, prompts, None, arrivals))
+        load = group.create_task(_stream_on(stub, prompts, AS_SERVED, arrivals))
         await asyncio.sleep(LEAD_S)
         with stopped(pid):
             stopped_s = time.monotonic()
@@ -73,10 +73,10 @@ async def measure_freeze(stub: Any, prompts: Sequence[str], stop_s: float) -> li
     return _results(Pace(arrivals), plain, stopped_s, continued_s)
 
 
-async def _stream_on(stub: Any, prompts: Sequence[str], gamma: int | None, arrivals: list[Arrival]) -> None:
+async def _stream_on(stub: Any, prompts: Sequence[str], way: Way, arrivals: list[Arrival]) -> None:
     """Complete one prompt after the other until cancelled. A stream that fails ends the benchmark."""
     for seed, prompt in enumerate(cycle(prompts)):
-        message = request(prompt, MAX_TOKENS, temperature=0.8, gamma=gamma, seed=seed)
+        message = request(prompt, MAX_TOKENS, temperature=0.8, way=way, seed=seed)
         await run(stub, message, show=arrivals.append)
 
 

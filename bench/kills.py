@@ -21,7 +21,7 @@ import numpy as np
 from bench.freeze import measure_freeze
 from bench.prompts import held_out_prompts
 from bench.results import Result, at_most, spread
-from bench.traffic import Arrival, connected, request, run
+from bench.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
 from bench.victims import kill_engine, kill_replica, replicas, until_replaced
 from deploy.local import served
 from deploy.settings import demo_config
@@ -113,7 +113,7 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
     async with connected(address) as stub, AsyncClient(address) as client:
         messages = [_request(prompt, index) for index, prompt in enumerate(prompts)]
-        expected = [(await run(stub, _request(prompt, index, gamma=0))).tokens for index, prompt in enumerate(prompts)]
+        expected = [(await run(stub, _request(prompt, index, PLAINLY))).tokens for index, prompt in enumerate(prompts)]
 
         async def by_stub(index: int, show: Show) -> bool:
             stats = (await run(stub, messages[index], show=show)).stats
@@ -134,8 +134,8 @@ async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
     return results
 
 
-def _request(prompt: str, index: int, gamma: int | None = None) -> pb.GenerateRequest:
-    return request(prompt, MAX_TOKENS, temperature=_temperature(index), gamma=gamma, seed=index)
+def _request(prompt: str, index: int, way: Way = AS_SERVED) -> pb.GenerateRequest:
+    return request(prompt, MAX_TOKENS, temperature=_temperature(index), way=way, seed=index)
 
 
 def _temperature(index: int) -> float:

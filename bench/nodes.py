@@ -71,14 +71,10 @@ class Nodes:
 
     def deploy(self, settings: Mapping[str, Any], proxies: str = HEAD_ONLY) -> None:
         """Deploy, or update to, an application with these settings, and return when it runs."""
-        self.deploy_all({APPLICATION: settings}, proxies)
-
-    def deploy_all(self, settings: Mapping[str, Mapping[str, Any]], proxies: str = HEAD_ONLY) -> None:
-        """The same for several applications, by name."""
         ServeSubmissionClient(self.dashboard).deploy_applications(self.config(settings, proxies))
-        wait_until(lambda: all(map(self.is_running, settings)), START_TIMEOUT_S)
+        wait_until(self.is_running, START_TIMEOUT_S)
 
-    def config(self, settings: Mapping[str, Mapping[str, Any]], proxies: str) -> dict[str, Any]:
+    def config(self, settings: Mapping[str, Any], proxies: str) -> dict[str, Any]:
         """That of the manifests, but for ports; and where nodes share an address, and so its ports, with one proxy."""
         carried = manifest()
         application = carried["applications"][0]
@@ -88,13 +84,12 @@ class Nodes:
             "http_options": {"host": "127.0.0.1", "port": self.http_port},
             "grpc_options": {**carried["grpc_options"], "port": self.grpc_port},
             "applications": [
-                {**application, "name": name, "route_prefix": f"/{name}", "args": dict(args)}
-                for name, args in settings.items()
+                {**application, "name": APPLICATION, "route_prefix": f"/{APPLICATION}", "args": dict(settings)}
             ],
         }
 
-    def is_running(self, name: str = APPLICATION) -> bool:
-        application = serve.status().applications.get(name)
+    def is_running(self) -> bool:
+        application = serve.status().applications.get(APPLICATION)
         if application is not None and application.status == "DEPLOY_FAILED":
             raise RuntimeError(application.message)
         return application is not None and application.status == "RUNNING"

@@ -1,9 +1,10 @@
 """Pipelined rounds against sequential ones by real processes on this machine, one thread for each model.
 
-A grown target and a grown draft are served by Ray and gRPC, as several applications side by side: pipelined,
-sequential, and sequential with a static draft length. Each prompt is completed by all of them in turn, and plainly, so
-that whatever else the machine does disturbs them alike. What pipelining is compared with is the faster of the two
-sequential ones: the adaptive, or the static at its best length, found by a sweep before.
+A grown target and a grown draft are served by Ray and gRPC. Each prompt is completed in several ways, one after the
+other, as its request says: pipelined, sequentially, sequentially with a static draft length, and plainly; so that
+whatever else the machine does disturbs them alike. What pipelining is compared with is the faster of the two sequential
+ones: the adaptive, or the static at its best length, found by a sweep before. What adaptive sessions learn of costs and
+acceptance is one service's, and so all ways': a pass beside drafting is dearer here, and each way plans with the mean.
 """
 
 from __future__ import annotations
@@ -17,25 +18,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bench.anatomy import Round, hidden_share, rounds_of
-from bench.applications import applications, round_trips_ms
 from bench.calibrate import draft_of_cost
 from bench.grow import DEFAULT_CACHE, cached
+from bench.hops import round_trips_ms
 from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
 from bench.sizes import Size, parse_size, read_shape, shape_of_size
-from bench.traffic import Run, connected, request, run
-from core.config import DraftConfig, Dtype, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
+from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
+from core.config import DraftConfig, Dtype, EngineConfig, ServiceConfig, TargetConfig
+from deploy.local import served
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 
 COST_RATIO = 0.1
 TEMPERATURES = (0.0, 1.0)
 PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
-SPECULATION = {
-    PIPELINED: SpeculationConfig(),
-    SEQUENTIAL: SpeculationConfig(pipelining=False),
-    STATIC: SpeculationConfig(pipelining=False, policy="static", max_draft_tokens=16),
-}
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 NUM_SWEEP_PROMPTS = 3
 NUM_WARM_UP_PROMPTS = 2
@@ -46,15 +43,11 @@ HIDDEN_GOAL = 0.95
 OVERHEAD_GOAL = 1.5
 
 Runs = Mapping[str, Sequence[Run]]
-"""By system, one of each prompt."""
+"""By way, one of each prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """How a system is asked for its completions."""
-
-    application: str
-    gamma: int | None = None
+def _static(gamma: int) -> Way:
+    return Way(gamma, policy="static", pipelining=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
     parser.add_argument("--cost-ratio", type=float, default=COST_RATIO, help="of a draft step to a target step")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16", help="of target and draft")
-    parser.add_argument("--prompts", type=int, default=8, help="completed by each system in each repeat")
+    parser.add_argument("--prompts", type=int, default=8, help="completed in each way in each repeat")
     parser.add_argument("--tokens", type=int, default=96, help="of each completion")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Grow the pair, serve it three times, and compare."""
+    """Grow the pair, serve it, and compare."""
     plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
     target, draft, settings = grown_pair(args.target_size, args.cost_ratio, args.dtype, args.cache)
-    configs = {name: _config(target, draft, args.dtype, speculation) for name, speculation in SPECULATION.items()}
-    with applications(configs, _say) as address:
-        return asyncio.run(_measure(address, plan, settings))
+    with served(_config(target, draft, args.dtype), _say) as endpoints:
+        return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", plan, settings))
 
 
 def grown_pair(size: Size, cost_ratio: float, dtype: Dtype, cache: Path) -> tuple[Path, Path, dict[str, Any]]:
@@ -103,13 +95,12 @@ def _outline(model: Path) -> str:
     return f"{shape.num_parameters / 1e6:.1f}M ({shape.num_hidden_layers} x {shape.hidden_size})"
 
 
-def _config(target: Path, draft: Path, dtype: Dtype, speculation: SpeculationConfig) -> ServiceConfig:
+def _config(target: Path, draft: Path, dtype: Dtype) -> ServiceConfig:
     """Deterministic, so that bfloat16 gives one output whatever is verified together."""
     engine = EngineConfig(str(target), dtype=dtype, num_threads=1, deterministic=True, compile=True)
     return ServiceConfig(
         target=TargetConfig(engine),
         draft=DraftConfig(replace(engine, model=str(draft), deterministic=False)),
-        speculation=speculation,
     )
 
 
@@ -118,17 +109,12 @@ async def _measure(address: str, plan: Plan, settings: Mapping[str, Any]) -> lis
         results = []
         for temperature in TEMPERATURES:
             gamma = await _best_gamma(stub, plan, temperature)
-            calls = {
-                PIPELINED: Call(PIPELINED),
-                SEQUENTIAL: Call(SEQUENTIAL),
-                STATIC: Call(STATIC, gamma),
-                PLAIN: Call(SEQUENTIAL, 0),
-            }
-            await _repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), calls, temperature, 0)
+            ways = {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN, STATIC: _static(gamma), PLAIN: PLAINLY}
+            await _repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
             repeats, hops_ms = [], []
             for number in range(plan.num_repeats):
                 _say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
-                repeats.append(await _repeat(stub, plan, calls, temperature, number))
+                repeats.append(await _repeat(stub, plan, ways, temperature, number))
                 hops_ms += await round_trips_ms(NUM_ROUND_TRIPS)
             results += _results(f"T = {temperature:g}", repeats, hops_ms, {**settings, "static gamma": gamma})
     return results
@@ -140,7 +126,7 @@ async def _best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
     times = dict.fromkeys(GAMMAS, 0.0)
     for prompt in [prompts[0], *prompts]:  # the first once more: it warms up
         for gamma in GAMMAS:
-            took = await _complete(stub, Call(STATIC, gamma), prompt, plan.max_tokens, temperature, seed=0)
+            took = await _complete(stub, _static(gamma), prompt, plan.max_tokens, temperature, seed=0)
             times[gamma] = took.decode_s if prompt is prompts[0] else times[gamma] + took.decode_s
     best = min(times, key=lambda gamma: times[gamma])
     outline = ", ".join(f"{gamma}: {seconds:.2f}" for gamma, seconds in times.items())
@@ -149,21 +135,20 @@ async def _best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
 
 
 async def _repeat(
-    stub: Any, plan: Plan, calls: Mapping[str, Call], temperature: float, number: int
+    stub: Any, plan: Plan, ways: Mapping[str, Way], temperature: float, number: int
 ) -> dict[str, list[Run]]:
-    """Every prompt by every system, in turn; who begins changes from prompt to prompt."""
-    runs: dict[str, list[Run]] = {name: [] for name in calls}
-    names = list(calls)
+    """Every prompt in every way, in turn; which is first changes from prompt to prompt."""
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    names = list(ways)
     for index, prompt in enumerate(plan.prompts):
         first = (index + number) % len(names)
         for name in [*names[first:], *names[:first]]:
-            runs[name].append(await _complete(stub, calls[name], prompt, plan.max_tokens, temperature, seed=index))
+            runs[name].append(await _complete(stub, ways[name], prompt, plan.max_tokens, temperature, seed=index))
     return runs
 
 
-async def _complete(stub: Any, call: Call, prompt: str, max_tokens: int, temperature: float, seed: int) -> Run:
-    message = request(prompt, max_tokens, temperature=temperature, gamma=call.gamma, seed=seed, trace=True)
-    return await run(stub, message, call.application)
+async def _complete(stub: Any, way: Way, prompt: str, max_tokens: int, temperature: float, seed: int) -> Run:
+    return await run(stub, request(prompt, max_tokens, temperature=temperature, way=way, seed=seed, trace=True))
 
 
 def _results(

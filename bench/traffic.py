@@ -60,19 +60,13 @@ async def connected(address: str) -> AsyncIterator[generation_pb2_grpc.Generatio
         yield generation_pb2_grpc.GenerationServiceStub(channel)
 
 
-async def run(
-    stub: Any,
-    request: pb.GenerateRequest,
-    application: str | None = None,
-    show: Callable[[Arrival], None] = lambda _: None,
-) -> Run:
-    """Stream to the end; `application` is Serve's, where there are several. Raises: grpc.aio.AioRpcError."""
-    metadata = (("application", application),) if application else None
+async def run(stub: Any, request: pb.GenerateRequest, show: Callable[[Arrival], None] = lambda _: None) -> Run:
+    """Stream to the end. Raises: grpc.aio.AioRpcError."""
     began_s = time.monotonic()
     arrivals: list[Arrival] = []
     calls: list[pb.CallTrace] = []
     chunk = pb.GenerateChunk()
-    async for chunk in stub.GenerateStream(request, metadata=metadata):
+    async for chunk in stub.GenerateStream(request):
         arrivals.append(Arrival(time.monotonic(), tuple(chunk.token_ids), sum(chunk.guessed)))
         calls += chunk.trace
         show(arrivals[-1])
@@ -80,13 +74,28 @@ async def run(
     return Run(began_s, tuple(arrivals), tuple(calls), chunk.finish.speculation)
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How guesses are made, where it is not left to the service."""
+
+    gamma: int | None = None
+    """Bounds the draft length; 0 decodes plainly."""
+    policy: str = ""
+    pipelining: bool | None = None
+
+
+AS_SERVED, PLAINLY, IN_TURN = Way(), Way(gamma=0), Way(pipelining=False)
+
+
 def request(
-    prompt: str, max_tokens: int, *, temperature: float, gamma: int | None = None, seed: int = 0, trace: bool = False
+    prompt: str, max_tokens: int, *, temperature: float, way: Way = AS_SERVED, seed: int = 0, trace: bool = False
 ) -> pb.GenerateRequest:
-    """A completion of exactly `max_tokens` tokens; `gamma` bounds the draft length, and 0 decodes plainly."""
+    """A completion of exactly `max_tokens` tokens."""
     return pb.GenerateRequest(
         text=prompt,
         sampling=pb.SamplingParams(temperature=temperature, seed=seed),
         stopping=pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
-        speculation=pb.SpeculationParams(max_draft_tokens=gamma, trace=trace),
+        speculation=pb.SpeculationParams(
+            max_draft_tokens=way.gamma, policy=way.policy, pipelining=way.pipelining, trace=trace
+        ),
     )

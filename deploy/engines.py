@@ -215,6 +215,7 @@ def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any
         max_restarts=0,
         max_concurrency=MAX_DATA_CALLS,
         concurrency_groups={CONTROL: MAX_CONTROL_CALLS},
+        enable_task_events=False,  # or each round's calls would be reported to the head, one by one
         runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
     )(actor)
     return remote.options(**options).remote(config, *arguments)

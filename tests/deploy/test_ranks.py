@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.traffic import request
+from bench.traffic import Way, request
 from deploy.client import Client
 from deploy.local import served
 from deploy.settings import demo_config
@@ -46,7 +46,7 @@ def client(alone):
 
 
 def complete(client: Client, temperature: float, gamma: int | None = None, num_tokens: int = 48) -> tuple[int, ...]:
-    return client.complete(request(PROMPT, num_tokens, temperature=temperature, gamma=gamma, seed=5)).token_ids
+    return client.complete(request(PROMPT, num_tokens, temperature=temperature, way=Way(gamma), seed=5)).token_ids
 
 
 def followers() -> set[int]:

@@ -7,7 +7,7 @@ from math import ceil
 import pytest
 from ray import serve
 
-from bench.traffic import request
+from bench.traffic import Way, request
 from deploy.app import APPLICATION, build, fleet_resources
 from deploy.client import CallFailed, Client
 from deploy.cluster import local_cluster
@@ -47,7 +47,7 @@ def client():
 
 
 def complete(client: Client, model: str, gamma: int | None = None) -> tuple[tuple[int, ...], pb.SpeculationStats]:
-    message = request(PROMPT, 48, temperature=0.8, gamma=gamma, seed=3)
+    message = request(PROMPT, 48, temperature=0.8, way=Way(gamma), seed=3)
     message.model = model
     completion = client.complete(message)
     return completion.token_ids, completion.finish.speculation

@@ -12,7 +12,7 @@ from ray.util.state import list_actors
 from bench.cluster import settings
 from bench.load import Expected, Load
 from bench.nodes import ROLE, ROLES, nodes, num_running, only_running, until
-from bench.traffic import connected, request, run
+from bench.traffic import PLAINLY, connected, request, run
 from deploy.client import Client
 from outrider_client import AsyncClient
 
@@ -58,7 +58,7 @@ async def test_a_stream_across_nodes_is_that_of_plain_decoding(up):
 
 async def expected(up: Any, seed: int) -> Expected:
     async with connected(up.address) as stub:
-        plain = await run(stub, request(PROMPT, MAX_TOKENS, temperature=0.8, gamma=0, seed=seed))
+        plain = await run(stub, request(PROMPT, MAX_TOKENS, temperature=0.8, way=PLAINLY, seed=seed))
     return Expected(PROMPT, seed, 0.8, plain.tokens)
 
 

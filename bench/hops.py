@@ -1,0 +1,28 @@
+"""What a bare call of an actor takes: the measure of everything that a round does beside computing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+
+
+class Echo:
+    """The least that an actor call can be: the engines' actors are asynchronous, and report no events, too."""
+
+    async def echo(self, message: object) -> object:
+        return message
+
+
+async def round_trips_ms(num_calls: int) -> list[float]:
+    """Milliseconds of bare actor calls on the cluster that this process is connected to, one after the other."""
+    actor: Any = ray.remote(num_cpus=0, enable_task_events=False)(Echo).remote()
+    await actor.echo.remote(None)  # it has started
+    times = []
+    for _ in range(num_calls):
+        started_s = time.monotonic()
+        await actor.echo.remote(None)
+        times.append((time.monotonic() - started_s) * 1e3)
+    ray.kill(actor)
+    return times
