@@ -34,8 +34,10 @@ def run_step(setting: Setting, options: argparse.Namespace) -> None:
     match options.step:
         case "tokenizer":
             steps.make_tokenizer(setting)
+        case "adopt":
+            steps.adopt(setting)
         case "target":
-            steps.make_target(setting, options.name, schedule_of(options))
+            steps.make_target(setting, options.name, schedule_of(options), options.start)
         case "sample":
             steps.make_samples(setting, options.name, options.target, options.minutes)
         case "draft":
@@ -57,8 +59,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m models.train", description=__doc__)
     commands = parser.add_subparsers(dest="step", required=True)
     add_step(commands, "tokenizer", "train the tokenizer and encode the training files")
+    add_step(commands, "adopt", "begin with the shipped pair: its tokenizer, its runs and their history")
     target = add_step(commands, "target", "train the target")
     add_schedule(target, minutes=65.0, rate=2e-3)
+    target.add_argument("--start", default="", help="name of a finished target's run to go on from")
     sample = add_step(commands, "sample", "let the target write text to distil on")
     sample.add_argument("--target", default="target", help="name of the target's run")
     sample.add_argument("--minutes", type=float, default=4.0, help="time to sample for (default: 4)")

@@ -14,6 +14,11 @@ def record(work: Path, arguments: list[str], seconds: float) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def write_history(work: Path, history: list[dict[str, Any]]) -> None:
+    """Begin with the commands of an earlier work folder."""
+    history_path(work).write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
+
+
 def read_history(work: Path) -> list[dict[str, Any]]:
     """All commands so far, oldest first."""
     return [json.loads(line) for line in history_path(work).read_text(encoding="utf-8").splitlines()]

@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
-from models.train.architecture import build_model, parameter_count
+from models.train.architecture import SHAPES, build_model, parameter_count
 from models.train.card import write_card
-from models.train.checkpoints import Progress, checkpoint_path, load_progress, load_trained
+from models.train.checkpoints import Progress, checkpoint_path, load_progress, load_trained, save_checkpoint
 from models.train.corpus import load_split
 from models.train.evaluation import evaluate
 from models.train.export import DEMO_FOLDER, as_exported, export_model
-from models.train.history import read_history
+from models.train.history import history_path, read_history, write_history
 from models.train.loop import Run, train
 from models.train.objectives import Objective, distillation_from, next_token_loss
 from models.train.sampling import continue_prompts
@@ -58,15 +59,33 @@ def make_tokenizer(setting: Setting) -> None:
     )
 
 
-def make_target(setting: Setting, name: str, schedule: Schedule) -> None:
+def adopt(setting: Setting) -> None:
+    """Take the shipped pair for finished runs, so that a new work folder can go on from it.
+
+    Weights as shipped, in bf16, the runs' history and how far they came; moments of the optimizers are not shipped.
+    """
+    if history_path(setting.work).exists():
+        raise SystemExit(f"{setting.work} has runs of its own, which are not overwritten")
+    make_tokenizer(setting)
+    if trained_tokenizer(setting).get_vocab() != load_tokenizer(DEMO_FOLDER / "target").get_vocab():
+        raise SystemExit("this Python's standard library gives another tokenizer than the shipped pair has")
+    figures = read_json(DEMO_FOLDER / "evaluation.json")
+    for role, run in zip(SHAPES, figures["runs"], strict=True):
+        model = LlamaForCausalLM.from_pretrained(DEMO_FOLDER / role, dtype=torch.float32)
+        save_checkpoint(checkpoint_path(setting.work, run), model, [], Progress(**figures["runs"][run]))
+    write_history(setting.work, figures["history"])
+
+
+def make_target(setting: Setting, name: str, schedule: Schedule, start: str) -> None:
     """Train the target on the training files."""
-    run_training(setting, name, "target", next_token_loss, training_stream(setting), schedule)
+    model = start_of(setting, start, name, "target")
+    run_training(setting, name, "target", next_token_loss, training_stream(setting), schedule, model)
 
 
 def make_draft(setting: Setting, name: str, schedule: Schedule, target: str, sampled: str, start: str) -> None:
     """Distil the draft from the target run `target`, on the training files and on what was sampled from the target."""
     teacher = load_trained(checkpoint_path(setting.work, target), "target").to(setting.device)
-    model = trained(setting, start, "draft").requires_grad_(True) if start else None
+    model = start_of(setting, start, name, "draft")
     stream = distillation_stream(setting, sampled)
     run_training(setting, name, "draft", distillation_from(teacher), stream, schedule, model)
 
@@ -153,6 +172,13 @@ def export(setting: Setting, target: str, draft: str, evaluation: str, compare: 
         figures = read_json(setting.work / f"{evaluation}.json") | {"history": read_history(setting.work)}
         write_json(DEMO_FOLDER / "evaluation.json", figures)
         write_card(figures, compared)
+
+
+def start_of(setting: Setting, start: str, name: str, role: str) -> Any:
+    """The model that the run `start` trained, to go on from as the run `name`; None to begin anew."""
+    if start == name:
+        raise SystemExit(f"a run that goes on from {start} needs a --name of its own")
+    return trained(setting, start, role).requires_grad_(True) if start else None
 
 
 def trained(setting: Setting, run: str, role: str) -> Any:

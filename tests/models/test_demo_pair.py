@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from models.train import history, steps
 from models.train.acceptance import accepted_by_rule, measure_acceptance
 from models.train.architecture import END_OF_TEXT_ID, MAX_POSITIONS, VOCABULARY, build_model, parameter_count
 from models.train.card import RULE_ORDER, alphas
+from models.train.checkpoints import checkpoint_path, load_progress, load_trained
 from models.train.corpus import is_excluded, is_held_out, load_split
 from models.train.export import DEMO_FOLDER
 from models.train.loop import Run, train
 from models.train.objectives import distillation_from, next_token_loss
 from models.train.schedule import Schedule
 from models.train.stream import token_stream, training_windows
-from models.train.tokenizer import END_OF_TEXT, load_tokenizer
+from models.train.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer
 
 ROLES = ("target", "draft")
 HELD_OUT_TEXT = '''class FileReader:
@@ -235,3 +237,27 @@ def test_the_card_shows_the_figures(figures: dict[str, Any]):
         assert f"{loss['nats_per_token']:.3f}" in card
     for run in figures["runs"].values():
         assert f"{run['step']:,}" in card
+
+
+def test_training_goes_on_from_the_shipped_pair(
+    pair: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the corpus, which takes a while to encode: the shipped tokenizer stands for one that was just trained."""
+
+    def fake_make_tokenizer(setting: steps.Setting) -> None:
+        save_tokenizer(load_tokenizer(DEMO_FOLDER / "target"), setting.work / "tokenizer")
+
+    monkeypatch.setattr(steps, "make_tokenizer", fake_make_tokenizer)
+    steps.adopt(steps.Setting(tmp_path, 1, torch.device("cpu"), is_bf16=False))
+    figures = json.loads((DEMO_FOLDER / "evaluation.json").read_text(encoding="utf-8"))
+    assert history.read_history(tmp_path) == figures["history"]
+    for role, run in zip(ROLES, figures["runs"], strict=True):
+        path = checkpoint_path(tmp_path, run)
+        assert load_progress(path).tokens == figures["runs"][run]["tokens"]
+        adopted = load_trained(path, role).state_dict()
+        for name, weight in pair[role].state_dict().items():
+            assert torch.equal(adopted[name], weight.float()), name
+        with pytest.raises(SystemExit, match="--name of its own"):
+            steps.start_of(steps.Setting(tmp_path, 1, torch.device("cpu"), is_bf16=False), run, run, role)
+    with pytest.raises(SystemExit, match="runs of its own"):
+        steps.adopt(steps.Setting(tmp_path, 1, torch.device("cpu"), is_bf16=False))
