@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -20,11 +21,13 @@ TRIED_ROWS = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
 """A step of each of these sizes, one after the other. Single rows are what plain decoding is made of, and there are
 many of them: where results are rounded to bfloat16, another order of sums shows in a few rows only. The many come last,
 so that they take no room from other sizes where there is little."""
+_ROOT = (0,)
 _TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
 TRIED_TOGETHER = (
     (EMPTY_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK),
     (_TREE,),
     (EMPTY_BLOCK, TokenTree.chain((2, 0, 1)), _TREE),
+    (TokenTree.chain((1, 2, 0, 1, 2, 0, 1, 2)), EMPTY_BLOCK),
 )
 """Steps of several sequences, or of trees: what is below the last token of each."""
 TOKENS_ABOVE = 5
@@ -44,7 +47,7 @@ class Trials:
 
     def logits(self) -> Tensor:
         """Of everything that is tried.  # [rows, vocab]"""
-        return torch.cat([self.in_steps(), *self._together()])
+        return torch.cat([self.in_steps(), *self.together()])
 
     def at_once(self) -> Tensor:
         """Of the rows of `in_steps`, in one step.  # [rows, vocab]"""
@@ -53,6 +56,14 @@ class Trials:
     def in_steps(self) -> Tensor:
         """Of one sequence, in steps of TRIED_ROWS.  # [rows, vocab]"""
         return self._taken(self._sizes())
+
+    def together(self) -> list[Tensor]:
+        """Of each of TRIED_TOGETHER, in one step.  # [rows, vocab]"""
+        return self._of_each(lambda kvs, trees: self.forward([*map(StepRows, kvs, repeat(_ROOT), trees)]))
+
+    def apart(self) -> list[Tensor]:
+        """Of the same rows, each with nothing beside it but the chain that it ends.  # [rows, vocab]"""
+        return self._of_each(lambda kvs, trees: torch.cat([*map(self._node_by_node, kvs, trees)]))
 
     def _sizes(self) -> list[int]:
         sizes: list[int] = []
@@ -70,7 +81,9 @@ class Trials:
                 del rest[:size]
         return torch.cat(logits)
 
-    def _together(self) -> Iterator[Tensor]:
+    def _of_each(self, logits_of: Callable[[list[SequenceKV], Sequence[TokenTree]], Tensor]) -> list[Tensor]:
+        """Of each of TRIED_TOGETHER that there is room for, with what is above it in place."""
+        logits = []
         for trees in TRIED_TOGETHER:
             num_above = [TOKENS_ABOVE * (1 + place) for place in range(len(trees))]
             if not self._has_room(num_above, trees):
@@ -78,7 +91,16 @@ class Trials:
             with self._sequences(len(trees)) as kvs:
                 for kv, count in zip(kvs, num_above, strict=True):
                     self.forward([StepRows(kv, [token % self.vocab_size for token in range(count)])])
-                yield self.forward([StepRows(kv, [0], tree) for kv, tree in zip(kvs, trees, strict=True)])
+                logits.append(logits_of(kvs, trees))
+        return logits
+
+    def _node_by_node(self, kv: SequenceKV, tree: TokenTree) -> Tensor:
+        num_above = kv.num_tokens
+        logits = []
+        for path in ((), *(_path_to(node, tree) for node in range(len(tree)))):
+            logits.append(self.forward([StepRows(kv, _ROOT, TokenTree.chain(path))])[-1:])
+            self.cache.truncate(kv, num_above)
+        return torch.cat(logits)
 
     def _has_room(self, num_above: Sequence[int], trees: Sequence[TokenTree]) -> bool:
         lengths = [count + 1 + len(tree) for count, tree in zip(num_above, trees, strict=True)]
@@ -94,3 +116,9 @@ class Trials:
         finally:
             for kv in kvs:
                 self.cache.free(kv)
+
+
+def _path_to(node: int, tree: TokenTree) -> tuple[int, ...]:
+    """Tokens from below the root down to `node`."""
+    above = _path_to(tree.parents[node], tree) if tree.parents[node] != ROOT else ()
+    return (*above, tree.tokens[node])
