@@ -10,6 +10,7 @@ import torch
 
 from models.train import steps
 from models.train.history import record
+from models.train.objectives import DISTILLATIONS
 from models.train.schedule import Schedule
 from models.train.steps import Setting
 
@@ -42,7 +43,8 @@ def run_step(setting: Setting, options: argparse.Namespace) -> None:
             steps.make_samples(setting, options.name, options.target, options.minutes)
         case "draft":
             schedule = schedule_of(options)
-            steps.make_draft(setting, options.name, schedule, options.target, options.sampled, options.start)
+            objective = DISTILLATIONS[options.objective]
+            steps.make_draft(setting, options.name, schedule, options.target, objective, options.sampled, options.start)
         case "evaluate":
             steps.measure(setting, options.name, options.target, options.draft)
         case "export":
@@ -51,7 +53,7 @@ def run_step(setting: Setting, options: argparse.Namespace) -> None:
 
 def schedule_of(options: argparse.Namespace) -> Schedule:
     """The schedule a training step was asked for."""
-    return Schedule(options.minutes, options.rate, step_tokens=options.step_tokens)
+    return Schedule(options.minutes, options.rate, step_tokens=options.step_tokens, long_from_share=options.long_from)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,6 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_schedule(draft, minutes=35.0, rate=4e-3)
     draft.add_argument("--target", default="target", help="name of the target's run")
     draft.add_argument("--sampled", default="", help="name of a `sample` run to distil on as well")
+    draft.add_argument(
+        "--objective", default="kl", choices=list(DISTILLATIONS), help="what the draft minimises (default: kl)"
+    )
     draft.add_argument("--start", default="", help="name of a finished draft's run to go on from")
     for name, text in (("evaluate", "measure the pair on held-out files"), ("export", "write the model folders")):
         step = add_step(commands, name, text)
@@ -99,6 +104,9 @@ def add_schedule(parser: argparse.ArgumentParser, minutes: float, rate: float) -
     parser.add_argument("--minutes", type=float, default=minutes, help=f"length of the run (default: {minutes:g})")
     parser.add_argument("--rate", type=float, default=rate, help=f"peak learning rate (default: {rate:g})")
     parser.add_argument("--step-tokens", type=int, default=8192, help="tokens a step (default: 8192)")
+    parser.add_argument(
+        "--long-from", type=float, default=0.88, help="share of the time after which windows are long (default: 0.88)"
+    )
 
 
 def start_logging(path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a step minimises: the next token's surprise, or the distance from the target's distribution."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 Objective = Callable[[Any, Tensor], Tensor]
 """(model, windows [rows, length]) to a scalar loss, in nats a token."""
+Distillation = Callable[[Any], Objective]
+"""From a frozen target."""
 
 
 def logits_of(model: Any, windows: Tensor) -> Tensor:
@@ -33,3 +35,22 @@ def distillation_from(target: Any) -> Objective:
         return F.kl_div(q, p, log_target=True, reduction="batchmean")
 
     return loss
+
+
+def acceptance_from(target: Any) -> Objective:
+    """-log Σ min(p, q), of the chance that a token drawn from q is accepted; p is all of the frozen target's law.
+
+    KL asks a draft for all of p, which a small one cannot hold; this asks for what it is used for. Its gradient is that
+    of the total variation, divided by the acceptance. Source: Leviathan et al. 2023, Corollary 3.6.
+    """
+
+    def loss(draft: Any, windows: Tensor) -> Tensor:
+        with torch.no_grad():
+            p = logits_of(target, windows).flatten(0, 1).float().softmax(-1)
+        q = logits_of(draft, windows).flatten(0, 1).float().softmax(-1)
+        return -torch.minimum(p, q).sum(-1).log().mean()
+
+    return loss
+
+
+DISTILLATIONS: Final[dict[str, Distillation]] = {"kl": distillation_from, "acceptance": acceptance_from}

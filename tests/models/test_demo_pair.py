@@ -22,7 +22,7 @@ from models.train.checkpoints import checkpoint_path, load_progress, load_traine
 from models.train.corpus import is_excluded, is_held_out, load_split
 from models.train.export import DEMO_FOLDER
 from models.train.loop import Run, train
-from models.train.objectives import distillation_from, next_token_loss
+from models.train.objectives import acceptance_from, distillation_from, logits_of, next_token_loss
 from models.train.schedule import Schedule
 from models.train.stream import token_stream, training_windows
 from models.train.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer
@@ -215,6 +215,17 @@ def test_a_model_is_at_no_distance_from_itself(pair: dict[str, Any]):
     assert abs(loss.item()) < 1e-6
 
 
+def test_acceptance_is_asked_for_as_speculative_sampling_defines_it(pair: dict[str, Any]):
+    """-log of the sum of min(p, q), and none is lost between a model and itself."""
+    windows = torch.arange(20).view(2, 10)
+    assert abs(acceptance_from(pair["draft"])(pair["draft"], windows).item()) < 1e-5
+    p, q = (logits_of(pair[role], windows).flatten(0, 1).softmax(-1).double() for role in ("target", "draft"))
+    overlap = 1 - (p - q).abs().sum(-1) / 2
+    assert acceptance_from(pair["target"])(pair["draft"], windows).item() == pytest.approx(
+        -overlap.log().mean(), rel=1e-4
+    )
+
+
 def test_learning_rate_rises_stays_and_ends_at_zero():
     schedule = Schedule(minutes=10, peak_rate=1.0)
     assert schedule.learning_rate(0) < 0.01
@@ -226,6 +237,7 @@ def test_the_last_windows_are_as_long_as_the_positions():
     schedule = Schedule(minutes=10, peak_rate=1.0, step_tokens=4096)
     assert schedule.window(0) == (512, 8)
     assert schedule.window(599) == (MAX_POSITIONS, 2)
+    assert Schedule(10, 1.0, step_tokens=4096, long_from_share=0.0).window(0) == (MAX_POSITIONS, 2)
 
 
 def test_the_card_shows_the_figures(figures: dict[str, Any]):
