@@ -27,7 +27,15 @@ from core.noise import Purpose
 from models.train.corpus import load_split
 from models.train.evaluation import PROMPT_TOKENS, held_out_prompts
 from models.train.stream import token_stream
-from orchestrator.simulation.recorded import COLUMNS, MAX_GAMMA, MAX_RANK, RECORDED_TEMPERATURES, Column
+from orchestrator.simulation.recorded import (
+    COLUMNS,
+    MAX_GAMMA,
+    MAX_RANK,
+    NUM_SHARES,
+    RECORDED_TEMPERATURES,
+    SHARE_STEP,
+    Column,
+)
 
 NUM_PROMPTS: Final = 40
 NUM_TOKENS: Final = 160
@@ -73,7 +81,7 @@ def prompts(directory: Path) -> torch.Tensor:
 
 
 def record(pair: Pair, windows: torch.Tensor) -> Traces:
-    """One array [prompts, tokens] (block acceptance: [prompts, tokens, MAX_GAMMA]) for each column and temperature."""
+    """For each column and temperature an array [prompts, tokens]; shares and block acceptance have one axis more."""
     traces: Traces = {}
     for temperature in RECORDED_TEMPERATURES:
         rows = [_record_one(pair, window, temperature, seed) for seed, window in enumerate(windows)]
@@ -96,15 +104,16 @@ def _record_one(pair: Pair, window: torch.Tensor, temperature: float, seed: int)
         Column.PLAIN_RANK: _rank(log_q, text),
         Column.CONFIDENCE: _first_share(scores if temperature else _log_law(logits, 1.0)),
     }
+    shares = _shares(scores if temperature else _log_law(logits, 1.0))
     row |= _sureness(_log_law(logits, temperature or 1.0))
     if temperature == 0:
         is_same = (row[Column.RANK] == 0).astype(np.float64)
-        return _packed({**row, Column.ALPHA: is_same, Column.CORRECTION_RANK: row[Column.RANK] - 1.0}, None)
+        return _packed({**row, Column.ALPHA: is_same, Column.CORRECTION_RANK: row[Column.RANK] - 1.0}) | shares
     p_logits = pair.target(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]
     p, q = np.exp(_log_law(p_logits, temperature)), np.exp(log_q)
     row[Column.ALPHA] = np.minimum(p, q).sum(axis=1)
     row[Column.CORRECTION_RANK] = _correction_ranks(p, q, log_q, seed)
-    return _packed(row, _judged_chains(pair, tokens, temperature, seed))
+    return _packed(row) | shares | {"blocks": _judged_chains(pair, tokens, temperature, seed)}
 
 
 def _write(target: Any, window: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
@@ -149,6 +158,13 @@ def _first_share(scores: Float64) -> Float64:
     """The largest share of the softmax of each row."""
     share: Float64 = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
     return share
+
+
+def _shares(scores: Float64) -> dict[str, NDArray[np.uint8]]:
+    """How the first candidates of each row compare with the very first, [NUM_TOKENS, NUM_SHARES]."""
+    first = -np.sort(-scores, axis=1)[:, :NUM_SHARES]
+    steps = (first[:, :1] - first) / SHARE_STEP
+    return {"shares": np.clip(np.rint(steps), 0, 255).astype(np.uint8)}
 
 
 def _correction_ranks(p: Float64, q: Float64, log_q: Float64, seed: int) -> Float64:
@@ -229,13 +245,11 @@ def _after_chains(model: Any, tokens: torch.Tensor, chains: NDArray[np.int64]) -
 # What is kept
 
 
-def _packed(row: dict[Column, Float64], blocks: NDArray[np.uint8] | None) -> dict[str, NDArray[np.uint8]]:
+def _packed(row: dict[Column, Float64]) -> dict[str, NDArray[np.uint8]]:
     packed: dict[str, NDArray[np.uint8]] = {}
     for column, scale in COLUMNS.items():
         most = MAX_RANK if scale == 1 else 255
         packed[column.value] = np.clip(np.rint(row[column] * scale), 0, most).astype(np.uint8)
-    if blocks is not None:
-        packed["blocks"] = blocks
     return packed
 
 

@@ -36,6 +36,8 @@ class _Said:
     candidates: Candidates
     head: float
     """Chance of the first candidate, if the text gets to the node."""
+    tail: Sequence[float]
+    """Chances of the others, if it is not the first."""
     free: Sequence[int]
     """Places, among the candidates, of those that the block does not guess there."""
 
@@ -46,6 +48,7 @@ class BudgetSprout:
     def __init__(self, request: DraftRequest, budget: Budget, known: Mapping[int, Candidates]) -> None:
         block = request.block
         self._budget = budget
+        self._weights = [math.sqrt(chance) for chance in budget.tail]
         self._num_block = len(block)
         self._parents = list(block.parents)
         self._depths = list(block.depths)
@@ -144,7 +147,8 @@ class BudgetSprout:
             if candidates is None:
                 chance = self._head(UNKNOWN_CONFIDENCE)
             elif token in candidates.ranked:
-                chance = self._share(self._head(candidates.confidence), candidates.ranked.index(token))
+                head, tail = self._head(candidates.confidence), self._tail(candidates)
+                chance = _chance_at(candidates.ranked.index(token), head, tail)
             else:
                 chance = 0.0
             reach.append(above * max(chance, MIN_CHANCE))
@@ -157,11 +161,18 @@ class BudgetSprout:
         log_odds = intercept + slope * math.log(confidence / (1.0 - confidence))
         return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))
 
-    def _share(self, head: float, place: int) -> float:
-        """Chance of the candidate at this place, where that of the first is `head`."""
-        if place == 0:
-            return head
-        return (1.0 - head) * self._budget.tail[place - 1] if place <= len(self._budget.tail) else 0.0
+    def _tail(self, candidates: Candidates) -> Sequence[float]:
+        """Chances of the second candidate, the third, and so on, if it is not the first.
+
+        As likely together as they are on the whole; each by its share here and the root of what is usual at its rank,
+        which foretells the demo target's token best of all such products, greedy and sampled.
+        """
+        weights = [weight * share for weight, share in zip(self._weights, candidates.shares[1:], strict=False)]
+        total = sum(weights)
+        if not total:
+            return self._budget.tail
+        scale = sum(self._budget.tail) / total
+        return [weight * scale for weight in weights]
 
     # Growing
 
@@ -171,14 +182,14 @@ class BudgetSprout:
         free: Sequence[int] = range(num_ranked)
         if taken:
             free = [place for place in free if candidates.ranked[place] not in taken]
-        self._said[node] = _Said(candidates, self._head(candidates.confidence), free)
+        self._said[node] = _Said(candidates, self._head(candidates.confidence), self._tail(candidates), free)
         if self._level(node) < self._budget.max_depth:
             self._offer(node, 0)
 
     def _offer(self, parent: int, rank: int) -> None:
         said = self._said[parent]
         if rank < min(len(said.free), self._budget.fanout):
-            chance = self._chance(parent) * self._share(said.head, said.free[rank])
+            chance = self._chance(parent) * _chance_at(said.free[rank], said.head, said.tail)
             if chance >= MIN_CHANCE:
                 heappush(self._open, (-chance, next(self._order), parent, rank))
 
@@ -225,6 +236,13 @@ class BudgetSprout:
         """Without the outcomes below which nothing has grown."""
         has_children = {self._parents[node] for node in nodes}
         return [node for node in nodes if self._levels[node] != 0 or node in has_children]
+
+
+def _chance_at(place: int, head: float, tail: Sequence[float]) -> float:
+    """Of one candidate. `head` is that of the first, `tail` those of the others if it is not the first."""
+    if place == 0:
+        return head
+    return (1.0 - head) * tail[place - 1] if place <= len(tail) else 0.0
 
 
 AnySprout = Sprout | BudgetSprout

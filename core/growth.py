@@ -29,6 +29,8 @@ class Candidates:
     sampled: int = NO_TOKEN
     """The draft's own draw from q, where verification needs one."""
     q: SparseDistribution = NO_Q
+    shares: tuple[float, ...] = ()
+    """Of each candidate, of what orders them, so that the first is `confidence`; none where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,10 @@ def _ranked(scores: Tensor, sureness: Tensor, readback: Readback) -> _Found:
     values, ids = sampling.largest(scores, MAX_RANKS)
     num_ranks = ids.shape[1]
     behind = scores.shape[1] + torch.arange(num_ranks, device=ids.device)
-    order = torch.where(values == values[:, :1], ids, behind).argsort(dim=1)
+    order = torch.where(values == values[:, :1], ids, behind).argsort(dim=1)  # alike are alike in `values`
     counts = (values > -torch.inf).sum(dim=1)
+    shares = (values - values[:, :1]).exp() * sureness[:, :1]
+    sureness = torch.cat([sureness, shares], dim=1)
     return _candidates(ids.gather(1, order), counts, sureness, lambda: [_NO_DRAW] * len(scores), readback)
 
 
@@ -144,11 +146,12 @@ def _sureness(scores: Tensor) -> Tensor:
 def _candidates(
     ids: Tensor, counts: Tensor, sureness: Tensor, draws: Callable[[], list[_Draw]], readback: Readback
 ) -> _Found:
-    """One for each row: the first `counts` [R] of `ids` [R, M], likeliest first, and how sure they are [R, 2]."""
+    """One for each row: the first `counts` [R] of `ids` [R, M], likeliest first; how sure the first is, and q's entropy
+    [R, 2], and where they are known the shares of all [R, 2 + M]."""
     asked = [readback.ask(tensor) for tensor in (ids, counts, sureness)]
     return lambda: [
-        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
-        for row_ids, count, (confidence, entropy), (sampled, q) in zip(
+        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q, tuple(shares[:count]))
+        for row_ids, count, (confidence, entropy, *shares), (sampled, q) in zip(
             *(wanted.values for wanted in asked), draws(), strict=True
         )
     ]

@@ -55,7 +55,7 @@ class SequenceKV:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Of a host in pages of its own, which are not taken before they are written: an allocator may hand out used ones."""
+    """Of a host in pages of its own, not taken before they are written: an allocator may hand out used ones."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -23,6 +23,10 @@ MAX_RANK = 255
 """Stands for this rank and all above."""
 MAX_GAMMA = 8
 """Longest chain that was judged by block verification."""
+NUM_SHARES = 8
+"""Candidates of which it is kept how they compare with the first."""
+SHARE_STEP = 1 / 16
+"""Of the logarithm in which that is kept."""
 
 
 class Column(StrEnum):
@@ -55,12 +59,14 @@ class TraceLaw:
 
     columns: dict[Column, NDArray[np.uint8]]  # each [texts, tokens]
     blocks: NDArray[np.uint8] | None  # [texts, tokens, MAX_GAMMA]
+    shares: NDArray[np.uint8]  # [texts, tokens, NUM_SHARES], -log(share / the first's) / SHARE_STEP
 
     @classmethod
     def load(cls, temperature: float, path: Path = DEMO_TRACES) -> TraceLaw:
         """Raises: KeyError when nothing was recorded at this temperature."""
         traces, suffix = _read(path), f"@{temperature:g}"
-        return cls({column: traces[f"{column}{suffix}"] for column in COLUMNS}, traces.get(f"blocks{suffix}"))
+        columns = {column: traces[f"{column}{suffix}"] for column in COLUMNS}
+        return cls(columns, traces.get(f"blocks{suffix}"), traces[f"shares{suffix}"])
 
     @property
     def num_texts(self) -> int:
@@ -70,14 +76,17 @@ class TraceLaw:
     def at(self, seed: int, index: int) -> Agreement:
         text, token = self._find(seed, index)
         values = {column: int(self.columns[column][text, token]) for column in COLUMNS}
+        confidence = values[Column.CONFIDENCE] / COLUMNS[Column.CONFIDENCE]
+        shares = confidence * np.exp(-SHARE_STEP * self.shares[text, token])
         return Agreement(
             rank=_rank(values[Column.RANK]),
             plain_rank=_rank(values[Column.PLAIN_RANK]),
             correction_rank=_rank(values[Column.CORRECTION_RANK]),
             alpha=values[Column.ALPHA] / COLUMNS[Column.ALPHA],
-            confidence=values[Column.CONFIDENCE] / COLUMNS[Column.CONFIDENCE],
+            confidence=confidence,
             entropy=values[Column.ENTROPY] / COLUMNS[Column.ENTROPY],
             plain_confidence=values[Column.PLAIN_CONFIDENCE] / COLUMNS[Column.PLAIN_CONFIDENCE],
+            shares=tuple(shares.tolist()),
         )
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:

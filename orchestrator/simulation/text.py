@@ -53,6 +53,8 @@ class Agreement:
     """Of the draft, in nats."""
     plain_confidence: float = 0.5
     """The draft's largest probability."""
+    shares: tuple[float, ...] = ()
+    """Of the draft's candidates, the shared noise included; none where nothing is known of them."""
 
 
 class Law(Protocol):
@@ -147,8 +149,9 @@ class Text:
         """What the draft says where both sides draw with the same noise, or are greedy."""
         agreement = self._agreement(place)
         ranked = self._ranked(place, agreement.rank if has_noise else agreement.plain_rank, num_ranks)
-        confidence = agreement.confidence if has_noise else agreement.plain_confidence
-        return Candidates(ranked, confidence, agreement.entropy)
+        if not has_noise:
+            return Candidates(ranked, agreement.plain_confidence, agreement.entropy)
+        return Candidates(ranked, agreement.confidence, agreement.entropy, shares=agreement.shares[:num_ranks])
 
     def sampled(self, place: Place, num_ranks: int, *, is_right: bool, is_judged: bool) -> Candidates:
         """What the draft says where it samples by itself. `is_judged`: its sample here is in the block being verified.

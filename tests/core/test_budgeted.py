@@ -18,9 +18,11 @@ TAIL = (0.5, 0.2, 0.1)
 
 
 def says(path):
-    """What a make-believe model says after a path: other candidates, another sureness each time."""
+    """What a make-believe model says after a path: other candidates, another sureness each time, often with shares."""
     random = Random(repr(tuple(path)))
-    return Candidates(tuple(random.sample(range(12), 6)), random.random(), 3 * random.random())
+    ranked, confidence, entropy = tuple(random.sample(range(12), 6)), random.random(), 3 * random.random()
+    others = sorted((confidence * random.random() for _ in range(5)), reverse=True)
+    return Candidates(ranked, confidence, entropy, shares=(confidence, *others) if random.random() < 0.5 else ())
 
 
 def request_of(budget, block=EMPTY_BLOCK, *, is_table=True):
@@ -103,7 +105,11 @@ def chance(candidates, position, budget):
     intercept, slope = budget.sureness
     x = math.log(candidates.confidence / (1 - candidates.confidence))
     head = 1 / (1 + math.exp(-(intercept + slope * x)))
-    return head if position == 0 else (1 - head) * budget.tail[position - 1]
+    usual = list(budget.tail)
+    if candidates.shares:
+        usual = [math.sqrt(x) * candidates.shares[1 + place] for place, x in enumerate(budget.tail)]
+    tail = [x / sum(usual) * sum(budget.tail) for x in usual]
+    return head if position == 0 else (1 - head) * tail[position - 1]
 
 
 @pytest.mark.parametrize("num_nodes", [1, 5, 12, 30])
@@ -141,6 +147,25 @@ def test_doubt_is_where_the_rows_go():
     outcomes = [sprout.path(node) for node in range(2, 5)]
     assert [1, 6] in outcomes
     assert not any(path[0] == 2 for path in outcomes)
+
+
+def test_whether_one_other_guess_is_likely_or_many_are_is_seen_at_the_place():
+    """Two doubtful guesses with one rival each, and with many: the rival has what the many share."""
+    budget = Budget(num_nodes=2, num_passes=1, rows_per_pass=8, max_depth=1, fanout=4, tail=(0.4, 0.3, 0.2))
+    request = request_of(budget, is_table=False)
+    for shares, first_two in (((0.6, 0.39, 0.001, 0.001), 0.9), ((0.6, 0.1, 0.1, 0.1), 0.35)):
+        sprout = BudgetSprout(request, budget, {ROOT: Candidates((5, 6, 7, 8), 0.6, shares=shares)})
+        assert sprout.grown().tokens == (5, 6)
+        assert sprout._reach[1] == pytest.approx(0.4 * first_two, abs=0.01)
+
+
+def test_candidates_of_no_share_leave_what_is_usual():
+    """All the mass on the first: nothing is known of the others, and nothing is divided by it."""
+    budget = Budget(num_nodes=4, num_passes=1, rows_per_pass=8, max_depth=1, fanout=4, sureness=(0.0, 0.1), tail=TAIL)
+    said = Candidates((5, 6, 7, 8), 1.0, shares=(1.0, 0.0, 0.0, 0.0))
+    sprout = BudgetSprout(request_of(budget, is_table=False), budget, {ROOT: said})
+    head = sprout._reach[0]
+    assert [reach / (1 - head) for reach in sprout._reach[1:]] == pytest.approx(TAIL)
 
 
 def test_what_is_known_is_not_fed_again():

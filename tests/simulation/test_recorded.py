@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.simulation.recorded import (
     DEMO_TRACES,
     MAX_GAMMA,
     MAX_RANK,
+    NUM_SHARES,
     RECORDED_TEMPERATURES,
     Column,
     TraceLaw,
@@ -21,11 +23,12 @@ from orchestrator.simulation.recorded import (
 from orchestrator.simulation.text import NEVER_RANKED
 
 
-def written(tmp_path: Path, **arrays: list[list[int]]) -> Path:
+def written(tmp_path: Path, **arrays: Any) -> Path:
     """A recording of two texts of two tokens; columns that are not given are 0."""
     path = tmp_path / "traces.npz"
     columns = {f"{column}@0.5": np.array(arrays.get(column, [[0, 0], [0, 0]]), np.uint8) for column in COLUMNS}
-    np.savez(path, **columns)
+    shares = np.array(arrays.get("shares", np.zeros((2, 2, NUM_SHARES))), np.uint8)
+    np.savez(path, **columns, **{"shares@0.5": shares})
     return path
 
 
@@ -37,6 +40,15 @@ def test_bytes_are_read_as_what_they_stand_for(tmp_path):
     assert law.num_accepted_of_block(0, 0, 2) is None, "no chain was judged"
     with pytest.raises(KeyError):
         TraceLaw.load(0.7, path)
+
+
+def test_shares_are_parts_of_the_confidence(tmp_path):
+    steps = np.full((2, 2, NUM_SHARES), 255)
+    steps[0, 0, :3] = 0, 16, 32
+    law = TraceLaw.load(0.5, written(tmp_path, confidence=[[255, 0], [51, 0]], shares=steps))
+    assert law.at(0, 0).shares[:3] == pytest.approx((1, 1 / np.e, 1 / np.e**2))
+    assert law.at(0, 0).shares[3:] == pytest.approx((0,) * (NUM_SHARES - 3), abs=1e-6)
+    assert law.at(1, 0).shares[0] == pytest.approx(0.2 * np.exp(-255 / 16))
 
 
 def test_a_text_goes_on_with_the_next_one(tmp_path):
@@ -58,6 +70,7 @@ def test_the_demo_traces_are_what_two_models_can_have_said(temperature):
     """Coupled acceptance lies where theory wants it; more guesses are not accepted less; a chain has its length."""
     law = TraceLaw.load(temperature)
     assert law.num_texts == 40
+    assert all(law.at(0, index).shares[0] == law.at(0, index).confidence for index in range(160))
     ranks, alpha = law.columns[Column.RANK], law.columns[Column.ALPHA].mean() / 255
     coupled = (ranks == 0).mean()
     assert 0.5 < coupled < 0.95

@@ -82,6 +82,8 @@ def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
         assert ranked == pytest.approx([float(scores[token]) for token in possible[:MAX_RANKS]], abs=1e-3)
         assert len(set(got.ranked)) == len(got.ranked)
         assert got.confidence == pytest.approx(float(sure.max()), rel=1e-3, abs=1e-6)
+        shares = [] if at.kind is Kind.DRAWN else -np.sort(-sure)[: len(got.ranked)]
+        assert got.shares == pytest.approx(shares, rel=1e-3, abs=1e-6)
         entropy = -sum(p * math.log(p) for p in law.tolist() if p > 0)
         assert got.entropy == pytest.approx(entropy, rel=1e-3, abs=1e-4)
         assert got.sampled == drawn
