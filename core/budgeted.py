@@ -188,7 +188,8 @@ class BudgetSprout:
 
     def _offer(self, parent: int, rank: int) -> None:
         said = self._said[parent]
-        if rank < min(len(said.free), self._budget.fanout):
+        fanout = 1 if self._budget.is_chain and self._level(parent) != PLACE else self._budget.fanout
+        if rank < min(len(said.free), fanout):
             chance = self._chance(parent) * _chance_at(said.free[rank], said.head, said.tail)
             if chance >= MIN_CHANCE:
                 heappush(self._open, (-chance, next(self._order), parent, rank))

@@ -27,6 +27,8 @@ OUTLIER = 1.25
 """Times the mean, or a part of it, that one observation counts for at most; what is more than noise is the pace's."""
 NUM_RECENT = 5
 """The pace is the median of so many: two outliers in a row change nothing, three are a change."""
+MEAN_PACES = 16.0
+"""Passes over which its mean goes."""
 MAX_EXPONENT = 1.0
 """Beyond what was seen a pass costs at most in proportion to its rows."""
 MIN_EXPONENT = 0.07
@@ -37,6 +39,12 @@ HOPE = 4.0
 """Hope ends at so many times what was seen; from there on a pass costs in proportion to its rows."""
 PRIOR_ROWS = 16.0
 """Rows at which a pass is thought to cost what it costs with one, before any was seen."""
+BRANCH_WINDOW = 200.0
+"""Passes that tell what a branch costs."""
+SURE = 2.0
+"""Standard errors that it costs less than they say."""
+MAX_BRANCHES = 0.5
+"""Share of a pass that its branches can have at most."""
 NUM_WIRES = 9
 """Calls of which the median tells what the wire takes."""
 PRIOR_WIRE_S = 0.001
@@ -52,24 +60,65 @@ def _bucket(rows: float) -> int:
     return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
 
 
+def _near(value: float, usual: float) -> float:
+    """`value`, as far as one observation counts."""
+    return min(max(value, usual / OUTLIER), usual * OUTLIER)
+
+
 @dataclass(slots=True)
 class _Knot:
     """What passes of about so many rows cost: the median of the first few, so that none rules; then a slow mean."""
 
     rows: float
     seconds: float
+    branches: float = 0.0
     weight: float = 1.0
     young: list[float] = field(default_factory=list)
 
-    def see(self, rows: float, seconds: float) -> None:
+    def see(self, rows: float, seconds: float, branches: float) -> None:
         self.weight = min(self.weight + 1.0, MAX_WEIGHT)
         self.rows += (rows - self.rows) / self.weight
+        self.branches += (branches - self.branches) / self.weight
         if self.weight <= YOUNG:
             self.young.append(seconds)
             self.seconds = median(self.young)
         else:
-            near = min(max(seconds, self.seconds / OUTLIER), self.seconds * OUTLIER)
-            self.seconds += (near - self.seconds) / self.weight
+            self.seconds += (_near(seconds, self.seconds) - self.seconds) / self.weight
+
+
+@dataclass(slots=True)
+class _BranchCost:
+    """What a branch adds to a pass: a regression over passes of like rows that differ in their branches, forgetting.
+
+    Believed as far as it is sure: where branches cost nothing, noise must not say otherwise.
+    """
+
+    num: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def see(self, branches: float, seconds: float) -> None:
+        """More branches than usual, and more seconds than usual."""
+        keep = 1.0 - 1.0 / BRANCH_WINDOW
+        self.num = self.num * keep + 1.0
+        self.xx = self.xx * keep + branches * branches
+        self.xy = self.xy * keep + branches * seconds
+        self.yy = self.yy * keep + seconds * seconds
+
+    @property
+    def likeliest(self) -> float:
+        """Seconds of one branch, by least squares."""
+        return max(0.0, self.xy / self.xx) if self.num >= YOUNG and self.xx >= 1.0 else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What it surely takes."""
+        likeliest = self.likeliest
+        if not likeliest:
+            return 0.0
+        unexplained = max(self.yy - self.xy * self.xy / self.xx, 0.0) / (self.num - 2.0)
+        return max(0.0, likeliest - SURE * math.sqrt(unexplained / self.xx))
 
 
 class Curve:
@@ -131,7 +180,10 @@ class Curve:
 
 
 class PassCost:
-    """Learns seconds of one forward pass as a function of its rows: a profile that never falls, times a pace."""
+    """Learns seconds of one forward pass as a function of its rows: a profile that never falls, times a pace.
+
+    Where a tree's branches are computed one by one each adds to that, however many rows there are: learned apart.
+    """
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
@@ -139,26 +191,43 @@ class PassCost:
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
         self._profile = Curve(*self._fitted())
         self._num_unfitted = 0
+        self._branch = _BranchCost()
         self.pace = 1.0
+        self._mean_pace = 1.0
 
     def __repr__(self) -> str:
         return f"<PassCost {', '.join(f'{rows:.0f}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
 
-    def see(self, rows: float, seconds: float) -> None:
-        """One pass of `rows` rows took `seconds`."""
+    def see(self, rows: float, seconds: float, branches: float | None = None) -> None:
+        """One pass of `rows` rows took `seconds`; `branches` is None where nobody knows how many there were."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
         knot = self._knots.get(_bucket(rows))
         self._num_unfitted += 1
         if knot is None:
-            self._knots[_bucket(rows)] = _Knot(rows, seconds / self.pace, young=[seconds / self.pace])
+            at_pace = seconds / self.pace
+            self._knots[_bucket(rows)] = _Knot(rows, at_pace, branches or 0.0, young=[at_pace])
             self._fit()
         else:
-            self._recent.append(seconds / self._profile(rows))
-            self.pace = median(self._recent)
-            knot.see(rows, seconds / self.pace)
+            usual = knot.branches if branches is None else branches
+            self._take_pace(seconds / (self._profile(rows) + self._branch.likeliest * usual))
+            if branches is not None and rows <= FEW_ROWS:  # wider knots hold passes of more rows and of fewer
+                self._branch.see(
+                    branches - knot.branches, _near(seconds / self._mean_pace, knot.seconds) - knot.seconds
+                )
+            knot.see(rows, seconds / self.pace, usual)
             if self._num_unfitted >= FIT_EVERY or knot.weight <= YOUNG:
                 self._fit()
+
+    def _take_pace(self, ratio: float) -> None:
+        """A pass took so many times what its rows and branches say.
+
+        Branches are judged by the mean: where they come in turn, the median of a few goes up and down with them.
+        """
+        self._recent.append(ratio)
+        self.pace = median(self._recent)
+        self._mean_pace += (_near(ratio, self._mean_pace) - self._mean_pace) / MEAN_PACES
+        self._mean_pace = _near(self._mean_pace, self.pace)
 
     def _fit(self) -> None:
         self._num_unfitted = 0
@@ -169,8 +238,13 @@ class PassCost:
         return self.pace * self._profile(rows)
 
     def curve(self) -> Curve:
-        """The present belief, for keeps."""
+        """The present belief, for keeps; of passes without branches."""
         return self._profile.times(self.pace)
+
+    @property
+    def branch_s(self) -> float:
+        """What a branch adds at the present pace."""
+        return self.pace * self._branch.seconds
 
     def points(self) -> dict[int, float]:
         """At the powers of two over what was observed: few, and always the same: they become a metric's labels."""
@@ -184,20 +258,24 @@ class PassCost:
         return sorted(self._knots.values(), key=lambda knot: knot.rows)
 
     def _fitted(self) -> tuple[list[float], list[float]]:
-        """The knots, pooled where they fall: isotonic regression by pool-adjacent-violators."""
+        """The knots without branches, pooled where they fall: isotonic regression by pool-adjacent-violators."""
         if not self._knots:
             return [1.0, PRIOR_ROWS], [self._prior_s, self._prior_s]
+        branch_s = self._branch.likeliest
         pools: list[list[_Knot]] = []
         for knot in self._sorted():
             pools.append([knot])
-            while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+            while len(pools) > 1 and _mean(pools[-2], branch_s) > _mean(pools[-1], branch_s):
                 pools[-2:] = [[*pools[-2], *pools[-1]]]
-        seconds = [_mean(pool) for pool in pools for _ in pool]
+        seconds = [_mean(pool, branch_s) for pool in pools for _ in pool]
         return [knot.rows for pool in pools for knot in pool], seconds
 
 
-def _mean(pool: list[_Knot]) -> float:
-    return sum(knot.seconds * knot.weight for knot in pool) / sum(knot.weight for knot in pool)
+def _mean(pool: list[_Knot], branch_s: float) -> float:
+    straight_s = sum(
+        max(knot.seconds - branch_s * knot.branches, (1.0 - MAX_BRANCHES) * knot.seconds) * knot.weight for knot in pool
+    )
+    return straight_s / sum(knot.weight for knot in pool)
 
 
 class EngineCost:
@@ -223,17 +301,18 @@ class EngineCost:
         """Of a call and its answer alone: where calls wait for one another the others contain that wait."""
         return min(self._hops, default=PRIOR_WIRE_S)
 
-    def see(self, timing: Timing, elapsed_s: float) -> None:
-        """One answered call. Those who shared its passes tell the same, and it counts once.
+    def see(self, timing: Timing, elapsed_s: float, branches: float | None = None) -> None:
+        """One answered call; `branches` are those of its passes, None where others had part in them.
 
-        An engine that claims to have taken longer than the call is not believed.
+        Those who shared its passes tell the same, and it counts once. An engine that claims to have taken longer than
+        the call is not believed.
         """
         within = timing.waited_s + timing.computed_s <= 1.05 * elapsed_s + 0.001
         if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0 or not within:
             return
         self._see_wire(max(0.0, elapsed_s - timing.waited_s - timing.computed_s))
         if self._last is None or not _is_same(timing, self._last):
-            self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes)
+            self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
         self._last = timing
 
     def _see_wire(self, wire_s: float) -> None:

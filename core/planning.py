@@ -45,6 +45,8 @@ class Economy:
     """Sessions that share a pass of the target."""
     num_drafting: float = 1.0
     """Sessions that share a pass of the draft."""
+    branch_s: float = 0.0
+    """What a branch adds to a pass of the target."""
 
     @property
     def is_shared(self) -> bool:
@@ -55,9 +57,14 @@ class Economy:
         """The same for half of the sessions."""
         return replace(self, num_verifying=self.num_verifying / 2.0, num_drafting=max(1.0, self.num_drafting / 2.0))
 
-    def verify_s(self, nodes: float) -> float:
+    def verify_s(self, nodes: float, branches: float = 0.0) -> float:
         """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
-        return self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.verify_wire_s
+        pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
+        return pass_s + self.verify_wire_s
+
+    def verify_tree_s(self, tree: BestTree) -> float:
+        """The same for the block `tree`."""
+        return self.verify_s(len(tree), tree.num_branches)
 
     def draft_s(self, rows: tuple[int, ...]) -> float:
         """A round trip to the draft for passes of so many rows of each session."""
@@ -74,15 +81,15 @@ class Economy:
         slope = (self.verify_pass_s(rows + more) - self.verify_pass_s(rows)) / more
         return self.num_verifying * rate * slope
 
-    def block_price(self, rate: float, expected: float, nodes: int) -> float:
+    def block_price(self, rate: float, expected: float, nodes: int, branches: int = 0) -> float:
         """Tokens that are lost by sending a block of `nodes` nodes and not none, where `expected` are usual.
 
         Who has the passes for himself pays for the time that his block takes: passes come in steps, and the next step
         must not make dear what lies below it. Where many share a pass the steps blur, and each row has a price.
         """
         if self.is_shared:
-            return nodes * self.price(rate, expected)
-        return rate * (self.verify_s(nodes) - self.verify_s(0.0))
+            return nodes * self.price(rate, expected) + branches * self.num_verifying * rate * self.branch_s
+        return rate * (self.verify_s(nodes, branches) - self.verify_s(0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,8 @@ class Plan:
     jit_nodes: int = 0
     """Of a block drafted just in time, on a miss; 0 goes on without."""
     jit_depth: int = 0
+    is_chain: bool = False
+    """Blocks do not branch."""
 
     @property
     def is_plain(self) -> bool:
@@ -138,7 +147,7 @@ def table_budget(plan: Plan, bounds: Bounds, max_depth: int) -> TableBudget:
         max_depth=min(plan.depth, max_depth),
         block_nodes=plan.block_nodes,
         fanout=bounds.max_fanout,
-        is_chain=bounds.is_chain,
+        is_chain=bounds.is_chain or plan.is_chain,
     )
 
 
@@ -157,12 +166,13 @@ def free_budget(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float,
         fanout=bounds.max_fanout,
         sureness=sureness,
         tail=tuple(chance / excess for chance in tail),
+        is_chain=plan.is_chain,
     )
 
 
 def planned_table(plan: Plan, bounds: Bounds, law: RankLaw) -> Prepared:
     """What a plan expects of the table below the best block."""
-    above = block_of(law, plan.block_nodes, plan.depth, bounds).growth
+    above = block_of(law, plan, bounds).growth
     return prepared(above.parents, above.ranks, law, table_budget(plan, bounds, plan.depth))
 
 
@@ -176,9 +186,14 @@ def forecast(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Fore
     return _pipelined(plan, law, economy, bounds)
 
 
-def block_of(law: RankLaw, num_nodes: int, depth: int, bounds: Bounds) -> BestTree:
-    """The best block of so many nodes within the bounds."""
-    return best_tree(law, num_nodes, depth, is_chain=bounds.is_chain)
+def block_of(law: RankLaw, plan: Plan, bounds: Bounds) -> BestTree:
+    """The best block that `plan` allows within the bounds."""
+    return best_tree(law, plan.block_nodes, plan.depth, is_chain=bounds.is_chain or plan.is_chain)
+
+
+def jit_of(plan: Plan) -> Plan:
+    """What `plan` drafts just in time, as a plan of its own."""
+    return Plan(plan.jit_nodes, plan.jit_depth, is_chain=plan.is_chain)
 
 
 def _in_turn(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:
@@ -187,13 +202,13 @@ def _in_turn(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Fore
     Sessions that share engines fall into two halves, since who drafts misses the others' pass: each half drafts while
     the other is verified, and neither engine serves both at once.
     """
-    tree = block_of(law, plan.block_nodes, plan.depth, bounds)
+    tree = block_of(law, plan, bounds)
     tokens = 1.0 + tree.tokens
     if economy.is_shared:
         half = economy.halved()
-        round_s = 2.0 * max(half.verify_s(len(tree)), half.draft_s(tree.rows))
+        round_s = 2.0 * max(half.verify_tree_s(tree), half.draft_s(tree.rows))
     else:
-        round_s = economy.verify_s(len(tree)) + economy.draft_s(tree.rows)
+        round_s = economy.verify_tree_s(tree) + economy.draft_s(tree.rows)
     return Forecast(plan, tokens / round_s, tokens, round_s, 0.0, len(tree), 0)
 
 
@@ -206,13 +221,16 @@ def _pipelined(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Fo
     hit = table.hit_rate
     table_s = economy.draft_s(table.rows)
     nodes = table.block_tokens / hit if hit else 0.0
-    jit = block_of(law, plan.jit_nodes, plan.jit_depth, bounds)
+    branches = block_of(law, plan, bounds).prefix(round(nodes)).num_branches  # blocks are best first
+    jit = block_of(law, jit_of(plan), bounds)
     if economy.is_shared:
-        round_s = longer_of(economy.verify_s(hit * nodes + (1.0 - hit) * len(jit)), table_s)
+        mean_nodes = hit * nodes + (1.0 - hit) * len(jit)
+        mean_branches = hit * branches + (1.0 - hit) * jit.num_branches
+        round_s = longer_of(economy.verify_s(mean_nodes, mean_branches), table_s)
     else:
         jit_s = economy.draft_s(jit.rows) if len(jit) else 0.0
-        miss_s = longer_of(economy.verify_s(len(jit)), table_s) + jit_s
-        round_s = hit * longer_of(economy.verify_s(nodes), table_s) + (1.0 - hit) * miss_s
+        miss_s = longer_of(economy.verify_tree_s(jit), table_s) + jit_s
+        round_s = hit * longer_of(economy.verify_s(nodes, branches), table_s) + (1.0 - hit) * miss_s
     tokens = 1.0 + table.accepted + (1.0 - hit) * jit.tokens
     return Forecast(plan, tokens / round_s, tokens, round_s, hit, nodes, len(table.growth))
 

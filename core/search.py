@@ -92,7 +92,7 @@ class Outlook:
         found = self._jits.get(plan)
         if found is None:
             rate = self.forecast(plan).rate
-            found = self._jits[plan] = just_in_time(self.law, self.economy, self.bounds, rate)
+            found = self._jits[plan] = just_in_time(self.law, self.economy, self.bounds, rate, is_chain=plan.is_chain)
         return found
 
     def _try(self, plan: Plan) -> None:
@@ -105,7 +105,10 @@ class Outlook:
             return
         top = self._climbed.plan
         with_jit = self.just_in_time(top)
-        near = (*_neighbours(top, self.bounds), replace(top, jit_nodes=with_jit.block_nodes, jit_depth=with_jit.depth))
+        near = (
+            *_neighbours(top, self.economy, self.bounds),
+            replace(top, jit_nodes=with_jit.block_nodes, jit_depth=with_jit.depth),
+        )
         self._todo = [plan for plan in near if plan not in self._forecasts]
 
 
@@ -124,20 +127,26 @@ def _rate(expected: Forecast) -> float:
 def _sequential(law: RankLaw, economy: Economy, bounds: Bounds) -> Iterator[Forecast]:
     """Plain decoding, and every way to draft and verify in turn."""
     yield forecast(PLAIN, law, economy, bounds)
-    for plan in _blocks(bounds):
-        yield forecast(plan, law, economy, bounds)
+    for is_chain in (False, True) if _may_be_straight(economy, bounds) else (False,):
+        for plan in _blocks(bounds, is_chain=is_chain):
+            yield forecast(plan, law, economy, bounds)
 
 
-def _blocks(bounds: Bounds) -> Iterator[Plan]:
+def _blocks(bounds: Bounds, *, is_chain: bool) -> Iterator[Plan]:
     """Blocks of every depth, and of sizes that fit it."""
     for depth in (depth for depth in DEPTHS if depth <= bounds.max_depth):
-        most = depth if bounds.is_chain else min(bounds.max_block_tokens, MAX_WIDTH * depth)
+        most = depth if bounds.is_chain or is_chain else min(bounds.max_block_tokens, MAX_WIDTH * depth)
         for nodes in BLOCK_NODES:
             if depth <= nodes <= most:
-                yield Plan(nodes, depth)
+                yield Plan(nodes, depth, is_chain=is_chain)
 
 
-def just_in_time(law: RankLaw, economy: Economy, bounds: Bounds, rate: float) -> Plan:
+def _may_be_straight(economy: Economy, bounds: Bounds) -> bool:
+    """Whether it has to be asked if blocks should branch: where branches cost nothing they should, where they may."""
+    return economy.branch_s > 0 and not bounds.is_chain
+
+
+def just_in_time(law: RankLaw, economy: Economy, bounds: Bounds, rate: float, *, is_chain: bool = False) -> Plan:
     """The block to draft while the target waits, or none: the most tokens beyond what the time would yield at `rate`.
 
     The sum of tokens minus rate times time is what a choice adds in the long run (Dinkelbach); where every round is
@@ -148,9 +157,9 @@ def just_in_time(law: RankLaw, economy: Economy, bounds: Bounds, rate: float) ->
     if economy.is_shared:
         return best
     plain_s = economy.verify_s(0.0)
-    for plan in _blocks(bounds):
-        tree = block_of(law, plan.block_nodes, plan.depth, bounds)
-        added_s = economy.verify_s(len(tree)) - plain_s + economy.draft_s(tree.rows)
+    for plan in _blocks(bounds, is_chain=is_chain):
+        tree = block_of(law, plan, bounds)
+        added_s = economy.verify_tree_s(tree) - plain_s + economy.draft_s(tree.rows)
         if (gained := tree.tokens - rate * added_s) > gain:
             best, gain = plan, gained
     return best
@@ -170,6 +179,8 @@ def _starts(start: Plan, economy: Economy, bounds: Bounds) -> Iterator[Plan]:
             wide = depth if bounds.is_chain else min(2 * depth, bounds.max_block_tokens)
             for nodes in sorted({depth, wide}):
                 yield Plan(nodes, depth, depth, _free_rows(depth, nodes, economy))
+            if _may_be_straight(economy, bounds):
+                yield Plan(depth, depth, depth, _free_rows(depth, depth, economy), is_chain=True)
 
 
 def _free_rows(num_passes: int, nodes: int, economy: Economy) -> int:
@@ -179,7 +190,9 @@ def _free_rows(num_passes: int, nodes: int, economy: Economy) -> int:
     return max((rows for rows in ROWS_PER_PASS if economy.draft_s((rows,) * num_passes) <= hidden_s), default=1)
 
 
-def _neighbours(plan: Plan, bounds: Bounds) -> Iterator[Plan]:
+def _neighbours(plan: Plan, economy: Economy, bounds: Bounds) -> Iterator[Plan]:
+    if _may_be_straight(economy, bounds):
+        yield replace(plan, is_chain=not plan.is_chain)
     for nodes in _beside(BLOCK_NODES, plan.block_nodes, bounds.max_block_tokens):
         yield replace(plan, block_nodes=nodes)
     for rows in _beside(ROWS_PER_PASS, plan.rows_per_pass, ROWS_PER_PASS[-1]):

@@ -99,6 +99,11 @@ class BestTree:
         return self._with_children(self.parents[cut], self.ranks[cut], self.depths[: num_nodes + 1], self.reach[cut])
 
     @property
+    def num_branches(self) -> int:
+        """Beside the first: 0 for a chain."""
+        return len(self) - int((self.best_child > 0).sum())
+
+    @property
     def growth(self) -> Growth:
         """The whole block, to be asked of a draft. Nodes come likeliest first: a prefix is the best of its size."""
         return Growth(tuple(self.parents.tolist()), tuple(self.ranks.tolist()))

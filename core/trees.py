@@ -128,6 +128,8 @@ class Budget:
     """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its confidence."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
+    is_chain: bool = False
+    """Whether blocks are not to branch: one guess below an outcome and below each guess."""
 
     def __post_init__(self) -> None:
         if min(self.num_nodes, self.num_passes, self.rows_per_pass, self.max_depth, self.fanout) < 1:
@@ -137,6 +139,11 @@ class Budget:
 
     def __len__(self) -> int:
         return self.num_nodes
+
+
+def num_branches(parents: Sequence[int]) -> int:
+    """Branches of a tree beside its first: none in a chain, one more for each guess beside another."""
+    return len(parents) - len(set(parents))
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:

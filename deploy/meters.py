@@ -57,6 +57,7 @@ class Meters:
         self._num_changes = report.num_changes
         record(m.ESTIMATED_HIT_RATE, report.hit_rate)
         record(m.ESTIMATED_WIRE, report.wire_s)
+        record(m.ESTIMATED_BRANCH, report.branch_s)
         for position, chance in enumerate(report.acceptance):
             record(m.ESTIMATED_ACCEPTANCE, chance, str(position))
         for metric, times in ((m.ESTIMATED_VERIFY, report.verify_s), (m.ESTIMATED_DRAFT, report.draft_s)):

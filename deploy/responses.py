@@ -170,5 +170,6 @@ def _control(report: ControlReport) -> pb.ControlReport:
         verify_s=report.verify_s,
         draft_s=report.draft_s,
         wire_s=report.wire_s,
+        branch_s=report.branch_s,
         changes=report.num_changes,
     )

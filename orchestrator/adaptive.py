@@ -6,12 +6,12 @@ Knows a session's own acceptance and the plan that it shares with others (`cours
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from core.config import SpeculationConfig
-from core.planning import PLAIN, Plan, free_budget, table_budget
+from core.planning import PLAIN, Plan, block_of, free_budget, table_budget
 from core.records import GenerationRequest
-from core.shapes import best_tree
-from core.trees import NO_GROWTH, Budget, Growth
+from core.trees import NO_GROWTH, Budget, Growth, num_branches
 from orchestrator.course import Course
 from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import DraftSeen, RoundSeen, Shape, Source
@@ -52,7 +52,7 @@ class AdaptivePilot(WatchingPilot):
         depth = min(plan.depth, max_depth)
         if plan.is_plain or depth < 1:
             return NO_GROWTH
-        tree = best_tree(self._law, plan.block_nodes, depth, is_chain=self._course.bounds.is_chain)
+        tree = block_of(self._law, replace(plan, depth=depth), self._course.bounds)
         self._asked_rows = tree.rows
         return tree.growth
 
@@ -77,12 +77,12 @@ class AdaptivePilot(WatchingPilot):
         if shape.source is Source.LOOKUP or self._course is None:
             return len(shape)
         most = min(len(shape), self._course.max_nodes)
-        if self._course.block_price(most) < NEGLIGIBLE_PRICE * most:
+        if self._course.block_price(most, num_branches(shape.parents[:most])) < NEGLIGIBLE_PRICE * most:
             return most
         gain, best, num_best = 0.0, -math.inf, 0
         for num, survival in enumerate(self._survival(shape)[:most], start=1):
             gain += survival
-            if (net := gain - self._course.block_price(num)) > best:
+            if (net := gain - self._course.block_price(num, num_branches(shape.parents[:num]))) > best:
                 best, num_best = net, num
         return num_best
 

@@ -71,5 +71,6 @@ class Controls:
             verify_s=known.verify.passes.points(),
             draft_s=known.draft.passes.points(),
             wire_s=known.verify.hop_s,
+            branch_s=known.verify.passes.branch_s,
             num_changes=known.num_changes,
         )

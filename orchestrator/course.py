@@ -58,9 +58,11 @@ class Course:
         """Of a block that is verified: as large as it is good, where a draft chooses; trials stay small."""
         return self._state.plan.block_nodes if self._state.is_trial else self.bounds.max_block_tokens
 
-    def block_price(self, num_nodes: int) -> float:
+    def block_price(self, num_nodes: int, num_branches: int) -> float:
         """Tokens that verifying a block of so many nodes costs. In a trial nothing: it is to learn."""
-        return 0.0 if self._state.is_trial else self._economy.block_price(self._rate, self._usual_nodes, num_nodes)
+        if self._state.is_trial:
+            return 0.0
+        return self._economy.block_price(self._rate, self._usual_nodes, num_nodes, num_branches)
 
     def plan_of(self, session: Hashable) -> Plan:
         """What this session does."""
@@ -167,5 +169,6 @@ def _figures(outlook: Outlook, plan: Plan) -> str:
     gain = expected.rate / outlook.forecast(PLAIN).rate
     return (
         f"{num:.1f} sessions, verify of {rows:.0f} rows {wide_ms:.1f} ms against {plain_ms:.1f} ms for {num:.0f}, "
+        f"{1e3 * economy.branch_s:.1f} ms a branch, "
         f"{expected.tokens:.2f} tokens in {1e3 * expected.round_s:.1f} ms; {gain:.2f}x of plain"
     )

@@ -157,6 +157,7 @@ class Knowledge:
                 draft_wire_s=draft_wire_s,
                 num_verifying=loads[0],
                 num_drafting=loads[1],
+                branch_s=self.verify.passes.branch_s,
             )
         return now
 
@@ -174,6 +175,7 @@ class Knowledge:
         verify_wire_s, draft_wire_s = self._wires_s()
         return (
             abs(verify_wire_s - then.verify_wire_s) + abs(draft_wire_s - then.draft_wire_s) > GRAIN * then.verify_s(0.0)
+            or abs(self.verify.passes.branch_s - then.branch_s) > GRAIN * then.verify_s(0.0)
             or self.verify.passes.curve().differs(then.verify_pass_s, GRAIN)
             or self.draft.passes.curve().differs(then.draft_pass_s, GRAIN)
         )

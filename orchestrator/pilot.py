@@ -158,6 +158,8 @@ class ControlReport:
     draft_s: Mapping[int, float] = field(default_factory=dict)
     """Estimated time of a draft pass, by rows."""
     wire_s: float = 0.0
+    branch_s: float = 0.0
+    """Estimated time that each branch of a block adds to a target pass, beside that of its rows."""
     num_changes: int = 0
 
 

@@ -13,7 +13,7 @@ from core.planning import Bounds
 from core.records import NEVER_STOP, GenerationRequest, StopRule, Verification
 from core.shapes import RankLaw
 from core.tables import Prepared, TableBudget, prepared
-from core.trees import NO_GROWTH, ROOT, Growth
+from core.trees import NO_GROWTH, ROOT, Growth, num_branches
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
 
@@ -108,7 +108,9 @@ class WatchingPilot:
         if seen.found in (Found.HIT, Found.MISS):
             self._known.hits.see(seen.found is Found.HIT)
         if seen.timing is not None:
-            self._known.verify.see(seen.timing, seen.elapsed_s)
+            is_alone = seen.timing.num_rows == 1 + len(seen.shape)
+            branches = num_branches(seen.shape.parents) if is_alone else None
+            self._known.verify.see(seen.timing, seen.elapsed_s, branches)
 
     def saw_draft(self, seen: DraftSeen) -> None:
         if seen.timing is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -166,6 +167,19 @@ def test_candidates_of_no_share_leave_what_is_usual():
     sprout = BudgetSprout(request_of(budget, is_table=False), budget, {ROOT: said})
     head = sprout._reach[0]
     assert [reach / (1 - head) for reach in sprout._reach[1:]] == pytest.approx(TAIL)
+
+
+@given(requests())
+def test_blocks_that_are_not_to_branch_do_not_and_outcomes_are_as_many_as_ever(request):
+    straight = replace(request, growth=replace(request.growth, is_chain=True))
+    answer = grow(straight)[0].grown()
+    num_block = len(request.block)
+    is_place = [parent < num_block and request.is_table for parent in answer.growth.parents]
+    below = [parent for parent, place in zip(answer.growth.parents, is_place, strict=True) if not place]
+    assert len(set(below)) == len(below)
+    many = Budget(num_nodes=40, num_passes=2, rows_per_pass=20, max_depth=2, fanout=3, tail=TAIL, is_chain=True)
+    outcomes = grow(request_of(many, TokenTree.chain([20])))[0].grown().growth.parents.count(ROOT)
+    assert outcomes == 3
 
 
 def test_what_is_known_is_not_fed_again():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.costs import HOPE, MIN_EXPONENT, Curve, EngineCost, PassCost
+from core.costs import FEW_ROWS, HOPE, MIN_EXPONENT, Curve, EngineCost, PassCost
 from core.records import Timing
 
 ROWS = (1, 4, 16, 48)
@@ -52,6 +53,69 @@ def test_a_change_of_pace_is_noticed_within_a_few_passes_at_every_number_of_rows
     for _ in range(4):
         cost.see(16, law(16))
     assert cost(16) == pytest.approx(law(16), rel=0.25), "and so is its end"
+
+
+# Branches
+
+
+def branched(num, branch_s, *, factor=1.0, noise=0.05, seed=1, cost=None):
+    """A cost that has seen passes of 2 to 8 rows, 20 ms and 1 more each, with up to 3 branches."""
+    random, cost = Random(seed), cost or PassCost(0.02)
+    for _ in range(num):
+        rows = random.randint(2, 8)
+        branches = random.randint(0, min(3, rows - 2))
+        straight_s = 0.02 + 0.001 * rows
+        cost.see(rows, factor * (straight_s + branch_s * branches) * random.uniform(1 - noise, 1 + noise), branches)
+    return cost
+
+
+def test_what_a_branch_adds_is_told_apart_from_what_rows_cost():
+    cost = branched(300, 0.004)
+    assert cost.branch_s == pytest.approx(0.004, rel=0.15)
+    for rows in (2, 4, 8):
+        assert cost(rows) == pytest.approx(0.02 + 0.001 * rows, rel=0.1), "of a pass without branches"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_branches_cost_nothing_noise_does_not_make_them_dear(seed):
+    assert branched(300, 0.0, noise=0.0, seed=seed).branch_s == pytest.approx(0.0, abs=1e-9)
+    assert branched(300, 0.0, noise=0.1, seed=seed).branch_s < 0.0004
+
+
+def test_a_slower_engine_has_dearer_branches():
+    cost = branched(300, 0.004)
+    branched(10, 0.004, factor=2.0, noise=0.0, cost=cost)
+    assert cost.branch_s == pytest.approx(0.008, rel=0.2)
+
+
+def test_what_branches_cost_is_forgotten_where_there_are_none_any_more():
+    """So that they are tried again: a plan without branches learns nothing about them."""
+    cost = branched(300, 0.004)
+    random = Random(2)
+    for _ in range(2000):
+        cost.see(4, 0.024 * random.uniform(0.95, 1.05), 0)
+    assert cost.branch_s == 0.0
+    assert cost(4) == pytest.approx(0.024, rel=0.05)
+
+
+def test_nothing_is_learned_of_branches_that_nobody_counted_or_among_passes_of_unlike_rows():
+    cost = PassCost(0.02)
+    for index in range(100):
+        cost.see(4, 0.02 + 0.004 * (index % 2))
+        wide = FEW_ROWS + 1 + 2 * (index % 2)
+        cost.see(wide, 0.001 * wide, index % 2)
+    assert cost.branch_s == 0.0
+
+
+def test_an_engine_counts_the_branches_of_a_call_that_had_its_passes_alone():
+    engine = EngineCost(0.02)
+    for index in range(100):
+        branches = index % 2
+        engine.see(Timing(0.0, 0.02 + 0.004 * branches + 1e-5 * (index % 7), 1, 4), 0.03, branches)
+    assert engine.passes.branch_s == pytest.approx(0.004, rel=0.1)
+
+
+# What was not seen
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.floats(1e-4, 1.0)), min_size=1, max_size=30))

@@ -19,9 +19,10 @@ from core.planning import (
     table_budget,
 )
 from core.search import ROWS_PER_PASS, SEARCH_TABLES, Outlook, best_plan, just_in_time
-from core.shapes import RankLaw
+from core.shapes import RankLaw, best_tree
 from core.tables import prepared
 from core.theory import expected_tokens, walltime_factor
+from core.trees import num_branches
 
 CHAINS = Bounds(8, 8, 256, 32, is_pipelined=False, is_chain=True)
 ROWS = (1.0, 32.0, 64.0, 128.0, 1024.0)
@@ -152,6 +153,46 @@ def test_the_search_is_bounded_at_a_time_and_goes_on_when_asked_again():
     assert len(rates) > 1
     assert rates == sorted(rates)
     assert outlook.best().rate == pytest.approx(best_plan(law, real_economy(), bounds).rate)
+
+
+# Branches
+
+
+@pytest.mark.parametrize("is_pipelined", [False, True])
+def test_blocks_branch_where_branches_cost_nothing_and_go_straight_where_they_are_dear(is_pipelined):
+    bounds = Bounds(8, 32, 256, 32, is_pipelined=is_pipelined)
+    law = RankLaw(((0.6, 0.3, 0.05, 0.02),))
+    free, dear = (best_plan(law, replace(real_economy(), branch_s=branch_s), bounds) for branch_s in (0.0, 0.02))
+    assert not free.plan.is_chain
+    assert free.plan.block_nodes > free.plan.gamma
+    assert dear.plan.is_chain
+    assert dear.rate < free.rate
+    straight = best_plan(law, real_economy(), replace(bounds, is_chain=True))
+    assert dear.rate == pytest.approx(straight.rate, rel=0.01)
+
+
+def test_a_tree_costs_its_rows_and_its_branches():
+    costs = replace(real_economy(2.0), branch_s=0.003)
+    tree = best_tree(steady(0.5), 5, 2)
+    assert tree.num_branches == num_branches(tree.growth.parents) == 2
+    assert costs.verify_tree_s(tree) == pytest.approx(real_economy(2.0).verify_s(5) + 2 * 2 * 0.003)
+    assert costs.block_price(40.0, 5.0, 5, 3) - costs.block_price(40.0, 5.0, 5) == pytest.approx(40 * 6 * 0.003)
+    alone = replace(costs, num_verifying=1.0)
+    assert alone.block_price(40.0, 5.0, 5, 3) - alone.block_price(40.0, 5.0, 5) == pytest.approx(40 * 3 * 0.003)
+
+
+@given(st.integers(1, 40), st.integers(1, 6))
+def test_branches_are_leaves_but_one(num_nodes, depth):
+    tree = best_tree(steady(0.5), num_nodes, depth)
+    leaves = set(range(len(tree))) - set(tree.parents.tolist())
+    assert tree.num_branches == num_branches(tree.growth.parents) == len(leaves) - 1
+
+
+def test_what_is_drafted_just_in_time_is_as_straight_as_the_plan():
+    law, costs, bounds = steady(0.6), replace(real_economy(), branch_s=0.02), Bounds(8, 32, 256, 32, is_pipelined=True)
+    jit = just_in_time(law, costs, bounds, 20.0, is_chain=True)
+    assert jit.is_chain
+    assert jit.block_nodes == jit.depth > 0
 
 
 # The budget of rows

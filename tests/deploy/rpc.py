@@ -49,6 +49,7 @@ REPORT = ControlReport(
     verify_s={1: 0.01, 8: 0.0125},
     draft_s={1: 0.002},
     wire_s=0.001,
+    branch_s=0.0004,
     num_changes=3,
 )
 

@@ -133,6 +133,7 @@ def test_control_shows_what_is_decided_and_by_what(meters, record):
     assert shown == {"gamma": 5, "block_tokens": 12, "table_tokens": 48, "draft_resting": 0}
     assert record["estimated_hit_rate"] == 0.9
     assert record["estimated_wire_seconds"] == 0.001
+    assert record["estimated_branch_seconds"] == 0.0004
     assert record.by_label("estimated_acceptance") == {"0": 0.8, "1": 0.7}
     assert record.by_label("estimated_verify_seconds") == {"1": 0.01, "8": 0.0125}
     assert record.by_label("estimated_draft_seconds") == {"1": 0.002}

@@ -11,6 +11,7 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.control import FIRST_PAUSE, State
+from core.planning import Plan
 from core.records import NEVER_STOP, GenerationRequest, Sampling, StopRule, Timing, Verification
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator.control import Controls
@@ -61,6 +62,40 @@ def drive(pilot, num_rounds, alpha, verify_s=lambda rows: 0.025, draft_s=0.003, 
             pilot.saw_draft(drafted(pass_s=draft_s))
         pilot.saw_round(verdict(shape, num, verify_s(rows), rows, found, rank))
     return tokens
+
+
+FORKED = Shape((-1, 0, 0, 1), (0, 0, 1, 0), (0.6,) * 4, (0.5,) * 4)
+
+
+def test_what_branches_cost_is_learned_from_passes_that_nobody_shared():
+    for others, learned in ((0, 0.004), (3, 0.0)):
+        pilot = Controls(SpeculationConfig()).pilot(request())
+        for index in range(200):
+            shape, branch_s = (FORKED, 0.004) if index % 3 == 0 else (chain(4), 0.0)
+            time_s = 0.025 + branch_s + 1e-4 * (index % 7)
+            pilot.saw_round(verdict(shape, 2, time_s, rows=5 + others))
+        assert pilot._known.economy().branch_s == pytest.approx(learned, rel=0.15)
+
+
+def test_blocks_are_as_straight_as_the_plan_says():
+    pilot = Controls(SpeculationConfig(max_draft_tokens=8, max_block_tokens=16)).pilot(request())
+    for is_chain in (False, True):
+        plan = Plan(4, 4, num_passes=4, rows_per_pass=8, jit_nodes=4, jit_depth=4, is_chain=is_chain)
+        pilot._course._state = State(plan=plan)
+        table = pilot.table(chain(3), 8)
+        assert isinstance(table, Budget)
+        assert table.is_chain == is_chain
+        pilot._course.just_in_time = Plan(6, 4, is_chain=is_chain)
+        assert (pilot.block(8) == Growth.chain(4)) == is_chain
+
+
+def test_a_block_is_cut_where_its_branches_are_dear():
+    """A likely chain of two, and an unlikely guess beside its end."""
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    shape = Shape((-1, 0, 0), (0, 0, 1), (0.9,) * 3, (0.5,) * 3)
+    for branch_s, num in ((0.0, 3), (0.02, 2)):
+        pilot._course._economy = dataclasses.replace(pilot._course._economy, branch_s=branch_s)
+        assert pilot.num_to_verify(shape) == num
 
 
 # No token id

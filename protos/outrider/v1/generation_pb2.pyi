@@ -326,7 +326,7 @@ class GetModelInfoResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., target: _Optional[_Union[ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[ModelInfo, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., control: _Optional[_Union[ControlReport, _Mapping]] = ...) -> None: ...
 
 class ControlReport(_message.Message):
-    __slots__ = ("policy", "sessions", "draft_tokens", "block_tokens", "table_tokens", "reason", "acceptance", "hit_rate", "verify_s", "draft_s", "wire_s", "changes")
+    __slots__ = ("policy", "sessions", "draft_tokens", "block_tokens", "table_tokens", "reason", "acceptance", "hit_rate", "verify_s", "draft_s", "wire_s", "changes", "branch_s")
     class VerifySEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +353,7 @@ class ControlReport(_message.Message):
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_S_FIELD_NUMBER: _ClassVar[int]
     policy: str
     sessions: int
     draft_tokens: int
@@ -365,7 +366,8 @@ class ControlReport(_message.Message):
     draft_s: _containers.ScalarMap[int, float]
     wire_s: float
     changes: int
-    def __init__(self, policy: _Optional[str] = ..., sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., table_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., acceptance: _Optional[_Iterable[float]] = ..., hit_rate: _Optional[float] = ..., verify_s: _Optional[_Mapping[int, float]] = ..., draft_s: _Optional[_Mapping[int, float]] = ..., wire_s: _Optional[float] = ..., changes: _Optional[int] = ...) -> None: ...
+    branch_s: float
+    def __init__(self, policy: _Optional[str] = ..., sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., table_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., acceptance: _Optional[_Iterable[float]] = ..., hit_rate: _Optional[float] = ..., verify_s: _Optional[_Mapping[int, float]] = ..., draft_s: _Optional[_Mapping[int, float]] = ..., wire_s: _Optional[float] = ..., changes: _Optional[int] = ..., branch_s: _Optional[float] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "add_special_tokens")
