@@ -32,6 +32,8 @@ SAMPLED_PROMPT_TOKENS: Final = 32
 SAMPLED_TOKENS: Final = 224
 SAMPLED_TEMPERATURES: Final = (1.0, 0.7, 0.0)
 """In turn, batch by batch: service meets them all."""
+COMPARED: Final = ("acceptance", "runs")
+"""Of the evaluations of other drafts, what the card shows and is kept with the shipped one's."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def make_tokenizer(setting: Setting) -> None:
 def adopt(setting: Setting) -> None:
     """Take the shipped pair for finished runs, so that a new work folder can go on from it.
 
-    Weights as shipped, in bf16, the runs' history and how far they came; moments of the optimizers are not shipped.
+    Weights as shipped, in bf16, the runs' history and how far they came, and what evaluations said, that of the shipped
+    pair as `shipped`; moments of the optimizers are not shipped.
     """
     if history_path(setting.work).exists():
         raise SystemExit(f"{setting.work} has runs of its own, which are not overwritten")
@@ -73,6 +76,8 @@ def adopt(setting: Setting) -> None:
     for role, run in zip(SHAPES, figures["runs"], strict=True):
         model = LlamaForCausalLM.from_pretrained(DEMO_FOLDER / role, dtype=torch.float32)
         save_checkpoint(checkpoint_path(setting.work, run), model, [], Progress(**figures["runs"][run]))
+    for name, evaluation in (figures["compared"] | {"shipped": figures}).items():
+        write_json(setting.work / f"{name}.json", evaluation)
     write_history(setting.work, figures["history"])
 
 
@@ -177,7 +182,10 @@ def export(setting: Setting, target: str, draft: str, evaluation: str, compare: 
         export_model(trained(setting, run, role), tokenizer, DEMO_FOLDER / role)
     if evaluation:
         compared = {name: read_json(setting.work / f"{name}.json") for name in compare}
-        figures = read_json(setting.work / f"{evaluation}.json") | {"history": read_history(setting.work)}
+        figures = read_json(setting.work / f"{evaluation}.json") | {
+            "history": read_history(setting.work),
+            "compared": {name: {key: each[key] for key in COMPARED} for name, each in compared.items()},
+        }
         write_json(DEMO_FOLDER / "evaluation.json", figures)
         write_card(figures, compared)
 

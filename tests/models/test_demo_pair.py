@@ -262,6 +262,9 @@ def test_training_goes_on_from_the_shipped_pair(
     steps.adopt(steps.Setting(tmp_path, 1, torch.device("cpu"), is_bf16=False))
     figures = json.loads((DEMO_FOLDER / "evaluation.json").read_text(encoding="utf-8"))
     assert history.read_history(tmp_path) == figures["history"]
+    assert set(figures["compared"]) >= {"on_files", "on_both"}
+    for name, kept in (figures["compared"] | {"shipped": figures}).items():
+        assert steps.read_json(tmp_path / f"{name}.json") == kept
     for role, run in zip(ROLES, figures["runs"], strict=True):
         path = checkpoint_path(tmp_path, run)
         assert load_progress(path).tokens == figures["runs"][run]["tokens"]
