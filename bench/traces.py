@@ -31,8 +31,8 @@ from orchestrator.simulation.recorded import (
     COLUMNS,
     MAX_GAMMA,
     MAX_RANK,
-    NUM_SHARES,
     RECORDED_TEMPERATURES,
+    SHARE_RANKS,
     SHARE_STEP,
     Column,
 )
@@ -161,9 +161,9 @@ def _first_share(scores: Float64) -> Float64:
 
 
 def _shares(scores: Float64) -> dict[str, NDArray[np.uint8]]:
-    """How the first candidates of each row compare with the very first, [NUM_TOKENS, NUM_SHARES]."""
-    first = -np.sort(-scores, axis=1)[:, :NUM_SHARES]
-    steps = (first[:, :1] - first) / SHARE_STEP
+    """How candidates of each row compare with the first, [NUM_TOKENS, SHARE_RANKS]."""
+    kept = -np.sort(-scores, axis=1)[:, list(SHARE_RANKS)]
+    steps = (kept[:, :1] - kept) / SHARE_STEP
     return {"shares": np.clip(np.rint(steps), 0, 255).astype(np.uint8)}
 
 

@@ -165,7 +165,7 @@ class BudgetSprout:
         """Chances of the second candidate, the third, and so on, if it is not the first.
 
         As likely together as they are on the whole; each by its share here and the root of what is usual at its rank,
-        which foretells the demo target's token best of all such products, greedy and sampled.
+        which foretells the demo target's token well, greedy and sampled (docs/adr/0010).
         """
         weights = [weight * share for weight, share in zip(self._weights, candidates.shares[1:], strict=False)]
         total = sum(weights)
@@ -187,6 +187,7 @@ class BudgetSprout:
             self._offer(node, 0)
 
     def _offer(self, parent: int, rank: int) -> None:
+        """Best first is best because siblings come in the order of their chances."""
         said = self._said[parent]
         fanout = 1 if self._budget.is_chain and self._level(parent) != PLACE else self._budget.fanout
         if rank < min(len(said.free), fanout):
@@ -240,10 +241,11 @@ class BudgetSprout:
 
 
 def _chance_at(place: int, head: float, tail: Sequence[float]) -> float:
-    """Of one candidate. `head` is that of the first, `tail` those of the others if it is not the first."""
+    """Of one candidate. `head` is that of the first, `tail` those of the others if it is not the first; none of them
+    is likelier than the first, whatever the two estimates say."""
     if place == 0:
         return head
-    return (1.0 - head) * tail[place - 1] if place <= len(tail) else 0.0
+    return min((1.0 - head) * tail[place - 1], head) if place <= len(tail) else 0.0
 
 
 AnySprout = Sprout | BudgetSprout

@@ -41,10 +41,12 @@ PRIOR_ROWS = 16.0
 """Rows at which a pass is thought to cost what it costs with one, before any was seen."""
 BRANCH_WINDOW = 200.0
 """Passes that tell what a branch costs."""
-SURE = 2.0
+SURE = 3.0
 """Standard errors that it costs less than they say."""
 MAX_BRANCHES = 0.5
-"""Share of a pass that its branches can have at most."""
+"""Share of a pass that its branches have at most: else what rows take could come out as nothing."""
+MIN_BRANCH = 0.01
+"""Share of a narrow pass below which a branch costs nothing."""
 NUM_WIRES = 9
 """Calls of which the median tells what the wire takes."""
 PRIOR_WIRE_S = 0.001
@@ -88,11 +90,10 @@ class _Knot:
 
 @dataclass(slots=True)
 class _BranchCost:
-    """What a branch adds to a pass: a regression over passes of like rows that differ in their branches, forgetting.
+    """What a branch adds to a pass: a regression over passes of equal rows and unlike branches, forgetting."""
 
-    Believed as far as it is sure: where branches cost nothing, noise must not say otherwise.
-    """
-
+    likeliest: float = 0.0
+    """Seconds, by least squares; held when there are no branches any more, for so long have passes had them."""
     num: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
@@ -105,20 +106,21 @@ class _BranchCost:
         self.xx = self.xx * keep + branches * branches
         self.xy = self.xy * keep + branches * seconds
         self.yy = self.yy * keep + seconds * seconds
+        if self.is_known:
+            self.likeliest = max(0.0, self.xy / self.xx)
 
     @property
-    def likeliest(self) -> float:
-        """Seconds of one branch, by least squares."""
-        return max(0.0, self.xy / self.xx) if self.num >= YOUNG and self.xx >= 1.0 else 0.0
+    def is_known(self) -> bool:
+        """Whether there were enough of them, lately."""
+        return self.num >= YOUNG and self.xx >= 1.0
 
     @property
-    def seconds(self) -> float:
-        """What it surely takes."""
-        likeliest = self.likeliest
-        if not likeliest:
+    def surely(self) -> float:
+        """Seconds that it takes at least: where branches cost nothing, noise must not say otherwise."""
+        if not self.is_known:
             return 0.0
         unexplained = max(self.yy - self.xy * self.xy / self.xx, 0.0) / (self.num - 2.0)
-        return max(0.0, likeliest - SURE * math.sqrt(unexplained / self.xx))
+        return max(0.0, self.likeliest - SURE * math.sqrt(unexplained / self.xx))
 
 
 class Curve:
@@ -192,6 +194,7 @@ class PassCost:
         self._profile = Curve(*self._fitted())
         self._num_unfitted = 0
         self._branch = _BranchCost()
+        self._fitted_branch_s = 0.0
         self.pace = 1.0
         self._mean_pace = 1.0
 
@@ -210,11 +213,10 @@ class PassCost:
             self._fit()
         else:
             usual = knot.branches if branches is None else branches
-            self._take_pace(seconds / (self._profile(rows) + self._branch.likeliest * usual))
-            if branches is not None and rows <= FEW_ROWS:  # wider knots hold passes of more rows and of fewer
-                self._branch.see(
-                    branches - knot.branches, _near(seconds / self._mean_pace, knot.seconds) - knot.seconds
-                )
+            self._take_pace(seconds / (self._profile(rows) + self._fitted_branch_s * usual))
+            if branches is not None and rows < FEW_ROWS and knot.weight >= YOUNG:  # wider knots hold unlike rows
+                at_pace = _near(seconds / self._mean_pace, knot.seconds)
+                self._branch.see(branches - knot.branches, at_pace - knot.seconds)
             knot.see(rows, seconds / self.pace, usual)
             if self._num_unfitted >= FIT_EVERY or knot.weight <= YOUNG:
                 self._fit()
@@ -231,6 +233,8 @@ class PassCost:
 
     def _fit(self) -> None:
         self._num_unfitted = 0
+        most = (MAX_BRANCHES * knot.seconds / knot.branches for knot in self._knots.values() if knot.branches > 0)
+        self._fitted_branch_s = min(self._branch.likeliest, *most, math.inf)
         self._profile = Curve(*self._fitted())
 
     def __call__(self, rows: float) -> float:
@@ -243,8 +247,9 @@ class PassCost:
 
     @property
     def branch_s(self) -> float:
-        """What a branch adds at the present pace."""
-        return self.pace * self._branch.seconds
+        """What a branch adds at the present pace, as far as that is sure; 0 where it is next to nothing."""
+        surely = min(self._branch.surely, self._fitted_branch_s)
+        return self.pace * surely if surely > MIN_BRANCH * self._profile(1.0) else 0.0
 
     def points(self) -> dict[int, float]:
         """At the powers of two over what was observed: few, and always the same: they become a metric's labels."""
@@ -261,7 +266,7 @@ class PassCost:
         """The knots without branches, pooled where they fall: isotonic regression by pool-adjacent-violators."""
         if not self._knots:
             return [1.0, PRIOR_ROWS], [self._prior_s, self._prior_s]
-        branch_s = self._branch.likeliest
+        branch_s = self._fitted_branch_s
         pools: list[list[_Knot]] = []
         for knot in self._sorted():
             pools.append([knot])
@@ -272,9 +277,7 @@ class PassCost:
 
 
 def _mean(pool: list[_Knot], branch_s: float) -> float:
-    straight_s = sum(
-        max(knot.seconds - branch_s * knot.branches, (1.0 - MAX_BRANCHES) * knot.seconds) * knot.weight for knot in pool
-    )
+    straight_s = sum((knot.seconds - branch_s * knot.branches) * knot.weight for knot in pool)
     return straight_s / sum(knot.weight for knot in pool)
 
 

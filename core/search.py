@@ -191,17 +191,22 @@ def _free_rows(num_passes: int, nodes: int, economy: Economy) -> int:
 
 
 def _neighbours(plan: Plan, economy: Economy, bounds: Bounds) -> Iterator[Plan]:
-    if _may_be_straight(economy, bounds):
-        yield replace(plan, is_chain=not plan.is_chain)
-    for nodes in _beside(BLOCK_NODES, plan.block_nodes, bounds.max_block_tokens):
+    if plan.is_chain:
+        yield replace(plan, is_chain=False)
+    elif _may_be_straight(economy, bounds):
+        yield replace(plan, block_nodes=min(plan.block_nodes, plan.depth), is_chain=True)
+    most = plan.depth if plan.is_chain else bounds.max_block_tokens
+    for nodes in _beside(BLOCK_NODES, plan.block_nodes, most):
         yield replace(plan, block_nodes=nodes)
     for rows in _beside(ROWS_PER_PASS, plan.rows_per_pass, ROWS_PER_PASS[-1]):
         yield replace(plan, rows_per_pass=rows)
     for num_passes in (plan.num_passes - 1, plan.num_passes + 1):
         if 1 <= num_passes <= bounds.max_depth + 1:
             depth = min(num_passes, bounds.max_depth)
-            yield replace(plan, num_passes=num_passes, depth=depth)
-            yield replace(plan, num_passes=num_passes, depth=depth, block_nodes=max(depth, plan.block_nodes))
+            nodes = depth if plan.is_chain else max(depth, plan.block_nodes)
+            if not plan.is_chain or plan.block_nodes <= depth:
+                yield replace(plan, num_passes=num_passes, depth=depth)
+            yield replace(plan, num_passes=num_passes, depth=depth, block_nodes=nodes)
 
 
 def _beside(grid: tuple[int, ...], value: int, most: int) -> Iterator[int]:

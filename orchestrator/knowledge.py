@@ -26,6 +26,8 @@ Later = Callable[[Callable[[], None]], None]
 """Has something done when nobody waits for it."""
 GRAIN = 0.08
 """Costs may drift by so much, relatively, before plans are made anew."""
+BRANCHES = 3.0
+"""Of a block, when what they cost is looked at."""
 LOAD_CHANGE = 1.15
 """Where so many times more or fewer sessions share an engine, plans are made anew."""
 
@@ -175,7 +177,7 @@ class Knowledge:
         verify_wire_s, draft_wire_s = self._wires_s()
         return (
             abs(verify_wire_s - then.verify_wire_s) + abs(draft_wire_s - then.draft_wire_s) > GRAIN * then.verify_s(0.0)
-            or abs(self.verify.passes.branch_s - then.branch_s) > GRAIN * then.verify_s(0.0)
+            or BRANCHES * abs(self.verify.passes.branch_s - then.branch_s) > GRAIN * then.verify_s(0.0)
             or self.verify.passes.curve().differs(then.verify_pass_s, GRAIN)
             or self.draft.passes.curve().differs(then.draft_pass_s, GRAIN)
         )

@@ -108,7 +108,7 @@ class WatchingPilot:
         if seen.found in (Found.HIT, Found.MISS):
             self._known.hits.see(seen.found is Found.HIT)
         if seen.timing is not None:
-            is_alone = seen.timing.num_rows == 1 + len(seen.shape)
+            is_alone = (seen.timing.num_rows, seen.timing.num_passes) == (1 + len(seen.shape), 1)
             branches = num_branches(seen.shape.parents) if is_alone else None
             self._known.verify.see(seen.timing, seen.elapsed_s, branches)
 

@@ -48,7 +48,7 @@ def acceptance_from(target: Any) -> Objective:
         with torch.no_grad():
             p = logits_of(target, windows).flatten(0, 1).float().softmax(-1)
         q = logits_of(draft, windows).flatten(0, 1).float().softmax(-1)
-        return -torch.minimum(p, q).sum(-1).log().mean()
+        return -torch.minimum(p, q).sum(-1).clamp_min(1e-9).log().mean()
 
     return loss
 

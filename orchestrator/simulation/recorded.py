@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from core.growth import MAX_RANKS
 from orchestrator.simulation.text import NEVER_RANKED, Agreement
 
 DEMO_TRACES = Path(__file__).parent / "traces" / "demo.npz"
@@ -23,10 +24,13 @@ MAX_RANK = 255
 """Stands for this rank and all above."""
 MAX_GAMMA = 8
 """Longest chain that was judged by block verification."""
-NUM_SHARES = 8
-"""Candidates of which it is kept how they compare with the first."""
+SHARE_RANKS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 15, 23, 31)
+"""Candidates of which it is kept how they compare with the first; those between lie on the line between, in log-log."""
 SHARE_STEP = 1 / 16
 """Of the logarithm in which that is kept."""
+
+
+_LOG_RANKS = np.log(np.arange(1, MAX_RANKS + 1))
 
 
 class Column(StrEnum):
@@ -59,7 +63,7 @@ class TraceLaw:
 
     columns: dict[Column, NDArray[np.uint8]]  # each [texts, tokens]
     blocks: NDArray[np.uint8] | None  # [texts, tokens, MAX_GAMMA]
-    shares: NDArray[np.uint8]  # [texts, tokens, NUM_SHARES], -log(share / the first's) / SHARE_STEP
+    shares: NDArray[np.uint8]  # [texts, tokens, SHARE_RANKS], -log(share / the first's) / SHARE_STEP
 
     @classmethod
     def load(cls, temperature: float, path: Path = DEMO_TRACES) -> TraceLaw:
@@ -77,7 +81,8 @@ class TraceLaw:
         text, token = self._find(seed, index)
         values = {column: int(self.columns[column][text, token]) for column in COLUMNS}
         confidence = values[Column.CONFIDENCE] / COLUMNS[Column.CONFIDENCE]
-        shares = confidence * np.exp(-SHARE_STEP * self.shares[text, token])
+        steps = np.interp(_LOG_RANKS, _LOG_RANKS[list(SHARE_RANKS)], self.shares[text, token])
+        shares = confidence * np.exp(-SHARE_STEP * steps)
         return Agreement(
             rank=_rank(values[Column.RANK]),
             plain_rank=_rank(values[Column.PLAIN_RANK]),

@@ -110,7 +110,7 @@ def chance(candidates, position, budget):
     if candidates.shares:
         usual = [math.sqrt(x) * candidates.shares[1 + place] for place, x in enumerate(budget.tail)]
     tail = [x / sum(usual) * sum(budget.tail) for x in usual]
-    return head if position == 0 else (1 - head) * tail[position - 1]
+    return head if position == 0 else min((1 - head) * tail[position - 1], head)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 5, 12, 30])
@@ -158,6 +158,15 @@ def test_whether_one_other_guess_is_likely_or_many_are_is_seen_at_the_place():
         sprout = BudgetSprout(request, budget, {ROOT: Candidates((5, 6, 7, 8), 0.6, shares=shares)})
         assert sprout.grown().tokens == (5, 6)
         assert sprout._reach[1] == pytest.approx(0.4 * first_two, abs=0.01)
+
+
+def test_no_candidate_is_likelier_than_the_first():
+    """Nearly equal shares and a doubtful first: both estimates together would put the second before it."""
+    budget = Budget(num_nodes=3, num_passes=1, rows_per_pass=8, max_depth=1, fanout=4, tail=(0.5, 0.3, 0.2))
+    said = Candidates((5, 6, 7, 8), 0.2, shares=(0.2, 0.19, 0.01, 0.01))
+    sprout = BudgetSprout(request_of(budget, is_table=False), budget, {ROOT: said})
+    assert sprout.grown().tokens == (5, 6, 7)
+    assert sprout._reach[:2] == [0.2, 0.2]
 
 
 def test_candidates_of_no_share_leave_what_is_usual():

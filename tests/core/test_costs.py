@@ -78,8 +78,43 @@ def test_what_a_branch_adds_is_told_apart_from_what_rows_cost():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_where_branches_cost_nothing_noise_does_not_make_them_dear(seed):
-    assert branched(300, 0.0, noise=0.0, seed=seed).branch_s == pytest.approx(0.0, abs=1e-9)
+    assert branched(300, 0.0, noise=0.0, seed=seed).branch_s == 0.0
     assert branched(300, 0.0, noise=0.1, seed=seed).branch_s < 0.0004
+
+
+def test_rows_are_not_taken_for_branches():
+    """Where unlike rows are kept as one, the wider passes have more branches, too."""
+    cost, random = PassCost(0.02), Random(3)
+    for index in range(300):
+        rows, branches, seconds = ((16, 2, 0.020), (18, 3, 0.0245))[index % 2]
+        cost.see(rows, seconds * random.uniform(0.97, 1.03), branches)
+    assert cost.branch_s == 0.0
+
+
+def test_first_passes_are_slow_and_seldom_say_anything_of_branches():
+    """Of those that have branches, as the first blocks do: a width tells of branches when its own cost is known."""
+    found = []
+    for seed in range(12):
+        cost, random, seen = PassCost(0.02), Random(seed), set()
+        for index in range(60):
+            rows = random.randint(4, 9)
+            slow = 1.5 if rows not in seen else 1.0
+            seen.add(rows)
+            cost.see(rows, slow * 0.026 * random.uniform(0.97, 1.03), 2 if index < 8 else random.random() < 0.1)
+        found.append(cost.branch_s)
+    assert found.count(0.0) >= 8
+
+
+def test_blocks_of_many_branches_do_not_carry_the_pace_away():
+    """Where branches take more of a pass than rows do, no more than half of it is theirs."""
+    cost, random = PassCost(0.02), Random(4)
+    for index in range(3000):
+        branches = random.randint(6, 9)
+        cost.see(15, (0.029 + 0.005 * branches) * random.uniform(0.95, 1.05), branches)
+        if index % 40 == 0:
+            cost.see(1, 0.026, 0)
+    assert cost(1) == pytest.approx(0.026, rel=0.1)
+    assert cost.pace == pytest.approx(1.0, abs=0.15)
 
 
 def test_a_slower_engine_has_dearer_branches():
@@ -96,6 +131,7 @@ def test_what_branches_cost_is_forgotten_where_there_are_none_any_more():
         cost.see(4, 0.024 * random.uniform(0.95, 1.05), 0)
     assert cost.branch_s == 0.0
     assert cost(4) == pytest.approx(0.024, rel=0.05)
+    assert cost(8) == pytest.approx(0.028, rel=0.1), "what was seen with branches is not taken for rows"
 
 
 def test_nothing_is_learned_of_branches_that_nobody_counted_or_among_passes_of_unlike_rows():

@@ -166,6 +166,9 @@ def test_blocks_branch_where_branches_cost_nothing_and_go_straight_where_they_ar
     assert not free.plan.is_chain
     assert free.plan.block_nodes > free.plan.gamma
     assert dear.plan.is_chain
+    assert dear.plan.block_nodes <= dear.plan.depth
+    again = best_plan(law, real_economy(), bounds, dear.plan)
+    assert not again.plan.is_chain, "and branch again when they are free, wherever the search begins"
     assert dear.rate < free.rate
     straight = best_plan(law, real_economy(), replace(bounds, is_chain=True))
     assert dear.rate == pytest.approx(straight.rate, rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.growth import MAX_RANKS
 from orchestrator.simulation.recorded import (
     COLUMNS,
     DEMO_TRACES,
     MAX_GAMMA,
     MAX_RANK,
-    NUM_SHARES,
     RECORDED_TEMPERATURES,
+    SHARE_RANKS,
     Column,
     TraceLaw,
 )
@@ -27,7 +29,7 @@ def written(tmp_path: Path, **arrays: Any) -> Path:
     """A recording of two texts of two tokens; columns that are not given are 0."""
     path = tmp_path / "traces.npz"
     columns = {f"{column}@0.5": np.array(arrays.get(column, [[0, 0], [0, 0]]), np.uint8) for column in COLUMNS}
-    shares = np.array(arrays.get("shares", np.zeros((2, 2, NUM_SHARES))), np.uint8)
+    shares = np.array(arrays.get("shares", np.zeros((2, 2, len(SHARE_RANKS)))), np.uint8)
     np.savez(path, **columns, **{"shares@0.5": shares})
     return path
 
@@ -43,12 +45,16 @@ def test_bytes_are_read_as_what_they_stand_for(tmp_path):
 
 
 def test_shares_are_parts_of_the_confidence(tmp_path):
-    steps = np.full((2, 2, NUM_SHARES), 255)
-    steps[0, 0, :3] = 0, 16, 32
+    steps = np.full((2, 2, len(SHARE_RANKS)), 255)
+    steps[0, 0] = [0, 16, 32, 32, 32, 32, 32, 32, 48, 48, 48, 64]
     law = TraceLaw.load(0.5, written(tmp_path, confidence=[[255, 0], [51, 0]], shares=steps))
-    assert law.at(0, 0).shares[:3] == pytest.approx((1, 1 / np.e, 1 / np.e**2))
-    assert law.at(0, 0).shares[3:] == pytest.approx((0,) * (NUM_SHARES - 3), abs=1e-6)
-    assert law.at(1, 0).shares[0] == pytest.approx(0.2 * np.exp(-255 / 16))
+    shares = law.at(0, 0).shares
+    assert len(shares) == MAX_RANKS
+    assert [-math.log(share) for share in shares[:8]] == pytest.approx([0, 1, 2, 2, 2, 2, 2, 2])
+    assert [-math.log(shares[rank]) for rank in (11, 15, 23, 31)] == pytest.approx([3, 3, 3, 4])
+    between = math.log(10 / 8) / math.log(12 / 8)
+    assert -math.log(shares[9]) == pytest.approx(2 + between), "on the line between its neighbours"
+    assert law.at(1, 0).shares[0] == pytest.approx(0.2 * math.exp(-255 / 16))
 
 
 def test_a_text_goes_on_with_the_next_one(tmp_path):
@@ -60,7 +66,7 @@ def test_a_text_goes_on_with_the_next_one(tmp_path):
 def test_the_demo_traces_belong_to_the_package_and_are_small():
     package = resources.files("orchestrator.simulation")
     assert package.joinpath("traces", "demo.npz").is_file()
-    assert DEMO_TRACES.stat().st_size < 300_000
+    assert DEMO_TRACES.stat().st_size < 400_000
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert "traces/*.npz" in pyproject["tool"]["setuptools"]["package-data"]["orchestrator.simulation"]
 

@@ -128,6 +128,7 @@ def test_memory_of_a_host_is_taken_as_it_is_used() -> None:
     pools = [*cache.keys, *cache.values]
     assert sum(pool.nbytes for pool in pools) > 1 << 29
     assert not cache.keys[0][-1].any()
+    assert all(pool.data_ptr() % os.sysconf("SC_PAGE_SIZE") == 0 for pool in pools), "pages of their own"
     assert sum(map(resident_bytes, pools)) < 1 << 26
 
 
