@@ -8,6 +8,7 @@ Theorem 3.8. All sessions that share an engine are assumed to act alike.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from core.costs import Curve
@@ -17,6 +18,8 @@ from core.trees import Budget
 
 NORM = 12.0
 """Order of the norm that stands for the maximum of two times that jitter."""
+CHOSEN_WORTH = 1.5
+"""Rows of a plan that do what one does that the draft chooses: it knows where it is in doubt."""
 SHARED_SESSIONS = 2.0
 """From here on sessions meet in the passes of an engine."""
 
@@ -171,9 +174,12 @@ def free_budget(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float,
 
 
 def planned_table(plan: Plan, bounds: Bounds, law: RankLaw) -> Prepared:
-    """What a plan expects of the table below the best block."""
+    """What a plan expects of the table below the best block. Where the draft chooses, its rows are worth more."""
     above = block_of(law, plan, bounds).growth
-    return prepared(above.parents, above.ranks, law, table_budget(plan, bounds, plan.depth))
+    worth = 1.0 if law.is_sampled else CHOSEN_WORTH
+    budget = replace(table_budget(plan, bounds, plan.depth), rows_per_pass=int(worth * plan.rows_per_pass))
+    table = prepared(above.parents, above.ranks, law, budget)
+    return replace(table, rows=tuple(math.ceil(num_rows / worth) for num_rows in table.rows))
 
 
 def forecast(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:

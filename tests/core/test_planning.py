@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from core.costs import Curve
 from core.planning import (
+    CHOSEN_WORTH,
     PLAIN,
     Bounds,
     Economy,
     Plan,
+    block_of,
     forecast,
+    planned_table,
     table_budget,
 )
 from core.search import ROWS_PER_PASS, SEARCH_TABLES, Outlook, best_plan, just_in_time
@@ -121,7 +124,26 @@ def test_a_pipelined_round_is_the_longer_of_both_and_a_miss_adds_what_it_drafts(
 
 
 def table_budget_of(plan, bounds):
-    return table_budget(plan, bounds, plan.depth)
+    """Of a plan whose rows the draft chooses."""
+    budget = table_budget(plan, bounds, plan.depth)
+    return replace(budget, rows_per_pass=int(CHOSEN_WORTH * budget.rows_per_pass))
+
+
+@given(st.integers(1, 64), st.integers(1, 8))
+def test_a_pass_has_the_rows_of_its_plan_at_most(rows, num_passes):
+    """And is forecast to do what more would do where the draft chooses them, and just that where it samples."""
+    bounds = Bounds(8, 8, 1024, 32, is_pipelined=True)
+    plan = Plan(8, 8, num_passes, rows)
+    table = planned_table(plan, bounds, steady(0.6))
+    assert max(table.rows) <= rows
+    assert table.hit_rate >= prepared_hits(plan, bounds, steady(0.6))
+    sampled = RankLaw(((0.6, 0.2, 0.1),), bonus=(0.6, 0.2, 0.1))
+    assert planned_table(plan, bounds, sampled).hit_rate == prepared_hits(plan, bounds, sampled)
+
+
+def prepared_hits(plan, bounds, law):
+    above = block_of(law, plan, bounds).growth
+    return prepared(above.parents, above.ranks, law, table_budget(plan, bounds, plan.depth)).hit_rate
 
 
 @pytest.mark.parametrize("is_pipelined", [True, False])
