@@ -8,12 +8,11 @@ are not in use, and one late answer changes nothing.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from core.curve import Curve
 from core.records import Timing
 
 FEW_ROWS = 16
@@ -29,14 +28,6 @@ NUM_RECENT = 5
 """The pace is the median of so many: two outliers in a row change nothing, three are a change."""
 MEAN_PACES = 16.0
 """Passes over which its mean goes."""
-MAX_EXPONENT = 1.0
-"""Beyond what was seen a pass costs at most in proportion to its rows."""
-MIN_EXPONENT = 0.07
-"""And at least 5% more for twice the rows: hopeful, since only what is tried is learned."""
-BELOW_EXPONENT = 0.5
-"""Where a prompt's prefill is all that was seen, a narrower pass may cost in proportion to its rows, or as much."""
-HOPE = 4.0
-"""Hope ends at so many times what was seen; from there on a pass costs in proportion to its rows."""
 PRIOR_ROWS = 16.0
 """Rows at which a pass is thought to cost what it costs with one, before any was seen."""
 BRANCH_WINDOW = 200.0
@@ -121,64 +112,6 @@ class _BranchCost:
             return 0.0
         unexplained = max(self.yy - self.xy * self.xy / self.xx, 0.0) / (self.num - 2.0)
         return max(0.0, self.likeliest - SURE * math.sqrt(unexplained / self.xx))
-
-
-class Curve:
-    """Seconds of a pass by its rows, as believed at one moment; hopeful where nothing was seen."""
-
-    def __init__(self, places: Sequence[float], seconds: Sequence[float]) -> None:
-        self._places = tuple(places)
-        self._seconds = tuple(seconds)
-        self._known: dict[float, float] = {}
-
-    def times(self, factor: float) -> Curve:
-        """The same, all of it so many times slower."""
-        return Curve(self._places, [factor * second for second in self._seconds])
-
-    def __call__(self, rows: float) -> float:
-        found = self._known.get(rows)
-        if found is None:
-            found = self._known[rows] = self._at(rows)
-        return found
-
-    def differs(self, other: Curve, tolerance: float) -> bool:
-        """Whether the two are apart by so much, relatively, where either was seen."""
-        places = {*self._places, *other._places}
-        return any(abs(math.log(self(rows) / other(rows))) > tolerance for rows in places)
-
-    def _at(self, rows: float) -> float:
-        places, seconds = self._places, self._seconds
-        if rows <= places[0]:
-            exponent = self._exponent(0) if len(places) > 1 else BELOW_EXPONENT
-            return seconds[0] * math.pow(rows / places[0], exponent)
-        if rows >= places[-1]:
-            beyond = rows / places[-1]
-            hope = math.pow(min(beyond, HOPE), self._exponent(len(places) - 2))
-            return seconds[-1] * hope * max(beyond / HOPE, 1.0)
-        return self._between(bisect_right(places, rows) - 1, rows)
-
-    def _between(self, left: int, rows: float) -> float:
-        """The least that a convex law allows between two knots: above the lines through their neighbours.
-
-        Passes cost little until, at some width, they cost in proportion. Where that is has to be tried out, and a chord
-        between a narrow pass and somebody's prefill would say that it cannot be worth it.
-        """
-        chord = self._line(left, left + 1, rows)
-        below = self._line(left - 1, left, rows) if left else self._seconds[0]
-        above = self._line(left + 1, left + 2, rows) if left + 2 < len(self._places) else 0.0
-        return min(max(below, above), chord)
-
-    def _line(self, first: int, second: int, rows: float) -> float:
-        share = (rows - self._places[first]) / (self._places[second] - self._places[first])
-        return self._seconds[first] + share * (self._seconds[second] - self._seconds[first])
-
-    def _exponent(self, left: int) -> float:
-        """Of the power law through two neighbouring knots, to go on beyond the ends."""
-        places, seconds = self._places, self._seconds
-        if len(places) < 2:
-            return MIN_EXPONENT
-        exponent = math.log(seconds[left + 1] / seconds[left]) / math.log(places[left + 1] / places[left])
-        return min(max(exponent, MIN_EXPONENT), MAX_EXPONENT)
 
 
 class PassCost:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from core.costs import Curve
+from core.curve import Curve
 from core.shapes import BestTree, RankLaw, best_tree
 from core.tables import Prepared, TableBudget, prepared
 from core.trees import Budget

@@ -107,10 +107,10 @@ ESTIMATED_HIT_RATE = Metric(
     "estimated_hit_rate", "Chance that the next block is there when a verdict comes.", Kind.GAUGE
 )
 ESTIMATED_VERIFY = Metric("estimated_verify_seconds", "Time of a target pass, by its rows.", Kind.GAUGE, label="rows")
+ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Time of a draft pass, by its rows.", Kind.GAUGE, label="rows")
 ESTIMATED_BRANCH = Metric(
     "estimated_branch_seconds", "What each branch of a block adds to a target pass, beside its rows.", Kind.GAUGE
 )
-ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Time of a draft pass, by its rows.", Kind.GAUGE, label="rows")
 ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", Kind.GAUGE)
 
 # Engines, by the replicas that own them

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.costs import FEW_ROWS, HOPE, MIN_EXPONENT, Curve, EngineCost, PassCost
+from core.costs import FEW_ROWS, EngineCost, PassCost
+from core.curve import HOPE, MIN_EXPONENT, Curve
 from core.records import Timing
 
 ROWS = (1, 4, 16, 48)

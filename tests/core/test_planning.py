@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.costs import Curve
+from core.curve import Curve
 from core.planning import (
     CHOSEN_WORTH,
     PLAIN,
