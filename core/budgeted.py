@@ -21,7 +21,7 @@ from core.trees import ROOT, Budget, Growth
 
 MIN_CHANCE = 2e-4
 """What is less likely is not worth its place in a message."""
-UNKNOWN_CONFIDENCE = 0.5
+UNKNOWN_LEAD = 0.5
 """Where the draft has not been yet."""
 ITSELF = -1
 """In place of a rank: the place is to be fed, not a guess after it."""
@@ -87,7 +87,7 @@ class BudgetSprout:
             return []
         if not self._is_full:
             self._choose()
-        return self._chosen
+        return self._chosen if self._pays() else []
 
     def take(self, found: Mapping[int, Candidates]) -> None:
         """What the model says after each node of the frontier, or of a first part of it."""
@@ -132,7 +132,7 @@ class BudgetSprout:
         said = [self._said[self._parents[node]].candidates for node in nodes]
         return Grown(
             tokens=tuple(self.tokens[node] for node in nodes),
-            confidence=tuple(each.confidence for each in said),
+            confidence=tuple(each.lead for each in said),
             entropy=tuple(each.entropy for each in said),
             growth=Growth(parents, tuple(self._ranks[node - self._num_block] for node in nodes)),
         )
@@ -145,20 +145,26 @@ class BudgetSprout:
         for parent, token in zip(self._parents, self.tokens, strict=True):
             above, candidates = 1.0 if parent == ROOT else reach[parent], known.get(parent)
             if candidates is None:
-                chance = self._head(UNKNOWN_CONFIDENCE)
+                chance = self._head(UNKNOWN_LEAD)
             elif token in candidates.ranked:
-                head, tail = self._head(candidates.confidence), self._tail(candidates)
+                head, tail = self._head(candidates.lead), self._tail(candidates)
                 chance = _chance_at(candidates.ranked.index(token), head, tail)
             else:
                 chance = 0.0
             reach.append(above * max(chance, MIN_CHANCE))
         return reach
 
-    def _head(self, confidence: float) -> float:
+    def _pays(self) -> bool:
+        """Whether a pass for what is chosen may be expected to gain enough. The first one is always made."""
+        if self.num_passes == 0 or self._budget.min_reach == 0.0:
+            return True
+        return sum(map(self._chance, self._chosen)) >= self._budget.min_reach
+
+    def _head(self, lead: float) -> float:
         """Chance that the first candidate is the target's token."""
-        confidence = min(max(confidence, 1e-4), 1.0 - 1e-4)
+        lead = min(max(lead, 1e-4), 1.0 - 1e-4)
         intercept, slope = self._budget.sureness
-        log_odds = intercept + slope * math.log(confidence / (1.0 - confidence))
+        log_odds = intercept + slope * math.log(lead / (1.0 - lead))
         return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))
 
     def _tail(self, candidates: Candidates) -> Sequence[float]:
@@ -182,7 +188,7 @@ class BudgetSprout:
         free: Sequence[int] = range(num_ranked)
         if taken:
             free = [place for place in free if candidates.ranked[place] not in taken]
-        self._said[node] = _Said(candidates, self._head(candidates.confidence), self._tail(candidates), free)
+        self._said[node] = _Said(candidates, self._head(candidates.lead), self._tail(candidates), free)
         if self._level(node) < self._budget.max_depth:
             self._offer(node, 0)
 

@@ -6,12 +6,15 @@ plan and the simulator a law of acceptance, so both take the same number of pass
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.records import DraftRequest
 from core.trees import NO_GROWTH, NO_Q, NO_TOKEN, ROOT, Growth, SparseDistribution, TokenTree, depths
 
+MIN_SHARE = 1e-6
+"""Shares below it tell no more than this one does."""
 MAX_RANKS = 32
 """Candidates kept of each node; a growth that asks for a higher rank gets nothing there."""
 
@@ -31,6 +34,18 @@ class Candidates:
     q: SparseDistribution = NO_Q
     shares: tuple[float, ...] = ()
     """Of each candidate, of what orders them, so that the first is `confidence`; none where it is not known."""
+
+    @property
+    def lead(self) -> float:
+        """How clearly the first candidate wins: the mean of its log odds, against all others and against the second
+        alone, as a chance. Where shares are known it foretells the target's token better than `confidence` does
+        (docs/adr/0010).
+        """
+        if len(self.shares) < 2:
+            return self.confidence
+        first = min(max(self.confidence, MIN_SHARE), 1.0 - MIN_SHARE)
+        odds = first / math.sqrt((1.0 - first) * max(self.shares[1], MIN_SHARE))
+        return odds / (1.0 + odds)
 
 
 @dataclass(frozen=True, slots=True)

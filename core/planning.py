@@ -9,6 +9,7 @@ Theorem 3.8. All sessions that share an engine are assumed to act alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from core.curve import Curve
@@ -84,6 +85,13 @@ class Economy:
         slope = (self.verify_pass_s(rows + more) - self.verify_pass_s(rows)) / more
         return self.num_verifying * rate * slope
 
+    def pass_price(self, rate: float, rows: int) -> float:
+        """Tokens that the time of one more pass of the draft would yield at `rate`, where the target waits for it.
+
+        0 where passes are shared: it verifies others meanwhile.
+        """
+        return 0.0 if self.is_shared else rate * self.draft_pass_s(self.num_drafting * rows)
+
     def block_price(self, rate: float, expected: float, nodes: int, branches: int = 0) -> float:
         """Tokens that are lost by sending a block of `nodes` nodes and not none, where `expected` are usual.
 
@@ -154,12 +162,9 @@ def table_budget(plan: Plan, bounds: Bounds, max_depth: int) -> TableBudget:
     )
 
 
-def free_budget(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float, float], max_depth: int) -> Budget:
+def chosen_table(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float, float], max_depth: int) -> Budget:
     """The same for a draft that chooses by itself. It takes the passes and rows that the forecast counts on, no more:
     so a table costs what was planned, and yields at least as much."""
-    head, *others = law.at(1)
-    tail = tuple(chance / (1.0 - head) for chance in others[: bounds.max_fanout - 1])
-    excess = max(1.0, sum(tail))
     rows = [num_rows for num_rows in planned_table(plan, bounds, law).rows if num_rows]
     return Budget(
         num_nodes=bounds.max_table_tokens,
@@ -168,9 +173,46 @@ def free_budget(plan: Plan, bounds: Bounds, law: RankLaw, sureness: tuple[float,
         max_depth=min(plan.depth, max_depth),
         fanout=bounds.max_fanout,
         sureness=sureness,
-        tail=tuple(chance / excess for chance in tail),
+        tail=_tail(law, bounds),
         is_chain=plan.is_chain,
     )
+
+
+def chosen_block(
+    plan: Plan,
+    bounds: Bounds,
+    law: RankLaw,
+    sureness: tuple[float, float],
+    max_depth: int,
+    pass_price: Callable[[int], float],
+) -> Budget:
+    """What a draft may grow by its own judgement while the target waits, in passes as wide as the forecast's.
+
+    A pass gains the chances of its nodes, each times that of a guess below it, and costs `pass_price(rows)` tokens.
+    Where that is anything the draft goes on while it pays: deeper than planned if it is sure, less deep if it is not.
+    """
+    rows = block_of(law, replace(plan, depth=min(plan.depth, max_depth)), bounds).rows
+    price = pass_price(max(rows))
+    depth = min(bounds.max_depth, max_depth) if price else len(rows)
+    return Budget(
+        num_nodes=bounds.max_block_tokens,
+        num_passes=depth,
+        rows_per_pass=max(rows),
+        max_depth=depth,
+        fanout=bounds.max_fanout,
+        sureness=sureness,
+        tail=_tail(law, bounds),
+        min_reach=price / law.at(1)[0],
+        is_chain=bounds.is_chain or plan.is_chain,
+    )
+
+
+def _tail(law: RankLaw, bounds: Bounds) -> tuple[float, ...]:
+    """Chances of the candidates after the first, if it is not that one."""
+    head, *others = law.at(1)
+    tail = [chance / (1.0 - head) for chance in others[: bounds.max_fanout - 1]]
+    excess = max(1.0, sum(tail))
+    return tuple(chance / excess for chance in tail)
 
 
 def planned_table(plan: Plan, bounds: Bounds, law: RankLaw) -> Prepared:

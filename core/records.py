@@ -237,7 +237,8 @@ class Drafted:
     q: tuple[SparseDistribution, ...] = ()
     """In rejection and block mode what each token was sampled from (`NO_Q` for outcomes and what was not grown)."""
     confidence: tuple[float, ...] = ()
-    """For each node how sure the draft was of its first candidate there, whichever this is; 0 if not grown."""
+    """For each node how sure the draft was of its first candidate there, whichever this is; 0 if not grown. Where the
+    request gave a budget, how clearly that one led (`Candidates.lead`)."""
     entropy: tuple[float, ...] = ()
     """For each node the entropy in nats of the q that it came from; 0 if not grown."""
     timing: Timing | None = None

@@ -125,9 +125,11 @@ class Budget:
     fanout: int
     """Guesses at one place."""
     sureness: tuple[float, float] = (0.0, 1.0)
-    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its confidence."""
+    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
+    min_reach: float = 0.0
+    """No pass but the first is made for nodes that the text reaches, summed over them, with less than this chance."""
     is_chain: bool = False
     """Whether blocks are not to branch: one guess below an outcome and below each guess."""
 
@@ -136,6 +138,8 @@ class Budget:
             raise ValueError("a budget needs room for a node")
         if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
             raise ValueError("a budget's chances are none")
+        if not (math.isfinite(self.min_reach) and self.min_reach >= 0.0):
+            raise ValueError("a budget's least reach is none")
 
     def __len__(self) -> int:
         return self.num_nodes

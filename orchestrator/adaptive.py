@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from core.config import SpeculationConfig
-from core.planning import PLAIN, Plan, block_of, free_budget, table_budget
+from core.planning import PLAIN, Plan, block_of, chosen_block, chosen_table, table_budget
 from core.records import GenerationRequest
 from core.trees import NO_GROWTH, Budget, Growth, num_branches
 from orchestrator.course import Course
@@ -43,8 +43,11 @@ class AdaptivePilot(WatchingPilot):
     def wants_draft(self) -> bool:
         return not self.plan.is_plain
 
-    def block(self, max_depth: int) -> Growth:
-        """On a miss, or where drafting and verification alternate: what the wait for it yields most."""
+    def block(self, max_depth: int) -> Growth | Budget:
+        """On a miss, or where drafting and verification alternate: what the wait for it yields most.
+
+        Where any rule may choose, the draft does: it knows where it is sure.
+        """
         plan = self.plan
         if self._course is None or plan.is_plain:
             return NO_GROWTH
@@ -52,19 +55,23 @@ class AdaptivePilot(WatchingPilot):
         depth = min(plan.depth, max_depth)
         if plan.is_plain or depth < 1:
             return NO_GROWTH
-        tree = block_of(self._law, replace(plan, depth=depth), self._course.bounds)
-        self._asked_rows = tree.rows
-        return tree.growth
+        if self._is_sampled:
+            tree = block_of(self._law, replace(plan, depth=depth), self._course.bounds)
+            self._asked_rows = tree.rows
+            return tree.growth
+        budget = chosen_block(plan, self._course.bounds, self._law, self._sureness, max_depth, self._course.pass_price)
+        self._asked_rows = (budget.rows_per_pass,) * budget.num_passes
+        return budget
 
     def table(self, shape: Shape, max_depth: int) -> Growth | Budget:
-        """Where any rule may choose, the draft does: it knows where it is sure."""
+        """Chosen by the draft, too, where any rule may."""
         plan = self.plan
         if self._course is None or plan.num_passes == 0 or max_depth < 1:
             return NO_GROWTH
         bounds = self._course.bounds
         if self._is_sampled:
             return self._table(shape, self._law, table_budget(plan, bounds, max_depth))
-        budget = free_budget(plan, bounds, self._law, self._fit.line(self._law.at(1)[0]), max_depth)
+        budget = chosen_table(plan, bounds, self._law, self._sureness, max_depth)
         self._asked_rows = (budget.rows_per_pass,) * budget.num_passes
         return budget
 
@@ -105,6 +112,11 @@ class AdaptivePilot(WatchingPilot):
         super().close()
         if self._course is not None:
             self._course.leave(self)
+
+    @property
+    def _sureness(self) -> tuple[float, float]:
+        """What the draft's leads are worth in this text."""
+        return self._fit.line(self._law.at(1)[0])
 
     def _survival(self, shape: Shape) -> list[float]:
         """Chance of each node that it is accepted, from depth, rank and the draft's confidence there."""

@@ -64,6 +64,10 @@ class Course:
             return 0.0
         return self._economy.block_price(self._rate, self._usual_nodes, num_nodes, num_branches)
 
+    def pass_price(self, num_rows: int) -> float:
+        """Tokens that it costs to draft for one pass more while the target waits. In a trial nothing, as above."""
+        return 0.0 if self._state.is_trial else self._economy.pass_price(self._rate, num_rows)
+
     def plan_of(self, session: Hashable) -> Plan:
         """What this session does."""
         return PLAIN if self._state.is_trial and session != self._trying else self._state.plan

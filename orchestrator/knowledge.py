@@ -80,7 +80,7 @@ class Knowledge:
         self.num_sessions = 0
         self._max_depth = max_depth
         self._profiles: dict[str, RankProfile] = {}
-        self._fits: dict[str, ConfidenceFit] = {}
+        self._fits: dict[Hashable, ConfidenceFit] = {}
         self._priors: dict[str, RankLaw] = {}
         self._outlooks: OrderedDict[object, Outlook] = OrderedDict()
         self._tables = Tables()
@@ -99,7 +99,8 @@ class Knowledge:
             self._profiles[kind] = RankProfile(self._max_depth, is_sampled=is_sampled)
         return self._profiles[kind]
 
-    def fit(self, kind: str) -> ConfidenceFit:
+    def fit(self, kind: Hashable) -> ConfidenceFit:
+        """What confidences of this kind are worth."""
         return self._fits.setdefault(kind, ConfidenceFit())
 
     def prior_law(self, kind: str, *, is_sampled: bool) -> RankLaw:

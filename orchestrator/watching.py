@@ -49,7 +49,7 @@ class WatchingPilot:
         self._config = config
         self._known = knowledge
         self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
-        self._fit: ConfidenceFit = knowledge.fit(self.kind)
+        self._fit: ConfidenceFit = knowledge.fit((type(self), self.kind))  # a draft that chooses tells its leads
         self._level = Level()
         self._law: RankLaw = self.law()
         self._asked_rows: tuple[int, ...] = ()

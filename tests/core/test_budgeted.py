@@ -92,7 +92,7 @@ def test_what_comes_back_is_a_tree_of_the_models_candidates_within_the_budget(re
         said = says(path_in(tree, parent))
         taken = [token for token, above in zip(block.tokens, block.parents, strict=True) if above == parent]
         assert answer.tokens[index] == [token for token in said.ranked if token not in taken][rank]
-        assert (answer.confidence[index], answer.entropy[index]) == (said.confidence, said.entropy)
+        assert (answer.confidence[index], answer.entropy[index]) == (said.lead, said.entropy)
         assert rank < budget.fanout
     levels = dict.fromkeys(range(num_block), -1) | {ROOT: -1 if request.is_table else 0}
     for node, parent in enumerate(growth.parents, start=num_block):
@@ -104,7 +104,7 @@ def test_what_comes_back_is_a_tree_of_the_models_candidates_within_the_budget(re
 def chance(candidates, position, budget):
     """That the target's token is the candidate at `position`."""
     intercept, slope = budget.sureness
-    x = math.log(candidates.confidence / (1 - candidates.confidence))
+    x = math.log(candidates.lead / (1 - candidates.lead))
     head = 1 / (1 + math.exp(-(intercept + slope * x)))
     usual = list(budget.tail)
     if candidates.shares:
@@ -155,9 +155,45 @@ def test_whether_one_other_guess_is_likely_or_many_are_is_seen_at_the_place():
     budget = Budget(num_nodes=2, num_passes=1, rows_per_pass=8, max_depth=1, fanout=4, tail=(0.4, 0.3, 0.2))
     request = request_of(budget, is_table=False)
     for shares, first_two in (((0.6, 0.39, 0.001, 0.001), 0.9), ((0.6, 0.1, 0.1, 0.1), 0.35)):
-        sprout = BudgetSprout(request, budget, {ROOT: Candidates((5, 6, 7, 8), 0.6, shares=shares)})
+        said = Candidates((5, 6, 7, 8), 0.6, shares=shares)
+        sprout = BudgetSprout(request, budget, {ROOT: said})
         assert sprout.grown().tokens == (5, 6)
-        assert sprout._reach[1] == pytest.approx(0.4 * first_two, abs=0.01)
+        assert sprout._reach[1] == pytest.approx((1 - said.lead) * first_two, abs=0.01)
+
+
+def test_a_first_guess_leads_by_what_it_has_over_all_others_and_over_the_second():
+    """Odds of 1 against all others, and of 1 and 4 against the second: 1 and 2 in the mean of their logarithms."""
+    assert Candidates((5, 6, 7), 0.5, shares=(0.5, 0.5, 0.0)).lead == pytest.approx(1 / 2)
+    assert Candidates((5, 6, 7), 0.5, shares=(0.5, 0.125, 0.125)).lead == pytest.approx(2 / 3)
+    assert Candidates((5, 6, 7), 0.5).lead == 0.5, "where shares are not known"
+    assert 0.999 < Candidates((5, 6), 1.0, shares=(1.0, 0.0)).lead <= 1.0
+    assert 0.0 <= Candidates((5, 6), 0.0, shares=(0.0, 0.0)).lead < 0.5
+
+
+def reaching(min_reach, num_passes=4, confidence=0.5):
+    """Passes made for a chain whose every guess is right in half of all cases: reached in 1, 1/2, 1/4, ..."""
+    budget = Budget(8, num_passes, 1, 8, 1, tail=TAIL, min_reach=min_reach)
+    sprout = BudgetSprout(request_of(budget, is_table=False), budget, {})
+    while not sprout.is_done:
+        sprout.take({node: Candidates((5, 6, 7), confidence) for node in sprout.frontier()})
+    return sprout.num_passes, len(sprout.grown().tokens)
+
+
+def test_no_pass_is_made_for_what_the_text_hardly_reaches():
+    assert reaching(0.0) == (4, 4)
+    assert reaching(0.25) == (3, 3), "the third is for a guess that is reached in a quarter of all cases"
+    assert reaching(0.26) == (2, 2)
+    assert reaching(5.0) == (1, 1), "the first pass is always made"
+    assert reaching(0.26, confidence=0.99) == (4, 4), "where the draft is sure it goes on"
+
+
+def test_nodes_of_a_pass_reach_together():
+    """Two guesses of a half and of a quarter: a pass for both reaches three quarters."""
+    for min_reach, is_made in ((0.74, True), (0.76, False)):
+        budget = Budget(8, 2, 2, 4, 2, tail=(0.5,), min_reach=min_reach)
+        sprout = BudgetSprout(request_of(budget, is_table=False), budget, {})
+        sprout.take({ROOT: Candidates((5, 6, 7), 0.5)})
+        assert (not sprout.is_done) == is_made
 
 
 def test_no_candidate_is_likelier_than_the_first():
@@ -166,7 +202,8 @@ def test_no_candidate_is_likelier_than_the_first():
     said = Candidates((5, 6, 7, 8), 0.2, shares=(0.2, 0.19, 0.01, 0.01))
     sprout = BudgetSprout(request_of(budget, is_table=False), budget, {ROOT: said})
     assert sprout.grown().tokens == (5, 6, 7)
-    assert sprout._reach[:2] == [0.2, 0.2]
+    assert sprout._reach[0] == pytest.approx(said.lead)
+    assert sprout._reach[1] == sprout._reach[0] > 0.9 * (1 - said.lead) * 0.5
 
 
 def test_candidates_of_no_share_leave_what_is_usual():
@@ -222,7 +259,15 @@ def test_a_request_is_grown_as_it_says():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"num_nodes": 0}, {"fanout": 0}, {"sureness": (math.nan, 1.0)}, {"tail": (0.9, 0.2)}, {"tail": (-0.1,)}]
+    "changes",
+    [
+        {"num_nodes": 0},
+        {"fanout": 0},
+        {"sureness": (math.nan, 1.0)},
+        {"tail": (0.9, 0.2)},
+        {"tail": (-0.1,)},
+        {"min_reach": -1},
+    ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(changes):
     with pytest.raises(ValueError, match="budget"):

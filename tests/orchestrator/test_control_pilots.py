@@ -86,7 +86,54 @@ def test_blocks_are_as_straight_as_the_plan_says():
         assert isinstance(table, Budget)
         assert table.is_chain == is_chain
         pilot._course.just_in_time = Plan(6, 4, is_chain=is_chain)
-        assert (pilot.block(8) == Growth.chain(4)) == is_chain
+        block = pilot.block(8)
+        assert isinstance(block, Budget)
+        assert block.is_chain == is_chain
+
+
+def block_after(pass_s, sessions=1):
+    """What a pilot asks for that drafts in turn, once it knows what a pass of the draft takes."""
+    controls = Controls(SpeculationConfig(max_draft_tokens=8, max_block_tokens=16, pipelining=False))
+    pilot, *_ = (controls.pilot(request()) for _ in range(sessions))
+    drive(pilot, 60, alpha=0.8, draft_s=pass_s)
+    return pilot, pilot.block(8)
+
+
+def test_a_block_is_drafted_as_long_as_a_pass_pays():
+    pilot, block = block_after(pass_s=0.003)
+    assert isinstance(block, Budget)
+    assert block.num_passes == block.max_depth == 8, "where the draft is sure it may go as deep as anybody may"
+    course = pilot._course
+    draft_s = course._economy.draft_pass_s(block.rows_per_pass)
+    assert block.min_reach == pytest.approx(course._rate * draft_s / pilot._law.at(1)[0])
+    _, dear = block_after(pass_s=0.006)
+    assert dear.min_reach > 1.5 * block.min_reach
+    assert pilot.block(3).max_depth == 3, "tokens that are left"
+
+
+def test_who_shares_passes_drafts_as_many_as_planned():
+    """What one session drafts more, others are verified meanwhile."""
+    pilot, block = block_after(pass_s=0.003, sessions=4)
+    assert block.min_reach == 0.0
+    assert block.num_passes == pilot.plan.depth
+
+
+def test_a_trial_drafts_what_it_is_to_try():
+    pilot, _ = block_after(pass_s=0.003)
+    pilot._course._state = State(plan=Plan(2, 2), is_trial=True)
+    pilot._course._trying = pilot
+    block = pilot.block(8)
+    assert (block.num_passes, block.min_reach) == (2, 0.0)
+
+
+def test_leads_and_confidences_are_learned_apart():
+    """A draft that chooses says how clearly its guesses lead, one that does not how likely they are."""
+    controls = Controls(SpeculationConfig())
+    adaptive, other = controls.pilot(request()), controls.pilot(request(policy="confidence"))
+    for index in range(40):
+        other.saw_round(verdict(chain(1, confidence=0.1 + 0.8 * (index % 2)), index % 2))
+    assert other._fit.slope > 0
+    assert adaptive._fit.slope == 0
 
 
 def test_a_block_is_cut_where_its_branches_are_dear():
@@ -222,7 +269,9 @@ def test_a_request_that_forbids_drafts_gets_none(policy):
 @pytest.mark.parametrize("asked", [1, 3])
 def test_a_request_bounds_the_depth_of_its_blocks(policy, asked):
     pilot = Controls(SpeculationConfig(policy=policy)).pilot(request(max_draft_tokens=asked))
-    assert max(depths(pilot.block(8).parents), default=0) <= asked
+    block = pilot.block(8)
+    depth = block.max_depth if isinstance(block, Budget) else max(depths(block.parents), default=0)
+    assert depth == asked
     shape = chain(asked)
     assert deepest_block(pilot.table(shape, 8), len(shape)) <= asked
 
