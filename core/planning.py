@@ -17,9 +17,11 @@ from core.shapes import BestTree, RankLaw, best_tree
 from core.tables import Prepared, TableBudget, prepared
 from core.trees import Budget
 
-NORM = 12.0
-"""Order of the norm that stands for the maximum of two times that jitter."""
-CHOSEN_WORTH = 1.5
+JITTER = 0.03
+"""Standard deviation of a round trip to an engine, over its mean."""
+SHARED_JITTER = 0.1
+"""The same where passes are shared: who comes late for the others' pass waits for the next."""
+CHOSEN_WORTH = 1.75
 """Rows of a plan that do what one does that the draft chooses: it knows where it is in doubt."""
 SHARED_SESSIONS = 2.0
 """From here on sessions meet in the passes of an engine."""
@@ -73,6 +75,17 @@ class Economy:
     def draft_s(self, rows: tuple[int, ...]) -> float:
         """A round trip to the draft for passes of so many rows of each session."""
         return sum(self.draft_pass_s(self.num_drafting * row) for row in rows if row) + self.draft_wire_s
+
+    def longer_s(self, verify_s: float, table_s: float) -> float:
+        """Mean time until both have come, where each takes about so long: as long as the longer one, or a little more.
+
+        Both jitter, so what is nearly as long as the other is sometimes the longer one. Of two normal times: Clark
+        1961, "The greatest of a finite set of random variables", equation 2.
+        """
+        spread = (SHARED_JITTER if self.is_shared else JITTER) * math.hypot(verify_s, table_s)
+        lead = (verify_s - table_s) / spread
+        density, late = math.exp(-0.5 * lead * lead) / math.sqrt(2.0 * math.pi), 0.5 * math.erfc(lead / math.sqrt(2.0))
+        return verify_s * (1.0 - late) + table_s * late + spread * density
 
     def price(self, rate: float, nodes: float) -> float:
         """Tokens that the batch loses by one more row in a pass, when each session yields `rate` tokens a second.
@@ -224,6 +237,12 @@ def planned_table(plan: Plan, bounds: Bounds, law: RankLaw) -> Prepared:
     return replace(table, rows=tuple(math.ceil(num_rows / worth) for num_rows in table.rows))
 
 
+def _filled(rows: tuple[int, ...]) -> tuple[int, ...]:
+    """What a draft that chooses feeds: as much in each pass as the widest may have. Where passes are shared that is so
+    for none: some sessions have had their table already, others have missed."""
+    return (max(rows, default=0),) * sum(num_rows > 0 for num_rows in rows)
+
+
 def forecast(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Forecast:
     """What `plan` would yield."""
     if plan.is_plain:
@@ -267,26 +286,17 @@ def _pipelined(plan: Plan, law: RankLaw, economy: Economy, bounds: Bounds) -> Fo
     """
     table = planned_table(plan, bounds, law)
     hit = table.hit_rate
-    table_s = economy.draft_s(table.rows)
+    table_s = economy.draft_s(table.rows if law.is_sampled or economy.is_shared else _filled(table.rows))
     nodes = table.block_tokens / hit if hit else 0.0
     branches = block_of(law, plan, bounds).prefix(round(nodes)).num_branches  # blocks are best first
     jit = block_of(law, jit_of(plan), bounds)
     if economy.is_shared:
         mean_nodes = hit * nodes + (1.0 - hit) * len(jit)
         mean_branches = hit * branches + (1.0 - hit) * jit.num_branches
-        round_s = longer_of(economy.verify_s(mean_nodes, mean_branches), table_s)
+        round_s = economy.longer_s(economy.verify_s(mean_nodes, mean_branches), table_s)
     else:
         jit_s = economy.draft_s(jit.rows) if len(jit) else 0.0
-        miss_s = longer_of(economy.verify_tree_s(jit), table_s) + jit_s
-        round_s = hit * longer_of(economy.verify_s(nodes, branches), table_s) + (1.0 - hit) * miss_s
+        miss_s = economy.longer_s(economy.verify_tree_s(jit), table_s) + jit_s
+        round_s = hit * economy.longer_s(economy.verify_s(nodes, branches), table_s) + (1.0 - hit) * miss_s
     tokens = 1.0 + table.accepted + (1.0 - hit) * jit.tokens
     return Forecast(plan, tokens / round_s, tokens, round_s, hit, nodes, len(table.growth))
-
-
-def longer_of(verify_s: float, table_s: float) -> float:
-    """Mean time until both have come, where each takes about so long: max(t_v, t_table), and 6% more if they are equal.
-
-    Both jitter, so what is nearly as long as the other is sometimes the longer one. A norm of high order says so.
-    """
-    longest, other = max(verify_s, table_s), min(verify_s, table_s)
-    return float(longest * (1.0 + (other / longest) ** NORM) ** (1.0 / NORM))

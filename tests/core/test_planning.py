@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from core.curve import Curve
 from core.planning import (
     CHOSEN_WORTH,
+    JITTER,
     PLAIN,
+    SHARED_JITTER,
     Bounds,
     Economy,
     Plan,
@@ -140,6 +143,34 @@ def test_a_pass_has_the_rows_of_its_plan_at_most(rows, num_passes):
     assert table.hit_rate >= prepared_hits(plan, bounds, steady(0.6))
     sampled = RankLaw(((0.6, 0.2, 0.1),), bonus=(0.6, 0.2, 0.1))
     assert planned_table(plan, bounds, sampled).hit_rate == prepared_hits(plan, bounds, sampled)
+
+
+def test_the_longer_of_two_times_that_jitter_is_clarks():
+    """Against 200,000 draws of both; far apart it is the longer one."""
+    random = Random(5)
+    for costs, jitter in ((economy(), JITTER), (economy(sessions=4.0), SHARED_JITTER)):
+        for verify_s, table_s in ((0.025, 0.025), (0.025, 0.023), (0.023, 0.025)):
+            draws = [
+                max(random.gauss(verify_s, jitter * verify_s), random.gauss(table_s, jitter * table_s))
+                for _ in range(200_000)
+            ]
+            assert costs.longer_s(verify_s, table_s) == pytest.approx(sum(draws) / len(draws), rel=1e-3)
+        assert costs.longer_s(0.025, 0.010) == pytest.approx(0.025)
+        assert costs.longer_s(0.010, 0.025) == pytest.approx(0.025)
+
+
+def test_a_draft_that_chooses_fills_its_passes_where_it_has_them_for_itself():
+    """A table that lasts longer than verification, on a draft whose every row costs."""
+    bounds, law, plan = Bounds(8, 8, 1024, 32, is_pipelined=True), steady(0.6), Plan(8, 4, 4, 16)
+    sampled = RankLaw(law.chances, bonus=law.chances[0])
+    costs = Economy(constant(1e-6), line(1e-6, 0.001), 0.0, 0.0)
+    rows = planned_table(plan, bounds, law).rows
+    assert min(rows) < max(rows)
+    assert forecast(plan, law, costs, bounds).round_s == pytest.approx(0.001 * max(rows) * len(rows), rel=0.01)
+    as_planned = forecast(plan, sampled, costs, bounds).round_s
+    assert as_planned == pytest.approx(0.001 * sum(planned_table(plan, bounds, sampled).rows), rel=0.01)
+    shared = replace(costs, num_verifying=2.0, num_drafting=2.0)
+    assert forecast(plan, law, shared, bounds).round_s == pytest.approx(0.002 * sum(rows), rel=0.01)
 
 
 def prepared_hits(plan, bounds, law):
