@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,28 +35,37 @@ class Draft:
 
 
 def draft_of_cost(source: Path, target: Path, cost_ratio: float, dtype: Dtype, directory: Path) -> Draft:
-    """`source` grown to about `cost_ratio`: four times as wide and as deep as it takes, or as it is, if that is nearer.
-    A step's time is linear in the number of layers: two depths tell how many. The target's step is that of
-    deterministic serving, compiled, as the benchmarks serve it."""
+    """`source` grown to about `cost_ratio`: as wide as it is or four times as wide, and as deep as it takes.
+
+    At these widths no weight is rounded. A step's time is linear in the number of layers: two depths tell how many. The
+    target's step is that of deterministic serving, compiled, as the benchmarks serve it.
+    """
     target_s = step_s(target, dtype, deterministic=True)
-    goal_s = cost_ratio * target_s
-    shape = read_shape(source)
+
+    def timed(shape: Shape) -> Draft:
+        model = cached(source, shape, dtype, directory)
+        return Draft(model, shape, step_s(model, dtype) / target_s)
+
+    narrow = read_shape(source)
     wide = replace(
-        shape,
-        hidden_size=4 * shape.hidden_size,
-        num_attention_heads=4 * shape.num_attention_heads,
-        num_key_value_heads=2 * shape.num_key_value_heads,
-        intermediate_size=4 * shape.intermediate_size,
+        narrow,
+        hidden_size=4 * narrow.hidden_size,
+        num_attention_heads=4 * narrow.num_attention_heads,
+        num_key_value_heads=2 * narrow.num_key_value_heads,
+        intermediate_size=4 * narrow.intermediate_size,
     )
-    shallow, deep = wide, replace(wide, num_hidden_layers=4 * wide.num_hidden_layers)
-    shallow_s, deep_s = (step_s(cached(source, each, dtype, directory), dtype) for each in (shallow, deep))
-    layer_s = max(deep_s - shallow_s, 1e-6) / (deep.num_hidden_layers - shallow.num_hidden_layers)
-    num_layers = shallow.num_hidden_layers + max(0, round((goal_s - shallow_s) / layer_s))
-    candidates = []
-    for chosen in (shape, replace(wide, num_hidden_layers=min(num_layers, MAX_LAYERS))):
-        model = cached(source, chosen, dtype, directory)
-        candidates.append(Draft(model, chosen, step_s(model, dtype) / target_s))
-    return min(candidates, key=lambda draft: abs(draft.cost_ratio - cost_ratio))
+    found = [timed(shape) for shape in (narrow, wide)]
+    found += [timed(_deepened(shallow, timed, cost_ratio)) for shallow in found if shallow.cost_ratio < cost_ratio]
+    return min(found, key=lambda draft: abs(draft.cost_ratio - cost_ratio))
+
+
+def _deepened(shallow: Draft, timed: Callable[[Shape], Draft], cost_ratio: float) -> Shape:
+    """With as many layers as come nearest."""
+    num_layers = shallow.shape.num_hidden_layers
+    deep = timed(replace(shallow.shape, num_hidden_layers=4 * num_layers))
+    of_layer = max(deep.cost_ratio - shallow.cost_ratio, 1e-6) / (3 * num_layers)
+    num_more = round((cost_ratio - shallow.cost_ratio) / of_layer)
+    return replace(shallow.shape, num_hidden_layers=min(num_layers + num_more, MAX_LAYERS))
 
 
 @torch.inference_mode()
