@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from core.estimators import MAX_CHANCE, logistic, logit
 from core.growth import Candidates, Grown, Sprout
 from core.records import DraftRequest
 from core.trees import ROOT, Budget, Growth
@@ -60,6 +61,8 @@ class BudgetSprout:
         """What may be fed, likeliest first: (-chance, order, parent, rank), or (-chance, order, place, `ITSELF`)."""
         self._order = count()
         self._is_full = False
+        self._is_begun = False
+        """Of the present pass a part has been made."""
         self._taken: dict[int, set[int]] = {}
         for parent, token in zip(block.parents, block.tokens, strict=True):
             self._taken.setdefault(parent, set()).add(token)
@@ -93,6 +96,7 @@ class BudgetSprout:
         """What the model says after each node of the frontier, or of a first part of it."""
         self.num_passes += 1
         self._chosen = [node for node in self._chosen if node not in found]
+        self._is_begun = bool(self._chosen)
         for node, candidates in found.items():
             self._expand(node, candidates)
 
@@ -155,17 +159,18 @@ class BudgetSprout:
         return reach
 
     def _pays(self) -> bool:
-        """Whether a pass for what is chosen may be expected to gain enough. The first one is always made."""
-        if self.num_passes == 0 or self._budget.min_reach == 0.0:
+        """Whether a pass for what is chosen may be expected to gain enough.
+
+        Without the root there would be no guess; and a pass of which a part was made is made whole.
+        """
+        if self._is_begun or ROOT in self._chosen or self._budget.min_reach == 0.0:
             return True
         return sum(map(self._chance, self._chosen)) >= self._budget.min_reach
 
     def _head(self, lead: float) -> float:
         """Chance that the first candidate is the target's token."""
-        lead = min(max(lead, 1e-4), 1.0 - 1e-4)
         intercept, slope = self._budget.sureness
-        log_odds = intercept + slope * math.log(lead / (1.0 - lead))
-        return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))
+        return min(logistic(intercept + slope * logit(lead)), MAX_CHANCE)  # no surer than the fit that tells the two
 
     def _tail(self, candidates: Candidates) -> Sequence[float]:
         """Chances of the second candidate, the third, and so on, if it is not the first.

@@ -263,8 +263,8 @@ def rounded_level(level: float, before: float) -> float:
 class ConfidenceFit:
     """P(accept | confidence), as logits added to what is expected at that depth: `intercept + slope * (x - mean x)`.
 
-    x is the log odds of the draft's confidence. Online Newton steps with fading curvature; where confidence says
-    nothing, or is always the same, the expectation stays as it was.
+    x is the log odds of the draft's confidence, or of its lead (`core.growth`), not of both. Online Newton steps with
+    fading curvature; where confidence says nothing, or is always the same, the expectation stays as it was.
     """
 
     window: float = 500.0

@@ -23,6 +23,8 @@ SHARED_JITTER = 0.1
 """The same where passes are shared: who comes late for the others' pass waits for the next."""
 CHOSEN_WORTH = 1.75
 """Rows of a plan that do what one does that the draft chooses: it knows where it is in doubt."""
+MORE_PASSES = 2
+"""Times as many as planned that a draft may make for a block: it is waited for, and must be late at some time."""
 SHARED_SESSIONS = 2.0
 """From here on sessions meet in the passes of an engine."""
 
@@ -121,9 +123,9 @@ class Plan:
     """A way of guessing."""
 
     block_nodes: int = 0
-    """Of a block at most; 0 is plain decoding."""
+    """Of a block; 0 is plain decoding. Where the draft chooses it may answer more, of which what pays is verified."""
     depth: int = 0
-    """Of a block at most."""
+    """Of a block; where the target waits and the draft chooses, what it counts on."""
     num_passes: int = 0
     """Of the draft for a table; 0 prepares none."""
     rows_per_pass: int = 0
@@ -206,7 +208,7 @@ def chosen_block(
     """
     rows = block_of(law, replace(plan, depth=min(plan.depth, max_depth)), bounds).rows
     price = pass_price(max(rows))
-    depth = min(bounds.max_depth, max_depth) if price else len(rows)
+    depth = min(MORE_PASSES * len(rows), bounds.max_depth, max_depth) if price else len(rows)
     return Budget(
         num_nodes=bounds.max_block_tokens,
         num_passes=depth,

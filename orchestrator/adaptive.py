@@ -24,6 +24,8 @@ NEGLIGIBLE_PRICE = 0.01
 class AdaptivePilot(WatchingPilot):
     """Maximises forecast tokens a second, within what the request allows."""
 
+    _is_chooser = True
+
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
         self._course: Course | None = None

@@ -41,6 +41,9 @@ def kind_of(request: GenerationRequest) -> str:
 class WatchingPilot:
     """What the policies have in common; a policy adds `block`, `table` and what follows from them."""
 
+    _is_chooser = False
+    """Whether the draft chooses guesses, where any rule may: then it tells by how much they lead, not their shares."""
+
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         asked = request.max_draft_tokens
         self.kind = kind_of(request)
@@ -49,7 +52,7 @@ class WatchingPilot:
         self._config = config
         self._known = knowledge
         self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
-        self._fit: ConfidenceFit = knowledge.fit((type(self), self.kind))  # a draft that chooses tells its leads
+        self._fit: ConfidenceFit = knowledge.fit((self.kind, self._is_chooser and not self._is_sampled))
         self._level = Level()
         self._law: RankLaw = self.law()
         self._asked_rows: tuple[int, ...] = ()

@@ -48,6 +48,7 @@ def requests(draw):
         fanout=draw(st.integers(1, 4)),
         sureness=(draw(st.floats(-2, 2)), draw(st.floats(0, 2))),
         tail=TAIL,
+        min_reach=0.0 if is_table else draw(st.sampled_from([0.0, 0.2, 0.8, 3.0])),
     )
     return request_of(budget, TokenTree(tuple(tokens), tuple(parents)), is_table=is_table)
 
@@ -104,8 +105,9 @@ def test_what_comes_back_is_a_tree_of_the_models_candidates_within_the_budget(re
 def chance(candidates, position, budget):
     """That the target's token is the candidate at `position`."""
     intercept, slope = budget.sureness
-    x = math.log(candidates.lead / (1 - candidates.lead))
-    head = 1 / (1 + math.exp(-(intercept + slope * x)))
+    lead = min(max(candidates.lead, 0.005), 0.995)
+    x = math.log(lead / (1 - lead))
+    head = min(1 / (1 + math.exp(-(intercept + slope * x))), 0.99)
     usual = list(budget.tail)
     if candidates.shares:
         usual = [math.sqrt(x) * candidates.shares[1 + place] for place, x in enumerate(budget.tail)]
@@ -185,6 +187,24 @@ def test_no_pass_is_made_for_what_the_text_hardly_reaches():
     assert reaching(0.26) == (2, 2)
     assert reaching(5.0) == (1, 1), "the first pass is always made"
     assert reaching(0.26, confidence=0.99) == (4, 4), "where the draft is sure it goes on"
+
+
+def test_where_guesses_are_there_no_pass_is_made_that_cannot_pay():
+    budget = Budget(8, 4, 2, 8, 2, tail=TAIL, min_reach=2.5)
+    sprout = BudgetSprout(request_of(budget, is_table=False), budget, {ROOT: Candidates((5, 6, 7), 0.5)})
+    assert sprout.is_done
+    assert sprout.grown().tokens == (5, 6)
+
+
+def test_a_pass_that_pays_is_made_whole():
+    """Two guesses of a half and of a quarter, fed one by one: the rest of the pass alone would not be worth it."""
+    budget = Budget(8, 3, 2, 4, 2, tail=(0.5,), min_reach=0.7)
+    for part in (1, 2):
+        sprout = BudgetSprout(request_of(budget, is_table=False), budget, {})
+        sprout.take({ROOT: Candidates((5, 6, 7), 0.5)})
+        first = sprout.frontier()[:]
+        sprout.take({node: Candidates((5, 6, 7), 0.5) for node in first[:part]})
+        assert set(first[part:]) <= set(sprout.frontier())
 
 
 def test_nodes_of_a_pass_reach_together():

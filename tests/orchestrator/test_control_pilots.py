@@ -16,7 +16,7 @@ from core.records import NEVER_STOP, GenerationRequest, Sampling, StopRule, Timi
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator.control import Controls
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
-from orchestrator.watching import MAX_PATIENCE_S
+from orchestrator.watching import MAX_PATIENCE_S, PATIENCE
 
 POLICIES = ("adaptive", "static", "heuristic", "confidence", "entropy")
 
@@ -109,6 +109,17 @@ def test_a_block_is_drafted_as_long_as_a_pass_pays():
     _, dear = block_after(pass_s=0.006)
     assert dear.min_reach > 1.5 * block.min_reach
     assert pilot.block(3).max_depth == 3, "tokens that are left"
+
+
+def test_who_waits_for_a_block_waits_for_what_was_planned_and_as_much_again():
+    """However deep blocks may be, a draft that has died is not waited for much longer."""
+    controls = Controls(SpeculationConfig(max_draft_tokens=64, pipelining=False, draft_timeout_s=0.01))
+    pilot = controls.pilot(request())
+    drive(pilot, 60, alpha=0.5, draft_s=0.006)
+    block = pilot.block(64)
+    assert block.num_passes == block.max_depth == 2 * pilot.plan.depth < 64
+    expected_s = pilot._known.lately.draft_s((block.rows_per_pass,) * block.num_passes)
+    assert pilot.patience_s == pytest.approx(min(PATIENCE * expected_s, MAX_PATIENCE_S))
 
 
 def test_who_shares_passes_drafts_as_many_as_planned():

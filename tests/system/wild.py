@@ -93,6 +93,7 @@ class WildPilot:
             fanout=self.random.randrange(1, 5),
             sureness=(self.random.uniform(-1, 1), self.random.uniform(0, 1)),
             tail=(0.4, 0.2, 0.1),
+            min_reach=self.random.choice((0.0, 0.3, 1.0)),
         )
 
     def num_to_verify(self, shape: Shape) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from core.config import EngineConfig
 from core.records import NEVER_STOP, Refused, Sampling, StopRule, Verification
-from core.trees import EMPTY_BLOCK, NO_Q, NO_TOKEN, ROOT, Budget, Growth, TokenTree, subtree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, NO_Q, NO_TOKEN, ROOT, Budget, Growth, TokenTree, depths, subtree
 from tests.checkpoints import write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
@@ -132,10 +132,23 @@ def test_what_a_draft_grows_by_itself_is_what_it_grows_when_told_to(engine, way)
         assert 6 < len(drafted.growth) == len(drafted.tokens) <= BUDGET.num_nodes
         told = driver.draft_request(drafted.growth, block, is_table=True)
         want = fresh_reply(engine, driver.spec, driver.log.tokens, told)
-        assert (drafted.tokens, drafted.confidence, drafted.entropy) == (want.tokens, want.confidence, want.entropy)
+        assert (drafted.tokens, drafted.entropy) == (want.tokens, want.entropy)
+        pairs = list(zip(drafted.confidence, want.confidence, strict=True))
+        assert all(lead >= share for lead, share in pairs), "told to, it says how likely its first guess is"
+        assert any(lead > share for lead, share in pairs)
         block = driver.ask(BUDGET)
         assert len(block.growth) > 3
         driver.log.extend(block.tokens[:1])
+
+
+def test_a_draft_ends_a_block_when_a_pass_reaches_too_little(engine):
+    """The whole block of so many passes, if each is worth it; what the root alone tells, if none can be."""
+    prompt_passes = Driver(engine, PROMPT, GREEDY, session="prefill").ask(NO_GROWTH).timing.num_passes
+    for min_reach, num_passes, depth in ((0.0, 3, 3), (1e-6, 3, 3), (100.0, 1, 1)):
+        driver = Driver(engine, PROMPT, GREEDY, session=f"reach {min_reach}")
+        drafted = driver.ask(replace(BUDGET, min_reach=min_reach))
+        assert drafted.timing.num_passes == prompt_passes - 1 + num_passes, "the prompt's last pass is the root's"
+        assert max(depths(drafted.growth.parents)) == depth
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
