@@ -129,7 +129,7 @@ class Budget:
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
     min_reach: float = 0.0
-    """No pass but the first is made for nodes that the text reaches, summed over them, with less than this chance."""
+    """No pass but the root's is made for nodes that the text reaches, summed over them, with less than this chance."""
     is_chain: bool = False
     """Whether blocks are not to branch: one guess below an outcome and below each guess."""
 
