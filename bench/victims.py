@@ -12,13 +12,14 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray import serve
 from ray.util import list_named_actors
 
 from deploy.app import APPLICATION
-from deploy.probe import engine_of
+from deploy.probe import engine_of, engines_of
 
 SERVE_NAMESPACE = "serve"
 REPLACEMENT_TIMEOUT_S = 120.0
@@ -33,14 +34,20 @@ def replicas(role: str) -> set[str]:
 
 async def engine_pid(role: str) -> int:
     """The process of one engine of `role`."""
-    engine = await engine_of(role)
-    pid: int = await engine.__ray_call__.remote(lambda _: os.getpid())
-    return pid
+    return await _pid_of(await engine_of(role))
 
 
 async def kill_engine(role: str) -> None:
-    """SIGKILL to one engine of `role`."""
-    os.kill(await engine_pid(role), signal.SIGKILL)
+    """SIGKILL to the engine of `role` that most sessions are on: a probe would be led to the one that has fewest."""
+    engines = await engines_of(role, len(replicas(role)))
+    stats = await asyncio.gather(*(engine.stats.remote() for engine in engines))
+    busiest = max(range(len(engines)), key=lambda index: stats[index].num_sessions)
+    os.kill(await _pid_of(engines[busiest]), signal.SIGKILL)
+
+
+async def _pid_of(engine: Any) -> int:
+    pid: int = await engine.__ray_call__.remote(lambda _: os.getpid())
+    return pid
 
 
 async def kill_replica(role: str, chooser: random.Random) -> None:

@@ -9,6 +9,9 @@ from ray import serve
 from deploy.app import APPLICATION
 from deploy.workers import LeaseGrant
 
+LEASES_EACH = 8
+"""Of each replica, at most, until all engines have been found."""
+
 
 async def engine_of(role: str) -> Any:
     """The engine actor of one replica of `role` (target or draft), by way of a lease that is given back at once."""
@@ -17,3 +20,24 @@ async def engine_of(role: str) -> Any:
     grant: LeaseGrant = await anext(stream)
     stream.cancel()
     return grant.engine
+
+
+async def engines_of(role: str, num_replicas: int) -> list[Any]:
+    """The engine actors of all `num_replicas` replicas of `role`: a lease that is held sends the next one elsewhere.
+
+    Raises: RuntimeError when one is not found.
+    """
+    handle = serve.get_deployment_handle(role, APPLICATION)
+    found: dict[str, Any] = {}
+    held: list[Any] = []
+    try:
+        for number in range(LEASES_EACH * num_replicas):
+            held.append(handle.options(stream=True).lease.remote(f"probe {number}"))
+            grant: LeaseGrant = await anext(held[-1])
+            found[grant.engine_id] = grant.engine
+            if len(found) == num_replicas:
+                return list(found.values())
+    finally:
+        for stream in held:
+            stream.cancel()
+    raise RuntimeError(f"of {num_replicas} engines of {role} only {sorted(found)} were found")
