@@ -226,6 +226,17 @@ def test_no_candidate_is_likelier_than_the_first():
     assert sprout._reach[1] == sprout._reach[0] > 0.9 * (1 - said.lead) * 0.5
 
 
+def test_no_lead_is_surer_than_what_was_ever_seen():
+    """A line that was fitted to log odds of at most 5.3, and chances of at most 0.99, says no more beyond them."""
+    reaches = []
+    for intercept, confidence in ((0.0, 0.9999999), (5.0, 0.9), (5.0, 0.9999999)):
+        budget = Budget(1, 1, 8, 1, 4, sureness=(intercept, 1.0), tail=TAIL)
+        sprout = BudgetSprout(request_of(budget, is_table=False), budget, {ROOT: Candidates((5, 6), confidence)})
+        sprout.grown()
+        reaches.append(sprout._reach[0])
+    assert reaches == [0.99, 0.99, 0.99]
+
+
 def test_candidates_of_no_share_leave_what_is_usual():
     """All the mass on the first: nothing is known of the others, and nothing is divided by it."""
     budget = Budget(num_nodes=4, num_passes=1, rows_per_pass=8, max_depth=1, fanout=4, sureness=(0.0, 0.1), tail=TAIL)
