@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from core.errors import CheckpointError, InvalidRequest
@@ -48,26 +52,26 @@ def test_ids_and_vocabulary_size_are_those_of_transformers(directory):
 def test_a_chat_prompt_is_what_transformers_makes_of_it(directory):
     ours, theirs = Tokenizer.from_directory(directory), AutoTokenizer.from_pretrained(directory)
     expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    assert list(ours.chat_prompt(MESSAGES)) == expected
-    assert ours.decode(ours.chat_prompt(MESSAGES)).endswith('assistant: "안녕"\nassistant:')
+    assert list(ours.encode(ours.chat_text(MESSAGES), add_special_tokens=False)) == expected
+    assert ours.chat_text(MESSAGES).endswith(f'assistant: "안녕"{END}\nassistant:')
 
 
 def test_a_template_file_goes_before_the_setting(directory):
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     tokenizer = Tokenizer.from_directory(directory)
-    assert tokenizer.decode(tokenizer.chat_prompt(MESSAGES)) == "Hi <there>"
+    assert tokenizer.chat_text(MESSAGES) == "Hi <there>"
 
 
 def test_of_several_templates_the_default_is_taken(tmp_path):
     templates = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     tokenizer = Tokenizer.from_directory(write(tmp_path, byte_level(), chat_template=templates))
-    assert tokenizer.decode(tokenizer.chat_prompt(MESSAGES)) == "yes"
+    assert tokenizer.chat_text(MESSAGES) == "yes"
 
 
 def test_a_chat_without_a_template_is_refused(tmp_path):
     tokenizer = Tokenizer.from_directory(write(tmp_path, byte_level()))
     with pytest.raises(InvalidRequest, match="no chat template") as caught:
-        tokenizer.chat_prompt(MESSAGES)
+        tokenizer.chat_text(MESSAGES)
     assert caught.value.field == "chat"
 
 
@@ -82,7 +86,7 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
 )
 def test_what_a_template_refuses_or_may_not_do_is_the_callers_error(template, reason):
     with pytest.raises(InvalidRequest, match=reason):
-        as_product(byte_level(), template).chat_prompt([{"role": "system", "content": "x"}])
+        as_product(byte_level(), template).chat_text([{"role": "system", "content": "x"}])
 
 
 @pytest.mark.parametrize(
@@ -131,4 +135,80 @@ def test_settings_may_give_a_special_token_as_an_object(tmp_path):
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": {"content": END}, "chat_template": "{{ eos_token }}"})
     )
-    assert Tokenizer.from_directory(directory).chat_prompt(MESSAGES) == (1,)
+    assert Tokenizer.from_directory(directory).chat_text(MESSAGES) == END
+
+
+# How long a text may be
+
+
+NFC_GROWN = "\u1fbe\u0308\u0341"  # seven bytes, which NFC makes two
+
+
+def normalized(form):
+    backend = byte_level()
+    backend.normalizer = form
+    return as_product(backend)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
+def test_no_text_is_longer_than_the_bound_of_its_tokens(text):
+    for tokenizer in (as_product(byte_level()), normalized(normalizers.NFC())):
+        num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
+        assert len(text.encode()) <= tokenizer.max_text_bytes(num_tokens)
+
+
+def test_the_bound_is_the_longest_token_and_leaves_room_for_what_nfc_composes():
+    plain, composed = as_product(byte_level()), normalized(normalizers.NFC())
+    longest = max(len(plain.token_bytes(token_id)) for token_id in range(plain.vocab_size))
+    assert plain.max_text_bytes(10) == 10 * longest
+    assert len(NFC_GROWN.encode()) == 3.5 * len("\u0390".encode())
+    assert composed.encode(NFC_GROWN) == composed.encode("\u0390")
+    assert composed.max_text_bytes(10) == 4 * plain.max_text_bytes(10)
+
+
+def without_a_byte():
+    backend = byte_level()
+    parts = json.loads(backend.to_str())
+    parts["model"]["vocab"].pop("Ā")  # byte 0
+    parts["model"]["vocab"]["(free)"] = len(parts["model"]["vocab"]) + 1000
+    return tokenizers.Tokenizer.from_str(json.dumps(parts))
+
+
+def swallowing_spaces():
+    backend = byte_level()
+    backend.add_tokens([AddedToken("<mask>", lstrip=True)])
+    return backend
+
+
+def dropping_spaces():
+    backend = byte_level()
+    splitters = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(splitters)
+    return backend
+
+
+@pytest.mark.parametrize("make", [byte_fallback, without_a_byte, swallowing_spaces, dropping_spaces])
+def test_where_a_token_may_stand_for_any_length_there_is_no_bound(make):
+    assert as_product(make()).max_text_bytes(10) is None
+
+
+def test_a_long_text_is_tokenized_as_a_short_one_is_and_others_run_meanwhile():
+    tokenizer = as_product(byte_level())
+    text = "def main(argv): return 안녕 " * 20_000
+    gaps, is_over = [], threading.Event()
+
+    def watch():
+        before = time.perf_counter()
+        while not is_over.wait(0.001):
+            gaps.append(time.perf_counter() - before)
+            before = time.perf_counter()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.perf_counter()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    took = time.perf_counter() - began
+    is_over.set()
+    watcher.join()
+    assert ids == tuple(tokenizer._backend.encode(text, add_special_tokens=False).ids)
+    assert max(gaps) < took / 2, "the interpreter was held up while it was tokenized"
