@@ -4,6 +4,7 @@
     ├── RequestError                 the caller's doing; nothing else is affected
     │   ├── InvalidRequest           INVALID_ARGUMENT    names the field and what is allowed
     │   ├── UnknownModel             NOT_FOUND           lists the models that are served
+    │   ├── UnknownService           NOT_FOUND           of Health
     │   ├── Unauthenticated          UNAUTHENTICATED
     │   ├── Overloaded               RESOURCE_EXHAUSTED  says when to try again
     │   ├── RequestCancelled         CANCELLED
@@ -52,6 +53,12 @@ class InvalidRequest(RequestError):
 
 class UnknownModel(RequestError):
     """The request names a model that is not served here."""
+
+    status = "NOT_FOUND"
+
+
+class UnknownService(RequestError):
+    """Health is asked about a service that there is none of."""
 
     status = "NOT_FOUND"
 
