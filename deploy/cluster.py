@@ -26,6 +26,9 @@ SERVICERS = (
 """What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""
+MAX_MESSAGE_BYTES = 8 * 2**20
+"""What Serve's gRPC proxy takes and sends at most, in RAY_SERVE_GRPC_MAX_MESSAGE_SIZE; by itself it is 2 GiB. Manifests
+set the same. A service's own limit (`limits.max_message_bytes`) may be lower, and says which field was too long."""
 PROXY_START_S = "60"
 """Serve by itself kills a proxy that takes longer than 5 s to start, as on a busy machine, and does not start then."""
 
@@ -112,6 +115,7 @@ def _prepare_environment() -> None:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
+    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES))
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that authentication is on

@@ -1,12 +1,17 @@
-"""How Serve's gRPC proxy takes our calls: clients that go away reach the replica, and a node that is to go says so.
+"""What happens to a call in the process of Serve's gRPC proxy, before an orchestrator has it and after.
 
-The proxy (Ray 2.60) passes a cancellation on only if it comes while the proxy waits for the replica's next message. If
-it comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
-decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
+Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
 
-Health is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node that
-is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes seconds to
-hear of it, and to say so; a file that whoever stops the node leaves there is seen at once.
+- *One message a call, as bytes.* A second message or none is refused; bytes are decoded where an error can be said.
+- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.proxy_admission`).
+- *Errors* come as codes with a last message that is not passed on, so that their details travel with streams, too, and
+  nothing is raised, and logged with its trace, on the way. Serve's own are said in words that a caller can use.
+- *Cancellation.* The proxy passes one on only if it comes while the proxy waits for the replica's next message. If it
+  comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
+  decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
+- *Health* is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node
+  that is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes
+  seconds to hear of it, and to say so; a file that whoever stops the node leaves there is seen at once.
 
 Runs in the proxy's process, which imports it by the name in `deploy.cluster.SERVICERS`.
 """
@@ -15,15 +20,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray import serve
+from ray.serve._private.proxy_request_response import gRPCStreamingType
 
+from core.errors import OutriderError, Overloaded, Unavailable
+from deploy.proxy_admission import RETRY_S, Places, ProxyAdmission
+from deploy.status import DETAILS_KEY, status_of
 from protos.outrider.v1 import generation_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
 
@@ -32,6 +47,17 @@ STOP_FILE = "OUTRIDER_STOP_FILE"
 BEGAN_S = time.time()
 """A file from before that belongs to an earlier life: a container that is started anew finds the folders of its pod."""
 
+COMPLETIONS = frozenset({"Generate", "GenerateStream"})
+"""The methods that take a place for as long as they last."""
+_OF_ONE = {
+    gRPCStreamingType.STREAM_UNARY: gRPCStreamingType.UNARY_UNARY,
+    gRPCStreamingType.STREAM_STREAM: gRPCStreamingType.UNARY_STREAM,
+}
+"""What Serve's handler for one message is made for, in place of one for a stream of them."""
+
+SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
+"""With these Serve ends a call whose replica has died; a caller that cancels hears nothing any more."""
+
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
 ).SerializeToString()
@@ -39,34 +65,189 @@ NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
 
 def add_generation_service(servicer: Any, server: Any) -> None:
     """What Serve calls to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
-    make_handler = server.service_handler_factory
+    admission = ProxyAdmission(lambda: _places_behind(_proxy_of(server)))
 
-    def make_attentive_handler(**method: Any) -> Handler:
-        handler: Handler = make_handler(**method)
-        return attentive(handler) if inspect.isasyncgenfunction(handler) else handler
+    def wrap(handler: Handler, method: str) -> Handler:
+        return admitted(refusing(handler), admission, is_completion=method in COMPLETIONS)
 
-    server.service_handler_factory = make_attentive_handler
-    try:
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-    finally:
-        server.service_handler_factory = make_handler
+    with _wrapped(server, wrap):
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
 
 
 def add_health_service(servicer: Any, server: Any) -> None:
-    """The same for the health of the service. The factory of handlers is a method of the proxy itself (Ray 2.60)."""
+    """The same for the health of the service."""
+    proxy = _proxy_of(server)
+
+    def wrap(handler: Handler, method: str) -> Handler:
+        is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
+        return refusing(honest(handler, proxy._is_draining) if is_check else handler)
+
+    with _wrapped(server, wrap):
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
+
+
+def _proxy_of(server: Any) -> Any:
+    """Serve's proxy, of which the factory of handlers is a method (Ray 2.60)."""
+    return server.service_handler_factory.__self__
+
+
+@contextmanager
+def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[None]:
+    """Meanwhile, `server` makes handlers that take one message, and are wrapped; `wrap` is given the method's name."""
     make_handler = server.service_handler_factory
-    proxy = make_handler.__self__
 
-    def make_honest_handler(**method: Any) -> Handler:
-        handler: Handler = make_handler(**method)
-        is_check = method["service_method"].endswith("/Check") and not inspect.isasyncgenfunction(handler)
-        return honest(handler, proxy._is_draining) if is_check else handler
+    def make(service_method: str, streaming_type: gRPCStreamingType) -> Handler:
+        handler = make_handler(
+            service_method=service_method, streaming_type=_OF_ONE.get(streaming_type, streaming_type)
+        )
+        return one_message(wrap(handler, service_method.rpartition("/")[2]))
 
-    server.service_handler_factory = make_honest_handler
+    server.service_handler_factory = make
     try:
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        yield
     finally:
         server.service_handler_factory = make_handler
+
+
+async def _places_behind(proxy: Any) -> Sequence[Places]:
+    """What the orchestrators of the one application take."""
+    found = proxy.proxy_router.get_handle_for_endpoint("")
+    if found is None:
+        return ()
+    name = found[1].deployment_id.app_name
+    handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
+    places: list[Places] = await handle.broadcast("places").results_async()
+    return places
+
+
+class RawServer:
+    """Passes methods on to a server so that they take bytes, and as many messages as a caller sends.
+
+    gRPC itself reads one message of a unary call and never looks for another, leaves a call without one unanswered, and
+    says UNKNOWN, with the name of a Python class, of what it cannot decode.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        for handler in handlers:
+            handler._method_handlers = _taking_bytes(handler._method_handlers)
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
+        self._server.add_registered_method_handlers(service, _taking_bytes(methods))
+
+
+def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each._replace(request_streaming=True, request_deserializer=None) for name, each in methods.items()}
+
+
+def one_message(handler: Handler) -> Handler:
+    """The same handler for calls whose messages come as a stream, of which there has to be exactly one.
+
+    Any other number is UNIMPLEMENTED, as gRPC's list of status codes has it for a server.
+    """
+
+    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        answer: bytes = await handler(await _only(messages, context), context)
+        return answer
+
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        replies = handler(await _only(messages, context), context)
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await replies.aclose()
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
+    """Returns when the caller has sent all it wants to send."""
+    only: bytes | None = None
+    async for message in messages:
+        if only is not None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more")
+        only = message
+    if only is None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none")
+        raise AssertionError("abort raises")
+    return only
+
+
+def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
+    """The same handler, but what there is no place for is refused before anybody is asked."""
+
+    async def unary(message: bytes, context: Any) -> bytes:
+        try:
+            with admission.call(is_completion=is_completion), admission.waiting(len(message)):
+                answer: bytes = await handler(message, context)
+                return answer
+        except Overloaded as error:
+            await _abort(context, error)
+
+    async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
+                replies = handler(message, context)
+                try:
+                    async for reply in replies:
+                        answered()
+                        yield reply
+                finally:
+                    await replies.aclose()
+        except Overloaded as error:
+            await _abort(context, error)
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+def refusing(handler: Handler) -> Handler:
+    """Serve's handler, with errors as callers should see them, and streams that end when they are dropped."""
+
+    async def unary(message: bytes, context: Any) -> bytes:
+        answer: bytes = await handler(message, context)
+        _explain(context)
+        return answer
+
+    async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        replies = handler(message, LastingContext(context))
+        try:
+            async for reply in replies:
+                if not context.code():  # or it came to bring the code, with its details, and ends the stream
+                    yield reply
+        except GeneratorExit:
+            await _cancel(replies)
+            raise
+        _explain(context)
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+def _explain(context: Any) -> None:
+    """Put an error of Serve's own, which carries none of our details, into words that help a caller."""
+    if any(key == DETAILS_KEY for key, _ in context.trailing_metadata()):
+        return
+    if context.code() in SERVES_OWN:
+        logger.warning("a call failed between proxy and orchestrator: %s", context.details().partition("\n")[0])
+        _tell(context, Unavailable("the orchestrator of this call was lost; repeat it, or resume its output"))
+    elif context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
+        _tell(context, Overloaded(f"too many calls are waiting; try again in {RETRY_S:g} s", RETRY_S))
+
+
+def _tell(context: Any, error: OutriderError) -> None:
+    status = status_of(error)
+    context.set_code(status.code)
+    context.set_details(status.message)
+    context.set_trailing_metadata([*context.trailing_metadata(), status.to_trailer()])
+
+
+async def _abort(context: Any, error: OutriderError) -> NoReturn:
+    status = status_of(error)
+    await context.abort(status.code, status.message, (status.to_trailer(),))
+    raise AssertionError("abort raises")
 
 
 def is_to_stop() -> bool:
@@ -88,21 +269,6 @@ def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
         return answer
 
     return check
-
-
-def attentive(handler: Handler) -> Handler:
-    """The same stream, but when it is dropped between two messages, whatever feeds it is cancelled."""
-
-    async def stream(request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        messages = handler(request, LastingContext(context))
-        try:
-            async for message in messages:
-                yield message
-        except GeneratorExit:
-            await _cancel(messages)
-            raise
-
-    return stream
 
 
 class LastingContext:

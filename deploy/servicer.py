@@ -10,20 +10,23 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from core.config import ServiceConfig
-from core.errors import InvalidRequest, Overloaded, UnknownModel
+from core.errors import InvalidRequest, Overloaded, UnknownModel, UnknownService
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
 from deploy import responses, translate
 from deploy.gate import Gate
 from deploy.meters import Meters
-from deploy.status import DETAILS_KEY, Status, status_of
+from deploy.offload import Offload
+from deploy.proxy_admission import Places
+from deploy.status import status_of
+from deploy.wire import parse
 from orchestrator.pilot import ControlReport
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
@@ -33,13 +36,13 @@ SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.
 MAX_WATCHES = 16
 """Streams of Health at once; Serve counts them among the calls that a replica takes."""
 WATCH_RETRY_S = 10.0
-THREAD_BYTES = 16_384
-"""A message longer than this is tokenized in a thread, so that the streams of others do not wait for it."""
+MAX_ID_BYTES = 5
+"""Of a token id on the wire; a message may bring a context of them as prompt, and one as output to resume."""
+OTHER_FIELDS_BYTES = 256 * 1024
+"""More than stop strings, biases, roles of a chat and the rest take by any limits that make sense."""
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
-Result = TypeVar("Result")
-Params = ParamSpec("Params")
 
 
 class CallContext(Protocol):
@@ -74,6 +77,14 @@ class Served:
     defaults: Sampling
     config: ServiceConfig
 
+    @property
+    def max_request_bytes(self) -> int:
+        """No longer message can be served: its prompt would not fit into the context."""
+        context = self.target.max_context_tokens
+        text = self.tokenizer.max_text_bytes(context)
+        most = self.config.limits.max_message_bytes
+        return most if text is None else min(most, text + 2 * context * MAX_ID_BYTES + OTHER_FIELDS_BYTES)
+
 
 @dataclass(slots=True)
 class Hosted:
@@ -105,65 +116,85 @@ class Servicer:
         self._gate = gate
         self._is_winding_down = asyncio.Event()
         self._num_watches = 0
+        self._offload = Offload()
+        self._max_request_bytes = max(model.served.max_request_bytes for model in models)
+        """What is longer is not even decoded: whatever model it is for, it could not use it."""
 
     async def wind_down(self) -> int:
         """Take nothing new from now on, and say so to whoever asks Health; returns how many completions go on."""
         self._is_winding_down.set()
         return sum(model.completions.wind_down() for model in self._models.values())
 
-    async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
-        """One completion, returned whole."""
-        return await self._answer(self._generate, request, pb.GenerateResponse(), grpc_context)
+    async def places(self) -> Places:
+        """How many completions this orchestrator takes at once; proxies ask."""
+        limits = [model.served.config.limits for model in self._models.values()]
+        return Places(sum(each.max_sessions for each in limits), max(each.retry_after_s for each in limits))
 
-    async def GenerateStream(
-        self, request: pb.GenerateRequest, grpc_context: CallContext
-    ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        """One completion, each piece sent as soon as it is committed."""
+    async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:
+        """One completion, returned whole."""
+        return await self._answer(self._generate, pb.GenerateRequest, request, pb.GenerateResponse(), grpc_context)
+
+    async def GenerateStream(self, request: bytes, grpc_context: CallContext) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """One completion, each piece sent as soon as it is committed.
+
+        An error comes as a last, empty piece that carries code and details through Serve, and that `deploy.proxy` keeps
+        back: of one that is raised Serve sends no details, and logs its trace in two places.
+        """
         try:
-            self._gate.check(grpc_context.invocation_metadata())
-            async with aclosing(self._stream(request)) as chunks:
+            message = await self._admit(pb.GenerateRequest, request, grpc_context)
+            async with aclosing(self._stream(message)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            status = _tell(grpc_context, error)
-            # A stream that merely returns ends as OK; of what is raised here, Serve sends only the code and details.
-            raise RuntimeError(status.message) from None
+            _tell(grpc_context, error)
+            yield pb.GenerateChunk()
 
-    async def GetModelInfo(self, request: pb.GetModelInfoRequest, grpc_context: CallContext) -> pb.GetModelInfoResponse:
+    async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
         """The models that are served, what unset fields take, and how drafting is doing."""
-        return await self._answer(self._model_info, request, pb.GetModelInfoResponse(), grpc_context)
+        empty = pb.GetModelInfoResponse()
+        return await self._answer(self._model_info, pb.GetModelInfoRequest, request, empty, grpc_context)
 
-    async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: CallContext) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: bytes, grpc_context: CallContext) -> pb.TokenizeResponse:
         """The ids of a text."""
-        return await self._answer(self._tokenize, request, pb.TokenizeResponse(), grpc_context)
+        return await self._answer(self._tokenize, pb.TokenizeRequest, request, pb.TokenizeResponse(), grpc_context)
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, grpc_context: CallContext) -> pb.DetokenizeResponse:
+    async def Detokenize(self, request: bytes, grpc_context: CallContext) -> pb.DetokenizeResponse:
         """The text of some ids."""
-        return await self._answer(self._detokenize, request, pb.DetokenizeResponse(), grpc_context)
+        empty = pb.DetokenizeResponse()
+        return await self._answer(self._detokenize, pb.DetokenizeRequest, request, empty, grpc_context)
 
-    async def Check(self, request: HealthCheckRequest, grpc_context: CallContext) -> HealthCheckResponse:
+    async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
         """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
-        if request.service not in SERVICE_NAMES:
-            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-            grpc_context.set_details("there is no such service here")
+        try:
+            return HealthCheckResponse(status=self._health_of(parse(HealthCheckRequest, request).service))
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
             return HealthCheckResponse()
-        return HealthCheckResponse(status=self._health)
 
-    async def List(self, request: HealthListRequest) -> HealthListResponse:  # noqa: ARG002 - it has no fields
+    async def List(self, request: bytes, grpc_context: CallContext) -> HealthListResponse:
         """The same for every service by name."""
-        status = HealthCheckResponse(status=self._health)
-        return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
+        try:
+            parse(HealthListRequest, request)
+            status = HealthCheckResponse(status=self._health)
+            return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
+            return HealthListResponse()
 
-    async def Watch(self, request: HealthCheckRequest, grpc_context: CallContext) -> AsyncIterator[HealthCheckResponse]:
+    async def Watch(self, request: bytes, grpc_context: CallContext) -> AsyncIterator[HealthCheckResponse]:
         """The same as a stream that stays open; it breaks when the replica goes away.
 
         Each takes one of the calls that a replica may have at once, and asks for no token: so there are not many.
         """
-        if self._num_watches >= MAX_WATCHES:
-            raise RuntimeError(_tell(grpc_context, Overloaded("health is watched by too many", WATCH_RETRY_S)).message)
+        try:
+            message = self._admit_watch(request)
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
+            yield HealthCheckResponse()
+            return
         self._num_watches += 1
         try:
-            async with aclosing(self._watched(request)) as replies:
+            async with aclosing(self._watched(message)) as replies:
                 async for reply in replies:
                     yield reply
         finally:
@@ -179,22 +210,42 @@ class Servicer:
         yield HealthCheckResponse(status=self._health)
         await asyncio.Event().wait()
 
+    def _admit_watch(self, request: bytes) -> HealthCheckRequest:
+        if self._num_watches >= MAX_WATCHES:
+            raise Overloaded("health is watched by too many", WATCH_RETRY_S)
+        return parse(HealthCheckRequest, request)
+
+    def _health_of(self, service: str) -> HealthCheckResponse.ServingStatus:
+        if service not in SERVICE_NAMES:
+            raise UnknownService("there is no such service here")
+        return self._health
+
     @property
     def _health(self) -> HealthCheckResponse.ServingStatus:
         is_taking = not self._is_winding_down.is_set()
         return HealthCheckResponse.SERVING if is_taking else HealthCheckResponse.NOT_SERVING
 
     async def _answer(
-        self, method: Callable[[Request], Awaitable[Reply]], request: Request, empty: Reply, context: CallContext
+        self,
+        method: Callable[[Request], Awaitable[Reply]],
+        kind: type[Request],
+        request: bytes,
+        empty: Reply,
+        context: CallContext,
     ) -> Reply:
         """What `method` gives; or `empty`, with the error told to the caller: one that is raised loses its trailers."""
         try:
-            self._gate.check(context.invocation_metadata())
-            return await method(request)
+            return await method(await self._admit(kind, request, context))
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            status = _tell(context, error)
-            context.set_trailing_metadata([(DETAILS_KEY, status.to_proto().SerializeToString())])
+            _tell(context, error)
             return empty
+
+    async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
+        """The message, if its caller may call and it is not too long. Raises: RequestError."""
+        self._gate.check(context.invocation_metadata())
+        if len(request) > self._max_request_bytes:
+            raise InvalidRequest("request", f"must be at most {self._max_request_bytes} bytes long, got {len(request)}")
+        return await self._offload.run(len(request), parse, kind, request)
 
     def _model(self, name: str) -> Hosted:
         """What a request calls by `name`. Raises: UnknownModel."""
@@ -222,8 +273,8 @@ class Servicer:
 
     async def _check(self, message: pb.GenerateRequest, served: Served) -> GenerationRequest:
         _check_size(message, served)
-        return await _in_thread_if_long(
-            message,
+        return await self._offload.run(
+            message.ByteSize(),
             translate.to_generation_request,
             message,
             tokenizer=served.tokenizer,
@@ -241,35 +292,35 @@ class Servicer:
     async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
         served = self._model(message.model).served
         _check_size(message, served)
-        is_wrapped = message.add_special_tokens if message.HasField("add_special_tokens") else True
-        encode = served.tokenizer.encode
-        return pb.TokenizeResponse(token_ids=await _in_thread_if_long(message, encode, message.text, is_wrapped))
+        return await self._offload.run(message.ByteSize(), _tokens_of, message, served)
 
     async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         served = self._model(message.model).served
         _check_size(message, served)
-        ids = translate.token_ids(message.token_ids, "token_ids", served.target)
-        decode = served.tokenizer.decode
-        return pb.DetokenizeResponse(text=await _in_thread_if_long(message, decode, ids, message.skip_special_tokens))
+        return await self._offload.run(message.ByteSize(), _text_of, message, served)
+
+
+def _tokens_of(message: pb.TokenizeRequest, served: Served) -> pb.TokenizeResponse:
+    is_wrapped = message.add_special_tokens if message.HasField("add_special_tokens") else True
+    translate.check_length(message.text, "text", served.tokenizer, served.target.max_context_tokens)
+    return pb.TokenizeResponse(token_ids=served.tokenizer.encode(message.text, is_wrapped))
+
+
+def _text_of(message: pb.DetokenizeRequest, served: Served) -> pb.DetokenizeResponse:
+    ids = translate.token_ids(message.token_ids, "token_ids", served.target)
+    return pb.DetokenizeResponse(text=served.tokenizer.decode(ids, message.skip_special_tokens))
 
 
 def _check_size(message: Message, served: Served) -> None:
-    """Serve's own limit is 2 GB and cannot be set for one application. Raises: InvalidRequest."""
+    """The limit of the model that is asked for. Raises: InvalidRequest."""
     most, size = served.config.limits.max_message_bytes, message.ByteSize()
     if size > most:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
 
 
-def _tell(context: CallContext, error: Exception) -> Status:
+def _tell(context: CallContext, error: Exception) -> None:
+    """Give the call the status of `error`, details included; it travels with the next message."""
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)
-    return status
-
-
-async def _in_thread_if_long(
-    message: Message, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
-) -> Result:
-    if message.ByteSize() <= THREAD_BYTES:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
+    context.set_trailing_metadata([status.to_trailer()])

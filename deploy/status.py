@@ -41,6 +41,10 @@ class Status:
             packed[-1].Pack(detail)
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
 
+    def to_trailer(self) -> tuple[str, bytes]:
+        """The same as one entry of trailing metadata."""
+        return DETAILS_KEY, self.to_proto().SerializeToString()
+
 
 def status_of(error: Exception) -> Status:
     """The status of any error; one that is not an OutriderError is logged, and told by its id alone."""

@@ -118,13 +118,21 @@ def _request_id(given: str) -> str:
 
 
 def _prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
+    """What is too long for the context in any case is refused before it costs the time of tokenizing it."""
+    context = _context(info)
     match message.WhichOneof("prompt"):
         case "text":
-            field, prompt = "text", tokenizer.encode(message.text)
+            field = "text"
+            check_length(message.text, field, tokenizer, context)
+            prompt = tokenizer.encode(message.text)
         case "token_ids":
-            field, prompt = "token_ids.ids", token_ids(message.token_ids.ids, "token_ids.ids", info)
+            field, ids = "token_ids.ids", message.token_ids.ids
+            _require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids))
+            prompt = token_ids(ids, field, info)
         case "chat":
-            field, prompt = "chat.messages", _chat_prompt(message.chat, tokenizer)
+            field, text = "chat.messages", _chat_text(message.chat, tokenizer)
+            check_length(text, field, tokenizer, context)
+            prompt = tokenizer.encode(text, add_special_tokens=False)
         case _:
             raise InvalidRequest("prompt", "one of text, token_ids and chat must be given")
     if not prompt:
@@ -132,18 +140,30 @@ def _prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, info: ModelInfo) 
     return prompt
 
 
-def _chat_prompt(chat: pb.ChatMessages, tokenizer: Tokenizer) -> tuple[int, ...]:
+def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
+    """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
+    most, size = tokenizer.max_text_bytes(context), len(text.encode())
+    if most is not None and size > most:
+        raise InvalidRequest(field, f"must be at most {context - 1} tokens long, which {size} bytes are not")
+
+
+def _context(info: ModelInfo) -> int:
+    """Tokens that prompt and output may have together."""
+    return min(info.max_context_tokens, info.kv_cache_tokens)
+
+
+def _chat_text(chat: pb.ChatMessages, tokenizer: Tokenizer) -> str:
     if not chat.messages:
         raise InvalidRequest("chat.messages", "must hold at least one message")
     for index, entry in enumerate(chat.messages):
         if not entry.role:
             raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
-    return tokenizer.chat_prompt([{"role": entry.role, "content": entry.content} for entry in chat.messages])
+    return tokenizer.chat_text([{"role": entry.role, "content": entry.content} for entry in chat.messages])
 
 
 def _max_tokens(message: pb.GenerateRequest, prompt_len: int, info: ModelInfo, limits: Limits) -> int:
     """Tokens of output in all, resumed ones included."""
-    context = min(info.max_context_tokens, info.kv_cache_tokens)
+    context = _context(info)
     room = context - prompt_len
     if room < 1:
         field = str(message.WhichOneof("prompt"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 
 from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
 from core.records import (
@@ -28,9 +30,10 @@ from deploy.gate import Gate
 from deploy.ingress import MonotonicClock
 from deploy.meters import Meters
 from deploy.metrics import CATALOGUE, Kind, Metric
+from deploy.proxy import one_message, refusing
 from deploy.servicer import Hosted, Served, Servicer
 from orchestrator.pilot import ControlReport
-from protos.outrider.v1 import generation_pb2_grpc
+from protos.outrider.v1 import generation_pb2
 from tests.vocabularies import as_product, byte_level
 
 TOKENIZER = as_product(byte_level())
@@ -151,32 +154,60 @@ def greeting() -> list[Chunk]:
     ]
 
 
-def servicer(completions: Script, record: Recorded | None = None) -> Servicer:
-    clock = MonotonicClock()
-    return Servicer([Hosted(completions, served(), Meters(record or Recorded(), clock.now))], clock, Gate(None))
+METHODS = {
+    "Generate": generation_pb2.GenerateRequest,
+    "GenerateStream": generation_pb2.GenerateRequest,
+    "GetModelInfo": generation_pb2.GetModelInfoRequest,
+    "Tokenize": generation_pb2.TokenizeRequest,
+    "Detokenize": generation_pb2.DetokenizeRequest,
+}
+HEALTH = {"Check": HealthCheckRequest, "List": HealthListRequest, "Watch": HealthCheckRequest}
+
+
+class Encoding:
+    """A servicer whose RPCs are given messages, which reach it encoded."""
+
+    def __init__(self, servicer: Servicer) -> None:
+        self._servicer = servicer
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._servicer, name)
+        if name not in METHODS and name not in HEALTH:
+            return method
+        return lambda message, context: method(message.SerializeToString(), context)
+
+
+def encoding(models: Sequence[Hosted], gate: Gate | None = None) -> Encoding:
+    return Encoding(Servicer(models, MonotonicClock(), gate or Gate(None)))
+
+
+def servicer(completions: Script, record: Recorded | None = None) -> Encoding:
+    return encoding([Hosted(completions, served(), Meters(record or Recorded(), MonotonicClock().now))])
 
 
 def served(config: ServiceConfig = CONFIG) -> Served:
     return Served(INFO, None, TOKENIZER, Sampling(temperature=0.7), config)
 
 
-class _Rpcs(Servicer):
-    """Servicer as plain gRPC calls it, which passes a context to every method."""
-
-    async def Watch(self, request, context):  # noqa: N802 - the RPC's name
-        async for reply in super().Watch(request, context):
-            yield reply
-
-    async def List(self, request, context):  # noqa: N802 - the RPC's name
-        return await super().List(request)
+def _handlers(servicer: Servicer, methods: Mapping[str, Any]) -> dict[str, grpc.RpcMethodHandler]:
+    """As they are in Serve's proxy, without Serve between."""
+    handlers = {}
+    for name in methods:
+        handler = one_message(refusing(getattr(servicer, name)))
+        is_stream = inspect.isasyncgenfunction(handler)
+        make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
+        handlers[name] = make(handler, None, lambda message: message.SerializeToString())
+    return handlers
 
 
 async def _start(completions: Script, gate: Gate) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server()
     clock = MonotonicClock()
-    rpcs = _Rpcs([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock, gate)
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(rpcs, grpc_server)
-    health_pb2_grpc.add_HealthServicer_to_server(rpcs, grpc_server)
+    rpcs = Servicer([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock, gate)
+    services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
+    for service, methods in services.items():
+        handlers = _handlers(rpcs, methods)
+        grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = grpc_server.add_insecure_port("localhost:0")
     await grpc_server.start()
     return grpc_server, port

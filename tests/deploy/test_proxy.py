@@ -7,11 +7,28 @@ import gc
 import inspect
 import os
 
+import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve._private.proxy import gRPCProxy
+from ray.serve._private.proxy_request_response import gRPCStreamingType
 
-from deploy.proxy import STOP_FILE, LastingContext, add_generation_service, add_health_service, attentive
+from deploy.proxy import (
+    STOP_FILE,
+    LastingContext,
+    add_generation_service,
+    add_health_service,
+    admitted,
+    one_message,
+    refusing,
+)
+from deploy.proxy_admission import Places, ProxyAdmission
+from deploy.status import DETAILS_KEY
+
+
+class Aborted(Exception):
+    """What gRPC raises where a call is aborted."""
 
 
 class FakeContext:
@@ -19,12 +36,43 @@ class FakeContext:
 
     is_alive = True
 
+    def __init__(self, code=0, details="", trailers=()):
+        self._code, self._details, self._trailers = code, details, trailers
+
     def peer(self):
         assert self.is_alive, "this would crash the process"
         return "ipv4:127.0.0.1:1"
 
     def code(self):
-        return 0
+        return self._code
+
+    def details(self):
+        return self._details
+
+    def trailing_metadata(self):
+        return self._trailers
+
+    def set_code(self, code):
+        self._code = code.value[0]
+
+    def set_details(self, details):
+        self._details = details
+
+    def set_trailing_metadata(self, trailers):
+        self._trailers = tuple(trailers)
+
+    async def abort(self, code, details, trailing_metadata=()):
+        self.set_code(code)
+        self._details, self._trailers = details, trailing_metadata
+        raise Aborted
+
+    def detail(self, kind):
+        """The one google.rpc detail of the trailers."""
+        status = status_pb2.Status.FromString(dict(self._trailers)[DETAILS_KEY])
+        assert (status.code, status.message) == (self._code, self._details)
+        detail = kind()
+        assert status.details[0].Unpack(detail)
+        return detail
 
 
 class FakeProxy:
@@ -50,14 +98,49 @@ async def drop_after(stream, num_messages, context):
     context.is_alive = False
     del stream
     gc.collect()
-    for _ in range(10):
+    for _ in range(30):
         await asyncio.sleep(0)
+
+
+async def messages(*sent):
+    for message in sent:
+        yield message
+
+
+def all_around(handler):
+    """As `add_generation_service` wraps it."""
+
+    async def ask():
+        return ()
+
+    return one_message(admitted(refusing(handler), ProxyAdmission(ask), is_completion=True))
 
 
 async def test_a_stream_that_is_dropped_between_messages_is_cancelled_at_the_replica():
     proxy, context = FakeProxy(), FakeContext()
-    await drop_after(attentive(proxy.stream)(3, context), 2, context)
+    await drop_after(refusing(proxy.stream)(3, context), 2, context)
     assert proxy.is_cancelled
+
+
+async def test_it_is_through_all_that_is_wrapped_around():
+    proxy, context = FakeProxy(), FakeContext()
+    await drop_after(all_around(proxy_of_bytes(proxy))(messages(b"abc"), context), 2, context)
+    assert proxy.is_cancelled
+
+
+def proxy_of_bytes(proxy):
+    """The fake's stream for a message of bytes, of as many numbers as there are bytes."""
+
+    async def stream(request, context):
+        try:
+            for number in range(len(request)):
+                yield number
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            proxy.is_cancelled = True
+        context.peer()
+
+    return stream
 
 
 async def test_serves_own_handler_does_not_do_that():
@@ -69,7 +152,7 @@ async def test_serves_own_handler_does_not_do_that():
 
 async def test_a_stream_that_is_cancelled_while_it_waits_is_cancelled_as_before():
     proxy = FakeProxy()
-    stream = attentive(proxy.stream)(1, FakeContext())
+    stream = refusing(proxy.stream)(1, FakeContext())
     assert await anext(stream) == 0
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -84,40 +167,131 @@ async def test_messages_and_the_rest_of_the_context_pass_through():
         yield request
         yield context.code()
 
-    assert [message async for message in attentive(handler)("first", FakeContext())] == ["first", 0]
+    assert [message async for message in refusing(handler)("first", FakeContext())] == ["first", 0]
     assert LastingContext(FakeContext()).peer() == "ipv4:127.0.0.1:1"
 
 
-def test_only_streams_are_changed_and_the_server_is_left_as_it_was():
-    class FakeServer:
-        def __init__(self):
-            self.service_handler_factory = self.make
-            self.handlers = {}
+# One message a call
 
-        def make(self, name):
-            return self.stream if "Stream" in name else self.unary
 
-        async def stream(self, request, context):
-            yield request
+async def echo(request, _context):
+    return request
 
-        async def unary(self, request, context):
-            return request
 
-        def add_generic_rpc_handlers(self, handlers):
-            pass
+async def echo_stream(request, _context):
+    yield request
 
-        def add_registered_method_handlers(self, service, methods):
-            self.handlers = {name: self.service_handler_factory(name=name) for name in methods}
 
-    server = FakeServer()
-    add_generation_service(_AnyServicer(), server)
-    assert server.handlers["Generate"] == server.unary
-    assert server.handlers["GenerateStream"] != server.stream
-    assert server.service_handler_factory == server.make
+async def exhaust(call):
+    return [message async for message in call] if hasattr(call, "__anext__") else await call
+
+
+@pytest.mark.parametrize("handler", [echo, echo_stream])
+async def test_a_call_with_one_message_is_served(handler):
+    assert await exhaust(one_message(handler)(messages(b"one"), FakeContext())) in (b"one", [b"one"])
+
+
+@pytest.mark.parametrize("handler", [echo, echo_stream])
+@pytest.mark.parametrize(("sent", "said"), [((), "got none"), ((b"one", b"two"), "got more"), ((b"", b""), "got more")])
+async def test_a_call_with_more_or_none_is_refused_as_grpc_has_it(handler, sent, said):
+    context = FakeContext()
+    with pytest.raises(Aborted):
+        await exhaust(one_message(handler)(messages(*sent), context))
+    assert context.code() == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    assert said in context.details()
+
+
+# Overload
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobody(is_stream):
+    async def ask():
+        return [Places(1, 2.0)]
+
+    num_asked = 0
+    may_end = asyncio.Event()
+
+    async def unary(request, context):
+        nonlocal num_asked
+        num_asked += 1
+        await may_end.wait()
+        return request
+
+    async def stream(request, context):
+        yield await unary(request, context)
+
+    handler = admitted(stream if is_stream else unary, ProxyAdmission(ask), is_completion=True)
+    first = asyncio.ensure_future(exhaust(handler(b"x", FakeContext())))
+    await asyncio.sleep(0.01)
+    context = FakeContext()
+    with pytest.raises(Aborted):
+        await exhaust(handler(b"x", context))
+    assert context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert context.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 2
+    may_end.set()
+    await first
+    await exhaust(handler(b"x", FakeContext()))
+    assert num_asked == 2
+
+
+async def test_a_stream_that_is_given_up_leaves_its_place_to_others():
+    async def ask():
+        return [Places(1, 2.0)]
+
+    admission = ProxyAdmission(ask)
+    handler = admitted(proxy_of_bytes(FakeProxy()), admission, is_completion=True)
+    for _ in range(3):
+        stream = handler(b"ab", FakeContext())
+        assert await anext(stream) == 0
+        await asyncio.sleep(0)
+        await stream.aclose()
+
+
+# Errors
+
+
+@pytest.mark.parametrize("handler", [echo, echo_stream])
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
+async def test_an_error_of_serves_own_is_said_in_words_that_help(handler, code, caplog):
+    context = FakeContext(code.value[0], "The actor died: OOM advice\nof a kilobyte", (("request_id", "r"),))
+    await exhaust(refusing(handler)(b"x", context))
+    assert context.code() == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert "resume" in context.details()
+    assert "actor" not in context.details()
+    assert ("request_id", "r") in context.trailing_metadata()
+    assert "The actor died: OOM advice" in caplog.text
+    assert "kilobyte" not in caplog.text
+
+
+async def test_serves_own_refusal_gets_a_delay():
+    context = FakeContext(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "Request dropped due to backpressure")
+    await refusing(echo)(b"x", context)
+    assert context.detail(error_details_pb2.RetryInfo).retry_delay.seconds >= 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND])
+async def test_an_error_of_ours_and_what_is_none_pass_as_they_are(code):
+    ours = ((DETAILS_KEY, b""),) if code is grpc.StatusCode.INTERNAL else ()
+    context = FakeContext(code.value[0], "as it was", ours)
+    await refusing(echo)(b"x", context)
+    assert (context.code(), context.details(), context.trailing_metadata()) == (code.value[0], "as it was", ours)
+
+
+async def test_the_message_that_brings_a_streams_error_is_kept_back():
+    async def stream(request, context):
+        yield b"first"
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        yield b""
+
+    assert await exhaust(refusing(stream)(b"x", FakeContext())) == [b"first"]
+
+
+# How Serve is told of it
 
 
 class FakeFactory:
-    """Serves each method by saying its name."""
+    """Serves each method by saying its name; makes handlers of one message alone."""
 
     is_draining = False
 
@@ -125,30 +299,34 @@ class FakeFactory:
         return self.is_draining
 
     def make(self, service_method, streaming_type):
+        is_stream = {gRPCStreamingType.UNARY_UNARY: False, gRPCStreamingType.UNARY_STREAM: True}[streaming_type]
+
         async def unary(request, context):
             return service_method.encode()
 
         async def stream(request, context):
             yield service_method.encode()
 
-        return stream if streaming_type.endswith("STREAM") else unary
+        return stream if is_stream else unary
 
 
-class FakeHealthServer:
-    """Asks for the handlers of all methods, as gRPC's generated code makes a server do."""
+class FakeServer:
+    """Asks for the handlers of all methods, as Serve's server does: of each for all kinds of streaming."""
 
     def __init__(self, proxy):
         self.service_handler_factory = proxy.make
+        self.methods = {}
         self.handlers = {}
 
     def add_generic_rpc_handlers(self, handlers):
-        pass
+        for handler in handlers:
+            self.methods |= handler._method_handlers
 
     def add_registered_method_handlers(self, service, methods):
-        for name in methods:
-            for kind in ("UNARY", "STREAM"):
-                method = f"/{service}/{name}"
-                self.handlers[name, kind] = self.service_handler_factory(service_method=method, streaming_type=kind)
+        for name, method in methods.items():
+            assert method == self.methods[f"/{service}/{name}"]
+            kind = gRPCStreamingType.STREAM_STREAM if method.response_streaming else gRPCStreamingType.STREAM_UNARY
+            self.handlers[name] = self.service_handler_factory(service_method=f"/{service}/{name}", streaming_type=kind)
 
 
 @pytest.fixture
@@ -158,36 +336,59 @@ def proxy():
 
 @pytest.fixture
 def server(proxy):
-    server = FakeHealthServer(proxy)
+    server = FakeServer(proxy)
     add_health_service(_AnyServicer(), server)
     return server
+
+
+@pytest.mark.parametrize("add", [add_generation_service, add_health_service])
+def test_every_method_takes_a_stream_of_bytes_and_the_server_is_left_as_it_was(add, proxy):
+    server = FakeServer(proxy)
+    add(_AnyServicer(), server)
+    assert server.methods
+    for method in server.methods.values():
+        assert method.request_streaming
+        assert method.request_deserializer is None
+    assert server.service_handler_factory == proxy.make
+
+
+async def test_the_methods_are_those_of_the_service(proxy):
+    server = FakeServer(proxy)
+    proxy.proxy_router = None
+    add_generation_service(_AnyServicer(), server)
+    context = FakeContext()
+    info = await server.handlers["GetModelInfo"](messages(b""), context)
+    assert info == b"/outrider.v1.GenerationService/GetModelInfo"
 
 
 APPLICATION_S = b"/grpc.health.v1.Health/Check"
 
 
 async def says_not_serving(check):
-    return HealthCheckResponse.FromString(await check(None, None)).status == HealthCheckResponse.NOT_SERVING
+    return (
+        HealthCheckResponse.FromString(await check(messages(b""), FakeContext())).status
+        == HealthCheckResponse.NOT_SERVING
+    )
 
 
 async def test_a_proxy_that_drains_says_not_serving_and_asks_nobody(proxy, server):
     assert server.service_handler_factory == proxy.make
-    check, listed = server.handlers["Check", "UNARY"], server.handlers["List", "UNARY"]
-    assert await check(None, None) == APPLICATION_S
+    check, listed = server.handlers["Check"], server.handlers["List"]
+    assert await check(messages(b""), FakeContext()) == APPLICATION_S
     proxy.is_draining = True
     assert await says_not_serving(check)
-    assert await listed(None, None) == b"/grpc.health.v1.Health/List"
+    assert await listed(messages(b""), FakeContext()) == b"/grpc.health.v1.Health/List"
     proxy.is_draining = False
-    assert await check(None, None) == APPLICATION_S
+    assert await check(messages(b""), FakeContext()) == APPLICATION_S
 
 
 async def test_a_file_that_was_left_since_the_proxy_began_says_that_its_node_is_to_stop(server, monkeypatch, tmp_path):
-    check, stop_file = server.handlers["Check", "UNARY"], tmp_path / "is-to-stop"
+    check, stop_file = server.handlers["Check"], tmp_path / "is-to-stop"
     monkeypatch.setenv(STOP_FILE, str(stop_file))
-    assert await check(None, None) == APPLICATION_S
+    assert await check(messages(b""), FakeContext()) == APPLICATION_S
     stop_file.touch()
     os.utime(stop_file, (0, 0))  # left by an earlier life of the container
-    assert await check(None, None) == APPLICATION_S
+    assert await check(messages(b""), FakeContext()) == APPLICATION_S
     os.utime(stop_file)
     assert await says_not_serving(check)
 

@@ -226,6 +226,9 @@ def test_a_wrong_field_is_refused_by_its_path_and_what_is_allowed(wrong, field, 
 
 def test_a_text_that_gives_no_tokens_is_refused():
     class Bare:
+        def max_text_bytes(self, _num_tokens: int) -> None:
+            return None
+
         def encode(self, _text: str) -> tuple[int, ...]:
             return ()
 
@@ -253,3 +256,38 @@ def test_a_generation_config_that_no_request_could_ask_for_is_refused_at_start(t
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         sampling_defaults(tmp_path)
+
+
+class Untouched:
+    """Fails the test if it is asked to tokenize anything."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def max_text_bytes(self, num_tokens):
+        return self._tokenizer.max_text_bytes(num_tokens)
+
+    def chat_text(self, messages):
+        return "".join(message["content"] for message in messages)
+
+    def encode(self, _text, add_special_tokens=True):
+        pytest.fail("this text need not have been tokenized")
+
+
+LONGEST = TOKENIZER.max_text_bytes(INFO.max_context_tokens)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (pb.GenerateRequest(text="x" * (LONGEST + 1)), "text"),
+        (pb.GenerateRequest(chat=pb.ChatMessages(messages=[{"role": "u", "content": "x" * (LONGEST + 1)}])), "chat"),
+    ],
+)
+def test_what_is_too_long_in_any_case_is_refused_before_it_is_tokenized(wrong, field):
+    with pytest.raises(InvalidRequest) as caught:
+        to_generation_request(
+            wrong, tokenizer=Untouched(TOKENIZER), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
+        )
+    assert caught.value.field.startswith(field)
+    assert f"{LONGEST + 1} bytes" in caught.value.problem

@@ -1,0 +1,123 @@
+"""How much one proxy lets in: completions up to the places behind it, and so many bytes as can wait.
+
+Serve's router queues whatever comes, and a call that is refused behind it has waited there first. What can be refused
+without asking anybody is refused here. Orchestrators have the last word still: a proxy does not see what others let in.
+Knows counts; must not know gRPC or Serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from core.errors import Overloaded
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 2.0
+"""What is known of the orchestrators may be this old; the next call has it asked again then, without waiting for it."""
+MAX_OTHER_CALLS = 256
+"""Calls in progress that are no completions: short ones, which compute little."""
+MAX_WAITING_BYTES = 32 * 2**20
+"""Messages that no orchestrator has answered yet. They pass through Ray's object store, of 128 MiB at the least."""
+RETRY_S = 1.0
+LOG_PERIOD_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What one orchestrator takes at once."""
+
+    num_completions: int
+    retry_after_s: float
+
+
+class ProxyAdmission:
+    """Counts what is in progress through one proxy. `ask` gives the places of each orchestrator."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[Sequence[Places]]], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask = ask
+        self._now = now
+        self._most: int | None = None
+        """Completions in progress at once; None until it is known, and then the orchestrators alone refuse."""
+        self._retry_after_s = RETRY_S
+        self._asked_s = -REFRESH_S
+        self._asking: asyncio.Task[None] | None = None
+        self._num_completions = 0
+        self._num_others = 0
+        self._waiting_bytes = 0
+        self._num_refused = 0
+        self._told_s = -LOG_PERIOD_S
+
+    @contextmanager
+    def call(self, *, is_completion: bool) -> Iterator[None]:
+        """Around one call from its arrival to its end. Raises: Overloaded when there is no place for it."""
+        if is_completion:
+            self._refresh()
+            if self._most is not None and self._num_completions >= self._most:
+                raise self._refusal(f"all {self._most} places are taken")
+        elif self._num_others >= MAX_OTHER_CALLS:
+            raise self._refusal(f"{MAX_OTHER_CALLS} calls are in progress")
+        self._count(is_completion, +1)
+        try:
+            yield
+        finally:
+            self._count(is_completion, -1)
+
+    @contextmanager
+    def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
+        """Around a message until its call is answered; what is yielded says that it has been, before the call's end.
+
+        Raises: Overloaded when too much waits already; a message alone is always let in.
+        """
+        if self._waiting_bytes and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+            raise self._refusal("too many long requests are waiting")
+        self._waiting_bytes += num_bytes
+        left = num_bytes
+
+        def answered() -> None:
+            nonlocal left
+            self._waiting_bytes -= left
+            left = 0
+
+        try:
+            yield answered
+        finally:
+            answered()
+
+    def _count(self, is_completion: bool, change: int) -> None:
+        if is_completion:
+            self._num_completions += change
+        else:
+            self._num_others += change
+
+    def _refusal(self, reason: str) -> Overloaded:
+        """One line in the log for all refusals of a while: they are expected, and there may be thousands."""
+        self._num_refused += 1
+        if self._now() - self._told_s >= LOG_PERIOD_S:
+            logger.warning("refused %d calls since the last such line: %s", self._num_refused, reason)
+            self._told_s, self._num_refused = self._now(), 0
+        return Overloaded(f"{reason}; try again in {self._retry_after_s:g} s", self._retry_after_s)
+
+    def _refresh(self) -> None:
+        if self._now() - self._asked_s >= REFRESH_S and self._asking is None:
+            self._asked_s = self._now()
+            self._asking = asyncio.ensure_future(self._learn())
+
+    async def _learn(self) -> None:
+        try:
+            orchestrators = await self._ask()
+            if orchestrators:
+                self._most = sum(each.num_completions for each in orchestrators)
+                self._retry_after_s = max(each.retry_after_s for each in orchestrators)
+        except Exception:
+            logger.exception("it is not known how many completions the orchestrators take; they refuse by themselves")
+            self._most = None
+        finally:
+            self._asking = None

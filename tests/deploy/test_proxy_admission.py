@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+
+import pytest
+
+from core.errors import Overloaded
+from deploy.proxy_admission import LOG_PERIOD_S, MAX_OTHER_CALLS, MAX_WAITING_BYTES, REFRESH_S, Places, ProxyAdmission
+
+
+class Orchestrators:
+    """Say what they take, as often as they are asked; a fake clock beside."""
+
+    def __init__(self, *places: Places | Exception) -> None:
+        self.places = list(places)
+        self.num_asked = 0
+        self.now_s = 100.0
+
+    async def ask(self):
+        self.num_asked += 1
+        for each in self.places:
+            if isinstance(each, Exception):
+                raise each
+        return self.places
+
+    async def admission(self) -> ProxyAdmission:
+        """One that has been told already."""
+        admission = ProxyAdmission(self.ask, lambda: self.now_s)
+        with admission.call(is_completion=True):
+            await settle()
+        return admission
+
+
+async def settle():
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def completions(admission: ProxyAdmission, num: int, stack: ExitStack) -> None:
+    for _ in range(num):
+        stack.enter_context(admission.call(is_completion=True))
+
+
+async def test_completions_up_to_the_places_of_all_orchestrators_are_let_in_and_not_one_more():
+    admission = await Orchestrators(Places(2, 1.0), Places(3, 2.5)).admission()
+    with ExitStack() as stack:
+        completions(admission, 5, stack)
+        with pytest.raises(Overloaded, match=r"all 5 places are taken; try again in 2.5 s") as caught:
+            completions(admission, 1, stack)
+        assert caught.value.retry_after_s == 2.5
+    with ExitStack() as stack:
+        completions(admission, 5, stack)
+
+
+async def test_other_calls_have_a_bound_of_their_own():
+    admission = await Orchestrators(Places(0, 1.0)).admission()
+    with ExitStack() as stack:
+        for _ in range(MAX_OTHER_CALLS):
+            stack.enter_context(admission.call(is_completion=False))
+        with pytest.raises(Overloaded, match="calls are in progress"):
+            stack.enter_context(admission.call(is_completion=False))
+
+
+async def test_before_anything_is_known_or_when_nobody_answers_the_orchestrators_alone_refuse():
+    orchestrators = Orchestrators(Places(0, 1.0))
+    admission = ProxyAdmission(orchestrators.ask, lambda: orchestrators.now_s)
+    with ExitStack() as stack:
+        completions(admission, 3, stack)
+    await settle()
+    orchestrators.places = [RuntimeError("no controller")]
+    orchestrators.now_s += REFRESH_S
+    with pytest.raises(Overloaded), admission.call(is_completion=True):
+        pass
+    await settle()
+    with ExitStack() as stack:
+        completions(admission, 3, stack)
+
+
+async def test_places_are_asked_for_again_when_what_is_known_is_old_and_not_before():
+    orchestrators = Orchestrators(Places(1, 1.0))
+    admission = await orchestrators.admission()
+    orchestrators.places = [Places(2, 1.0)]
+    with ExitStack() as stack:
+        completions(admission, 1, stack)
+        await settle()
+        assert orchestrators.num_asked == 1
+        orchestrators.now_s += REFRESH_S
+        with pytest.raises(Overloaded):
+            completions(admission, 1, stack)
+        await settle()
+        assert orchestrators.num_asked == 2
+        completions(admission, 1, stack)
+
+
+async def test_while_no_orchestrator_answers_those_of_before_count():
+    orchestrators = Orchestrators(Places(1, 1.0))
+    admission = await orchestrators.admission()
+    orchestrators.places = []
+    orchestrators.now_s += REFRESH_S
+    with ExitStack() as stack:
+        completions(admission, 1, stack)
+        await settle()
+        with pytest.raises(Overloaded, match="all 1 places"):
+            completions(admission, 1, stack)
+
+
+async def test_messages_wait_up_to_a_bound_in_bytes_until_their_calls_are_answered():
+    admission = await Orchestrators().admission()
+    half = MAX_WAITING_BYTES // 2
+    with admission.waiting(half), admission.waiting(half) as answered:
+        with pytest.raises(Overloaded, match="too many long requests"), admission.waiting(1):
+            pass
+        answered()
+        answered()
+        with admission.waiting(half):
+            pass
+    with admission.waiting(MAX_WAITING_BYTES + 1):
+        pass
+
+
+async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
+    caplog.set_level(logging.WARNING)
+    orchestrators = Orchestrators(Places(0, 1.0))
+    admission = await orchestrators.admission()
+    for _ in range(50):
+        with pytest.raises(Overloaded), admission.call(is_completion=True):
+            pass
+    assert len(caplog.records) == 1
+    orchestrators.now_s += LOG_PERIOD_S
+    with pytest.raises(Overloaded), admission.call(is_completion=True):
+        pass
+    assert [record.getMessage() for record in caplog.records][1].startswith("refused 50 calls")
