@@ -31,6 +31,8 @@ DEFAULT_HTTP_PORT = 8000
 DEFAULT_DRAIN_TIMEOUT_S = 25.0
 """Less than the 30 s after which Kubernetes kills what it has asked to stop."""
 EXIT_NO_START = 2
+EXIT_CUT_OFF = 3
+"""`serve` was stopped before all streams had ended."""
 EXIT_INTERRUPTED = 130
 
 
@@ -74,7 +76,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--drain-timeout", type=float, default=DEFAULT_DRAIN_TIMEOUT_S, metavar="S",
-        help="how long streams may go on after SIGTERM or Ctrl-C; a second one stops at once (default: %(default)g)",
+        help="how long streams may go on after SIGTERM or Ctrl-C; a second one stops at once (default: %(default)g); "
+        f"if streams are cut off, the exit status is {EXIT_CUT_OFF}",
     )  # fmt: skip
 
 
@@ -98,10 +101,10 @@ def _serve(args: argparse.Namespace) -> int:
     ):
         report("serving")
         _say_banner(config, endpoints)
-        drain(args.drain_timeout, _wait_for_signal(), report)
+        have_ended = drain(args.drain_timeout, _wait_for_signal(), report)
         _ignore_signals()
         report("stopping")
-    return 0
+    return 0 if have_ended else EXIT_CUT_OFF
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
@@ -64,18 +65,30 @@ def wind_down() -> int:
 
     Raises: Unavailable when not all of them answer.
     """
-    answer: Future[int] = Future()
-    Thread(target=_ask_to_wind_down, args=(answer,), daemon=True).start()  # Serve may wait for its controller for ever
+    return sum(_ask_orchestrators("wind_down"))
+
+
+def cut_off() -> None:
+    """Have every orchestrator end what is in progress, and say so to its callers.
+
+    Raises: Unavailable when not all of them answer.
+    """
+    _ask_orchestrators("cut_off")
+
+
+def _ask_orchestrators(method: str) -> list[Any]:
+    answer: Future[list[Any]] = Future()
+    # In a thread, since Serve may wait for its controller for ever.
+    Thread(target=_ask_each, args=(method, answer), daemon=True).start()
     try:
         return answer.result(WIND_DOWN_TIMEOUT_S)
     except (TimeoutError, RayError, RayServeException) as error:
         raise Unavailable(f"not all orchestrators answer: {first_line(error)}") from error
 
 
-def _ask_to_wind_down(answer: Future[int]) -> None:
+def _ask_each(method: str, answer: Future[list[Any]]) -> None:
     try:
-        counts = serve.get_app_handle(APPLICATION).broadcast("wind_down").results(timeout_s=WIND_DOWN_TIMEOUT_S)
-        answer.set_result(sum(counts))
+        answer.set_result(serve.get_app_handle(APPLICATION).broadcast(method).results(timeout_s=WIND_DOWN_TIMEOUT_S))
     except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
         answer.set_exception(error)
 

@@ -58,10 +58,11 @@ def served(
         yield endpoints
 
 
-def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> None:
+def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> bool:
     """Take nothing new, and return when all streams have ended, after `timeout_s`, or when `hurry` is set.
 
-    Orchestrators that do not answer may still have streams, and are asked again.
+    Returns whether all have ended by themselves; the others are ended, and their callers told why. Orchestrators that
+    do not answer may still have streams, and are asked again.
     """
     end_s = time.monotonic() + timeout_s
     told = ""
@@ -74,13 +75,22 @@ def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None
             num, left, why = None, "what still streams", str(error)
         if num == 0:
             hurry.wait(LAST_WORDS_S)
-            return
+            return True
         if left != told:
             report(why)
             told = left
         if left_s <= 0 or hurry.wait(DRAIN_PERIOD_S):
             report(f"{left} will be cut off")
-            return
+            _cut_off(report)
+            return False
+
+
+def _cut_off(report: Callable[[str], None]) -> None:
+    try:
+        launch.cut_off()
+    except Unavailable as error:
+        report(f"callers may not be told: {error}")
+    time.sleep(LAST_WORDS_S)
 
 
 def _streams(num: int) -> str:

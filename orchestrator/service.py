@@ -97,9 +97,9 @@ class Service:
         return self._admission.num_admitted
 
     async def close(self) -> None:
-        """Refuse what comes, end what runs, and wait until everything that was held has been given back."""
+        """Refuse what comes, end what runs with UNAVAILABLE, and wait until all that was held has been given back."""
         self.wind_down()
-        await self._rounds.close(Unavailable("this orchestrator is shutting down"))
+        await self._rounds.close(Unavailable("this orchestrator is shutting down; resume the output at another"))
 
     def _detokenizer(self, request: GenerationRequest) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop)

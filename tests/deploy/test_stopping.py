@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import StartupError, Unavailable
 from deploy import cluster, launch, local
+from deploy.cli import EXIT_CUT_OFF
 from deploy.client import CallFailed, Client
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.serve_command import Serving, command_serving
@@ -67,7 +68,8 @@ def test_a_second_signal_stops_at_once(serving):
         with pytest.raises(CallFailed) as caught:
             list(stream)
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-    assert serving.process.wait(60) == 0
+        assert "shutting down; resume" in caught.value.message
+    assert serving.process.wait(60) == EXIT_CUT_OFF
     assert "1 stream will be cut off" in serving.log.read_text()
 
 
@@ -86,6 +88,7 @@ def answers(monkeypatch) -> list[int | Unavailable]:
         return answer
 
     monkeypatch.setattr(launch, "wind_down", wind_down)
+    monkeypatch.setattr(launch, "cut_off", lambda: None)
     monkeypatch.setattr(local, "DRAIN_PERIOD_S", 0.01)
     monkeypatch.setattr(local, "LAST_WORDS_S", 0.01)
     return answers
@@ -102,6 +105,40 @@ def test_it_waits_until_the_last_stream_has_ended_and_says_each_number_once(answ
     answers += [2, 2, 1, 0]
     assert [line.split("; ")[1].split(" may")[0] for line in drained()] == ["2 streams", "1 stream"]
     assert answers == [0]
+
+
+class CutOff:
+    """Orchestrators that are told to end what is in progress, and perhaps do not answer."""
+
+    def __init__(self, error: Unavailable | None = None):
+        self.num_told = 0
+        self.error = error
+
+    def __call__(self) -> None:
+        self.num_told += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_streams_that_have_ended_by_themselves_are_no_failure_and_nobody_is_cut_off(answers, monkeypatch):
+    monkeypatch.setattr(launch, "cut_off", cut_off := CutOff())
+    answers += [1, 0]
+    assert local.drain(60.0, threading.Event(), lambda _: None)
+    assert cut_off.num_told == 0
+
+
+@pytest.mark.parametrize("answer", [3, Unavailable("not all orchestrators answer: x")])
+def test_streams_that_are_cut_off_are_told_so_and_it_is_a_failure(answers, monkeypatch, answer):
+    monkeypatch.setattr(launch, "cut_off", cut_off := CutOff())
+    answers.append(answer)
+    assert not local.drain(0.05, threading.Event(), lambda _: None)
+    assert cut_off.num_told == 1
+
+
+def test_callers_that_may_not_be_told_are_mentioned_and_nobody_waits_for_them(answers, monkeypatch):
+    monkeypatch.setattr(launch, "cut_off", CutOff(Unavailable("not all orchestrators answer: x")))
+    answers.append(1)
+    assert drained(timeout_s=0.05)[-1] == "callers may not be told: not all orchestrators answer: x"
 
 
 def test_an_idle_server_says_nothing(answers):
