@@ -55,7 +55,7 @@ def hang(context):
 # Statuses
 
 
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL", "UNKNOWN", "ABORTED", "CANCELLED", "RESOURCE_EXHAUSTED"])
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL", "ABORTED", "CANCELLED", "RESOURCE_EXHAUSTED"])
 def test_what_may_get_better_is_tried_again(connect, code):
     scripted = Scripted([chunk(1, 2, total=2), Refusal(grpc.StatusCode[code])], [chunk(3, total=3, is_last=True)])
     with listening(scripted) as address:
@@ -72,6 +72,7 @@ FINAL = {
     "FAILED_PRECONDITION": OutriderError,
     "OUT_OF_RANGE": OutriderError,
     "UNIMPLEMENTED": OutriderError,
+    "UNKNOWN": OutriderError,
     "ALREADY_EXISTS": OutriderError,
 }
 

@@ -25,9 +25,9 @@ _KINDS: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     grpc.StatusCode.UNAVAILABLE: errors.ServiceError,
-    # Ray Serve's proxy says INTERNAL when a replica dies in the middle of a call; repeating a generation is harmless.
+    # A proxy on the way says INTERNAL when what is behind it dies; repeating a generation is harmless. UNKNOWN is not
+    # among these: gRPC's servers say it of a call that they cannot read, which would fail again and again.
     grpc.StatusCode.INTERNAL: errors.ServiceError,
-    grpc.StatusCode.UNKNOWN: errors.ServiceError,
     grpc.StatusCode.ABORTED: errors.ServiceError,
     # Not ours, or nobody would ask: a proxy or a stopping replica resets the stream so.
     grpc.StatusCode.CANCELLED: errors.ServiceError,

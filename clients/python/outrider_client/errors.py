@@ -6,8 +6,8 @@
     ├── Unauthenticated      UNAUTHENTICATED, PERMISSION_DENIED
     ├── DeadlinePassed       DEADLINE_EXCEEDED                    the caller's time, over all attempts
     ├── Overloaded           RESOURCE_EXHAUSTED                   tried again, until retries or time ran out
-    ├── ServiceError         UNAVAILABLE, INTERNAL, UNKNOWN,      tried again, until retries or time ran out
-    │                        ABORTED, CANCELLED
+    ├── ServiceError         UNAVAILABLE, INTERNAL, ABORTED,      tried again, until retries or time ran out
+    │                        CANCELLED
     └── Inconsistent         DATA_LOSS                            a resumed stream does not continue the first
 
 Knows status codes; must not know calls or retries (`outrider_client._statuses` makes these from what gRPC raises).
