@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import cluster, control, distant, divergence, drain, families, gpu, kills, overhead, rounds, runtime
+from bench import cluster, control, distant, divergence, drain, edge, families, gpu, kills, overhead, rounds, runtime
 from bench.results import Result, report
 
 
@@ -32,6 +32,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "distant": distant,
     "divergence": divergence,
     "drain": drain,
+    "edge": edge,
     "families": families,
     "gpu": gpu,
     "kills": kills,

@@ -33,7 +33,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray import serve
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
-from core.errors import OutriderError, Overloaded, Unavailable
+from core.errors import OutriderError, Overloaded, RequestError, Unavailable
 from deploy.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.status import DETAILS_KEY, status_of
 from protos.outrider.v1 import generation_pb2_grpc
@@ -178,14 +178,14 @@ async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
 
 
 def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
-    """The same handler, but what there is no place for is refused before anybody is asked."""
+    """The same handler, but what is too long or has no place is refused before anybody is asked."""
 
     async def unary(message: bytes, context: Any) -> bytes:
         try:
             with admission.call(is_completion=is_completion), admission.waiting(len(message)):
                 answer: bytes = await handler(message, context)
                 return answer
-        except Overloaded as error:
+        except RequestError as error:
             await _abort(context, error)
 
     async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
@@ -198,7 +198,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
                         yield reply
                 finally:
                     await replies.aclose()
-        except Overloaded as error:
+        except RequestError as error:
             await _abort(context, error)
 
     return stream if inspect.isasyncgenfunction(handler) else unary

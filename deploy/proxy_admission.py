@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from core.errors import Overloaded
+from core.errors import InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
 """What is known of the orchestrators may be this old; the next call has it asked again then, without waiting for it."""
+ANSWER_TIMEOUT_S = 10.0
 MAX_OTHER_CALLS = 256
 """Calls in progress that are no completions: short ones, which compute little."""
 MAX_WAITING_BYTES = 32 * 2**20
@@ -34,6 +35,8 @@ class Places:
 
     num_completions: int
     retry_after_s: float
+    max_request_bytes: int
+    """No longer message is of use to it, whatever model it is for."""
 
 
 class ProxyAdmission:
@@ -47,6 +50,7 @@ class ProxyAdmission:
         self._most: int | None = None
         """Completions in progress at once; None until it is known, and then the orchestrators alone refuse."""
         self._retry_after_s = RETRY_S
+        self._max_bytes: int | None = None
         self._asked_s = -REFRESH_S
         self._asking: asyncio.Task[None] | None = None
         self._num_completions = 0
@@ -58,8 +62,8 @@ class ProxyAdmission:
     @contextmanager
     def call(self, *, is_completion: bool) -> Iterator[None]:
         """Around one call from its arrival to its end. Raises: Overloaded when there is no place for it."""
+        self._refresh()
         if is_completion:
-            self._refresh()
             if self._most is not None and self._num_completions >= self._most:
                 raise self._refusal(f"all {self._most} places are taken")
         elif self._num_others >= MAX_OTHER_CALLS:
@@ -74,8 +78,11 @@ class ProxyAdmission:
     def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """Around a message until its call is answered; what is yielded says that it has been, before the call's end.
 
-        Raises: Overloaded when too much waits already; a message alone is always let in.
+        Raises: InvalidRequest when it is too long for everybody, Overloaded when too much waits already; a message alone
+        is always let in.
         """
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise InvalidRequest("request", f"must be at most {self._max_bytes} bytes long, got {num_bytes}")
         if self._waiting_bytes and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             raise self._refusal("too many long requests are waiting")
         self._waiting_bytes += num_bytes
@@ -112,12 +119,13 @@ class ProxyAdmission:
 
     async def _learn(self) -> None:
         try:
-            orchestrators = await self._ask()
+            orchestrators = await asyncio.wait_for(self._ask(), ANSWER_TIMEOUT_S)
             if orchestrators:
                 self._most = sum(each.num_completions for each in orchestrators)
                 self._retry_after_s = max(each.retry_after_s for each in orchestrators)
-        except Exception:
-            logger.exception("it is not known how many completions the orchestrators take; they refuse by themselves")
-            self._most = None
+                self._max_bytes = max(each.max_request_bytes for each in orchestrators)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with Serve, calls go on without this
+            logger.warning("the limits of the orchestrators are not known; they refuse by themselves: %r", error)
+            self._most = self._max_bytes = None
         finally:
             self._asking = None

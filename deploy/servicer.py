@@ -66,6 +66,8 @@ class Completions(Protocol):
 
     def wind_down(self) -> int: ...
 
+    async def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -125,10 +127,18 @@ class Servicer:
         self._is_winding_down.set()
         return sum(model.completions.wind_down() for model in self._models.values())
 
+    async def cut_off(self) -> None:
+        """End what is in progress with UNAVAILABLE; returns when all that it held has been given back."""
+        await asyncio.gather(*(model.completions.close() for model in self._models.values()))
+
     async def places(self) -> Places:
         """How many completions this orchestrator takes at once; proxies ask."""
         limits = [model.served.config.limits for model in self._models.values()]
-        return Places(sum(each.max_sessions for each in limits), max(each.retry_after_s for each in limits))
+        return Places(
+            sum(each.max_sessions for each in limits),
+            max(each.retry_after_s for each in limits),
+            self._max_request_bytes,
+        )
 
     async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:
         """One completion, returned whole."""

@@ -70,6 +70,7 @@ class Script:
         self.requests: list[GenerationRequest] = []
         self.num_closed = 0
         self.num_open = 0
+        self.is_closed = False
         self.is_waiting = asyncio.Event()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
@@ -92,6 +93,9 @@ class Script:
 
     def wind_down(self) -> int:
         return self.num_open
+
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 class Recorded:

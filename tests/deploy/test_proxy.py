@@ -26,6 +26,8 @@ from deploy.proxy import (
 from deploy.proxy_admission import Places, ProxyAdmission
 from deploy.status import DETAILS_KEY
 
+MOST = 1000
+
 
 class Aborted(Exception):
     """What gRPC raises where a call is aborted."""
@@ -207,7 +209,7 @@ async def test_a_call_with_more_or_none_is_refused_as_grpc_has_it(handler, sent,
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobody(is_stream):
     async def ask():
-        return [Places(1, 2.0)]
+        return [Places(1, 2.0, MOST)]
 
     num_asked = 0
     may_end = asyncio.Event()
@@ -237,7 +239,7 @@ async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobod
 
 async def test_a_stream_that_is_given_up_leaves_its_place_to_others():
     async def ask():
-        return [Places(1, 2.0)]
+        return [Places(1, 2.0, MOST)]
 
     admission = ProxyAdmission(ask)
     handler = admitted(proxy_of_bytes(FakeProxy()), admission, is_completion=True)

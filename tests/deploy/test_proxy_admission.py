@@ -6,8 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from core.errors import Overloaded
+from core.errors import InvalidRequest, Overloaded
 from deploy.proxy_admission import LOG_PERIOD_S, MAX_OTHER_CALLS, MAX_WAITING_BYTES, REFRESH_S, Places, ProxyAdmission
+
+MOST = MAX_WAITING_BYTES + 1
 
 
 class Orchestrators:
@@ -44,7 +46,7 @@ def completions(admission: ProxyAdmission, num: int, stack: ExitStack) -> None:
 
 
 async def test_completions_up_to_the_places_of_all_orchestrators_are_let_in_and_not_one_more():
-    admission = await Orchestrators(Places(2, 1.0), Places(3, 2.5)).admission()
+    admission = await Orchestrators(Places(2, 1.0, MOST), Places(3, 2.5, MOST)).admission()
     with ExitStack() as stack:
         completions(admission, 5, stack)
         with pytest.raises(Overloaded, match=r"all 5 places are taken; try again in 2.5 s") as caught:
@@ -55,7 +57,7 @@ async def test_completions_up_to_the_places_of_all_orchestrators_are_let_in_and_
 
 
 async def test_other_calls_have_a_bound_of_their_own():
-    admission = await Orchestrators(Places(0, 1.0)).admission()
+    admission = await Orchestrators(Places(0, 1.0, MOST)).admission()
     with ExitStack() as stack:
         for _ in range(MAX_OTHER_CALLS):
             stack.enter_context(admission.call(is_completion=False))
@@ -64,7 +66,7 @@ async def test_other_calls_have_a_bound_of_their_own():
 
 
 async def test_before_anything_is_known_or_when_nobody_answers_the_orchestrators_alone_refuse():
-    orchestrators = Orchestrators(Places(0, 1.0))
+    orchestrators = Orchestrators(Places(0, 1.0, MOST))
     admission = ProxyAdmission(orchestrators.ask, lambda: orchestrators.now_s)
     with ExitStack() as stack:
         completions(admission, 3, stack)
@@ -79,9 +81,9 @@ async def test_before_anything_is_known_or_when_nobody_answers_the_orchestrators
 
 
 async def test_places_are_asked_for_again_when_what_is_known_is_old_and_not_before():
-    orchestrators = Orchestrators(Places(1, 1.0))
+    orchestrators = Orchestrators(Places(1, 1.0, MOST))
     admission = await orchestrators.admission()
-    orchestrators.places = [Places(2, 1.0)]
+    orchestrators.places = [Places(2, 1.0, MOST)]
     with ExitStack() as stack:
         completions(admission, 1, stack)
         await settle()
@@ -95,7 +97,7 @@ async def test_places_are_asked_for_again_when_what_is_known_is_old_and_not_befo
 
 
 async def test_while_no_orchestrator_answers_those_of_before_count():
-    orchestrators = Orchestrators(Places(1, 1.0))
+    orchestrators = Orchestrators(Places(1, 1.0, MOST))
     admission = await orchestrators.admission()
     orchestrators.places = []
     orchestrators.now_s += REFRESH_S
@@ -122,7 +124,7 @@ async def test_messages_wait_up_to_a_bound_in_bytes_until_their_calls_are_answer
 
 async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
     caplog.set_level(logging.WARNING)
-    orchestrators = Orchestrators(Places(0, 1.0))
+    orchestrators = Orchestrators(Places(0, 1.0, MOST))
     admission = await orchestrators.admission()
     for _ in range(50):
         with pytest.raises(Overloaded), admission.call(is_completion=True):
@@ -132,3 +134,11 @@ async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
     with pytest.raises(Overloaded), admission.call(is_completion=True):
         pass
     assert [record.getMessage() for record in caplog.records][1].startswith("refused 50 calls")
+
+
+async def test_a_message_that_is_too_long_for_every_orchestrator_is_refused_by_its_length():
+    admission = await Orchestrators(Places(1, 1.0, 1000), Places(1, 1.0, 2000)).admission()
+    with admission.waiting(2000):
+        pass
+    with pytest.raises(InvalidRequest, match="at most 2000 bytes long, got 2001"), admission.waiting(2001):
+        pass

@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
 from deploy.offload import SHORT_BYTES
+from deploy.proxy_admission import Places
 from deploy.servicer import MAX_WATCHES, Hosted
 from deploy.status import DETAILS_KEY, MAX_DETAILS_CHARS
 from protos.outrider.v1 import generation_pb2 as pb
@@ -358,3 +359,17 @@ async def test_winding_down_counts_the_completions_of_all_models():
     async with aclosing(both.GenerateStream(pb.GenerateRequest(model="two", text="a"), Context())) as stream:
         await anext(stream)
         assert await both.wind_down() == 1
+
+
+async def test_cutting_off_ends_the_completions_of_all_models():
+    models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
+    await rpc.encoding(models).cut_off()
+    assert [model.completions.is_closed for model in models] == [True, True]
+
+
+async def test_the_places_of_an_orchestrator_are_those_of_all_its_models():
+    models = [hosted(name, Script()) for name in ("one", "two")]
+    limits = models[0].served.config.limits
+    assert await rpc.encoding(models).places() == Places(
+        2 * limits.max_sessions, limits.retry_after_s, models[0].served.max_request_bytes
+    )

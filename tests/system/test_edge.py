@@ -1,0 +1,195 @@
+"""What callers can do to the service, and to each other, over the wire: by a client that reflection alone has told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from reflected import reflected
+from served import server
+
+from deploy.cluster import MAX_MESSAGE_BYTES
+from deploy.settings import demo_config
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+MAX_SESSIONS = 6
+NAMES = {"Generate", "GenerateStream", "GetModelInfo", "Tokenize", "Detokenize", "Check", "List", "Watch"}
+LATIN = "caf\xe9".encode("latin-1")
+
+
+@pytest.fixture(scope="module")
+def running():
+    config = demo_config()
+    with server(replace(config, limits=replace(config.limits, max_sessions=MAX_SESSIONS))) as running:
+        yield running
+
+
+@pytest.fixture
+async def methods(running):
+    async with running.channel() as channel:
+        yield reflected(running.address, channel)
+
+
+def completion(methods, max_tokens=4, **fields):
+    return methods["GenerateStream"].request(
+        **{"text": "def f(x):\n", **fields},
+        sampling={"temperature": 0.0},
+        stopping={"max_tokens": max_tokens, "ignore_eos": True},
+    )
+
+
+def detail(error, kind):
+    """The one google.rpc detail of an error."""
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    assert (status.code, status.message) == (error.code().value[0], error.details())
+    detail = kind()
+    assert status.details[0].Unpack(detail)
+    return detail
+
+
+def test_reflection_tells_every_method(running, methods):
+    assert set(methods) == NAMES
+
+
+async def test_a_completion_is_served(methods):
+    chunks = await methods["GenerateStream"](completion(methods))
+    (whole,) = await methods["Generate"](completion(methods))
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(whole.token_ids)
+    assert all(chunk.token_ids or chunk.HasField("finish") for chunk in chunks)
+
+
+# What cannot be decoded
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+async def test_a_corrupt_message_is_an_invalid_argument_and_no_class_of_ours_is_told(methods, name):
+    error = await methods[name].error(b"\xff\xff\xff")
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "corrupt" in error.details()
+    assert "DecodeError" not in error.details()
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {"List", "Detokenize", "GetModelInfo"}))
+async def test_text_that_is_not_utf_8_is_an_invalid_argument_that_names_the_field(methods, name):
+    field = "service" if name in ("Check", "Watch") else "text"
+    error = await methods[name].error(
+        methods[name].request(**{field: "CAFE"}).SerializeToString().replace(b"CAFE", LATIN)
+    )
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == field
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("num_messages", [0, 2])
+async def test_a_call_has_exactly_one_message(methods, name, num_messages):
+    request = completion(methods) if name.startswith("Generate") else methods[name].request()
+    error = await methods[name].error(*[request] * num_messages)
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "one message" in error.details()
+
+
+@pytest.mark.parametrize("name", ["Generate", "GenerateStream"])
+async def test_a_wrong_field_is_named_in_the_details_of_streams_too(methods, name):
+    error = await methods[name].error(completion(methods, request_id="x" * 200))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == "request_id"
+
+
+# What is too long
+
+
+async def test_what_no_context_holds_is_refused_by_its_length(methods):
+    (info,) = await methods["GetModelInfo"](methods["GetModelInfo"].request())
+    longest = info.target.max_context_tokens * 31  # bytes of the demo vocabulary's longest token
+    error = await methods["Generate"].error(completion(methods, text="x" * (longest + 1)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == "text"
+    assert f"{longest + 1} bytes" in error.details()
+
+
+@pytest.mark.parametrize("num_bytes", [4_000_000, MAX_MESSAGE_BYTES - 100, MAX_MESSAGE_BYTES + 1, 50_000_000])
+async def test_a_message_over_any_limit_is_refused(methods, num_bytes):
+    error = await methods["GenerateStream"].error(completion(methods, text="x" * num_bytes))
+    is_over = num_bytes > MAX_MESSAGE_BYTES
+    assert error.code() is (grpc.StatusCode.RESOURCE_EXHAUSTED if is_over else grpc.StatusCode.INVALID_ARGUMENT)
+    assert ("larger than max" if is_over else "bytes long") in error.details()
+
+
+# What others do
+
+
+@asynccontextmanager
+async def streams(methods, num, max_tokens):
+    """That many streams in progress; yields the times of their chunks, stream by stream."""
+    method = methods["GenerateStream"]
+    path = f"/{method.descriptor.containing_service.full_name}/{method.descriptor.name}"
+    request = completion(methods, max_tokens).SerializeToString()
+    calls = [method.channel.unary_stream(path)(request) for _ in range(num)]
+    times: list[list[float]] = [[] for _ in calls]
+
+    async def read(call, times):
+        async for _ in call:
+            times.append(time.perf_counter())
+
+    reading = [asyncio.ensure_future(read(*each)) for each in zip(calls, times, strict=True)]
+    async with asyncio.timeout(60):
+        while not all(times):  # noqa: ASYNC110  the client's own lists, and nobody who could set an event
+            await asyncio.sleep(0.01)
+    try:
+        yield times
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(reading)
+
+
+def longest_gap_s(times):
+    return max(later - earlier for each in times for earlier, later in itertools.pairwise(each))
+
+
+async def test_a_flood_of_long_messages_is_refused_and_what_streams_goes_on(methods, running):
+    """How long the longest gap is, `python -m bench edge` measures; here it has to be no stall of seconds."""
+    permitted = [completion(methods, text="def f(x): " * 6_000)] * 4  # as long as the context lets a text be
+    too_long = [completion(methods, text="x" * size) for size in (3_900_000, 8_000_000, 30_000_000)]
+    async with streams(methods, 2, max_tokens=1500) as times, running.channel() as other:
+        flood = reflected(running.address, other)["Generate"]
+        codes = [(await flood.error(message)).code() for _ in range(3) for message in (*permitted, *too_long)]
+        assert len(codes) == 21
+        assert longest_gap_s(times) < 2.0
+
+
+async def test_a_full_service_refuses_streams_with_a_delay_and_takes_them_again_when_there_is_room(methods):
+    await methods["GenerateStream"](completion(methods))  # after which the proxy knows how many places there are
+    async with streams(methods, MAX_SESSIONS, max_tokens=1500):
+        for name in ("Generate", "GenerateStream"):
+            error = await methods[name].error(completion(methods))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert detail(error, error_details_pb2.RetryInfo).retry_delay.seconds == 1
+        (health,) = await methods["Check"](methods["Check"].request())
+        assert health.status == 1
+        (info,) = await methods["GetModelInfo"](methods["GetModelInfo"].request())
+        assert info.model
+    assert len(await methods["GenerateStream"](completion(methods, max_tokens=1))) >= 1
+
+
+async def test_of_a_burst_of_calls_as_many_are_served_as_there_are_places_and_nobody_is_cancelled(methods):
+    await asyncio.sleep(2.5)  # so that the proxy asks again
+
+    async def attempt():
+        try:
+            return len(await methods["GenerateStream"](completion(methods, max_tokens=64)))
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+
+    outcomes = await asyncio.gather(*(attempt() for _ in range(20 * MAX_SESSIONS)))
+    refused = [outcome for outcome in outcomes if outcome is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    served = [outcome for outcome in outcomes if isinstance(outcome, int)]
+    assert len(served) >= MAX_SESSIONS
+    assert len(served) + len(refused) == len(outcomes)
