@@ -78,8 +78,8 @@ class ProxyAdmission:
     def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """Around a message until its call is answered; what is yielded says that it has been, before the call's end.
 
-        Raises: InvalidRequest when it is too long for everybody, Overloaded when too much waits already; a message alone
-        is always let in.
+        Raises: InvalidRequest when it is too long for everybody, Overloaded when too much waits already; a message
+        alone is always let in.
         """
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise InvalidRequest("request", f"must be at most {self._max_bytes} bytes long, got {num_bytes}")

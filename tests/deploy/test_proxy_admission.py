@@ -36,7 +36,7 @@ class Orchestrators:
 
 
 async def settle():
-    for _ in range(3):
+    for _ in range(20):
         await asyncio.sleep(0)
 
 
