@@ -24,6 +24,8 @@ SERVICERS = (
     "deploy.proxy.add_health_service",
 )
 """What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
+PREPARE = "deploy.proxy.prepare"
+"""What Serve's proxies call as they start, in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH; manifests name the same."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""
 MAX_MESSAGE_BYTES = 8 * 2**20
@@ -115,6 +117,7 @@ def _prepare_environment() -> None:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
+    os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", PREPARE)
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES))
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ray import serve
+from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from core.errors import OutriderError, Overloaded, RequestError, Unavailable
@@ -47,6 +48,8 @@ STOP_FILE = "OUTRIDER_STOP_FILE"
 BEGAN_S = time.time()
 """A file from before that belongs to an earlier life: a container that is started anew finds the folders of its pod."""
 
+MAX_PENDING_CALLS = 50_000
+"""Calls that the server has not taken in yet; beyond this gRPC cancels some of them. One takes a few kilobytes."""
 COMPLETIONS = frozenset({"Generate", "GenerateStream"})
 """The methods that take a place for as long as they last."""
 _OF_ONE = {
@@ -61,6 +64,20 @@ SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
 ).SerializeToString()
+
+
+def prepare() -> None:
+    """What Serve calls as a proxy starts, before its gRPC server is made (`deploy.cluster.PREPARE`).
+
+    gRPC cancels calls, without a word, when more than a thousand wait to be taken in: a burst that would have been
+    refused in good order. Serve has no setting for it.
+    """
+    DEFAULT_GRPC_SERVER_OPTIONS.extend(
+        [
+            ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
+        ]
+    )
 
 
 def add_generation_service(servicer: Any, server: Any) -> None:
@@ -80,7 +97,7 @@ def add_health_service(servicer: Any, server: Any) -> None:
 
     def wrap(handler: Handler, method: str) -> Handler:
         is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
-        return refusing(honest(handler, proxy._is_draining) if is_check else handler)
+        return one_message(refusing(honest(handler, proxy._is_draining) if is_check else handler))
 
     with _wrapped(server, wrap):
         health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
@@ -93,14 +110,14 @@ def _proxy_of(server: Any) -> Any:
 
 @contextmanager
 def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[None]:
-    """Meanwhile, `server` makes handlers that take one message, and are wrapped; `wrap` is given the method's name."""
+    """Meanwhile, `server` makes handlers for streams of messages; `wrap` makes them of Serve's, which take one."""
     make_handler = server.service_handler_factory
 
     def make(service_method: str, streaming_type: gRPCStreamingType) -> Handler:
         handler = make_handler(
             service_method=service_method, streaming_type=_OF_ONE.get(streaming_type, streaming_type)
         )
-        return one_message(wrap(handler, service_method.rpartition("/")[2]))
+        return wrap(handler, service_method.rpartition("/")[2])
 
     server.service_handler_factory = make
     try:
@@ -178,19 +195,29 @@ async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
 
 
 def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
-    """The same handler, but what is too long or has no place is refused before anybody is asked."""
+    """The same handler for one message, but what is too long or has no place is refused before anybody is asked.
 
-    async def unary(message: bytes, context: Any) -> bytes:
+    Whether there is a place is asked before anything is read, and again when all has come: a caller who sends nothing
+    takes none.
+    """
+
+    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
         try:
+            admission.arrived(is_completion=is_completion)
+            message = await _only(messages, context)
             with admission.call(is_completion=is_completion), admission.waiting(len(message)):
+                await admission.turn()
                 answer: bytes = await handler(message, context)
                 return answer
         except RequestError as error:
             await _abort(context, error)
 
-    async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
         try:
+            admission.arrived(is_completion=is_completion)
+            message = await _only(messages, context)
             with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
+                await admission.turn()
                 replies = handler(message, context)
                 try:
                     async for reply in replies:

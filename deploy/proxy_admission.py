@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 2.0
 """What is known of the orchestrators may be this old; the next call has it asked again then, without waiting for it."""
 ANSWER_TIMEOUT_S = 10.0
+QUIET_S = 0.0005
+"""Nobody has arrived for so long: then a call goes into Serve."""
+MAX_TURN_S = 0.005
+"""However many arrive, each call waits no longer than this for its turn."""
 MAX_OTHER_CALLS = 256
 """Calls in progress that are no completions: short ones, which compute little."""
 MAX_WAITING_BYTES = 32 * 2**20
@@ -53,21 +57,37 @@ class ProxyAdmission:
         self._max_bytes: int | None = None
         self._asked_s = -REFRESH_S
         self._asking: asyncio.Task[None] | None = None
+        self._beginning = asyncio.Lock()
+        self._num_arrived = 0
         self._num_completions = 0
         self._num_others = 0
         self._waiting_bytes = 0
         self._num_refused = 0
         self._told_s = -LOG_PERIOD_S
 
+    def arrived(self, *, is_completion: bool) -> None:
+        """A call has come, of which nothing has been read yet. Raises: Overloaded when there is no place for it."""
+        self._num_arrived += 1
+        self._refresh()
+        self._require_place(is_completion)
+
+    async def turn(self) -> None:
+        """Wait while others arrive, though not for long, and behind those who wait already.
+
+        gRPC's server takes in one call with each turn of the event loop, and cancels calls when too many wait for that.
+        What a call costs on its way into Serve holds the loop up for milliseconds: refusals go before it.
+        """
+        async with self._beginning:
+            end_s = self._now() + MAX_TURN_S
+            num_before = -1
+            while self._num_arrived != num_before and self._now() < end_s:
+                num_before = self._num_arrived
+                await asyncio.sleep(QUIET_S)
+
     @contextmanager
     def call(self, *, is_completion: bool) -> Iterator[None]:
-        """Around one call from its arrival to its end. Raises: Overloaded when there is no place for it."""
-        self._refresh()
-        if is_completion:
-            if self._most is not None and self._num_completions >= self._most:
-                raise self._refusal(f"all {self._most} places are taken")
-        elif self._num_others >= MAX_OTHER_CALLS:
-            raise self._refusal(f"{MAX_OTHER_CALLS} calls are in progress")
+        """Around one call that takes its place, until its end. Raises: Overloaded when there is none any more."""
+        self._require_place(is_completion)
         self._count(is_completion, +1)
         try:
             yield
@@ -97,6 +117,13 @@ class ProxyAdmission:
             yield answered
         finally:
             answered()
+
+    def _require_place(self, is_completion: bool) -> None:
+        if is_completion:
+            if self._most is not None and self._num_completions >= self._most:
+                raise self._refusal(f"all {self._most} places are taken")
+        elif self._num_others >= MAX_OTHER_CALLS:
+            raise self._refusal(f"{MAX_OTHER_CALLS} calls are in progress")
 
     def _count(self, is_completion: bool, change: int) -> None:
         if is_completion:

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import inspect
 import os
+import time
+from collections import Counter
 
 import grpc
 import pytest
@@ -21,6 +23,7 @@ from deploy.proxy import (
     add_health_service,
     admitted,
     one_message,
+    prepare,
     refusing,
 )
 from deploy.proxy_admission import Places, ProxyAdmission
@@ -115,7 +118,7 @@ def all_around(handler):
     async def ask():
         return ()
 
-    return one_message(admitted(refusing(handler), ProxyAdmission(ask), is_completion=True))
+    return admitted(refusing(handler), ProxyAdmission(ask), is_completion=True)
 
 
 async def test_a_stream_that_is_dropped_between_messages_is_cancelled_at_the_replica():
@@ -224,16 +227,16 @@ async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobod
         yield await unary(request, context)
 
     handler = admitted(stream if is_stream else unary, ProxyAdmission(ask), is_completion=True)
-    first = asyncio.ensure_future(exhaust(handler(b"x", FakeContext())))
+    first = asyncio.ensure_future(exhaust(handler(messages(b"x"), FakeContext())))
     await asyncio.sleep(0.01)
     context = FakeContext()
     with pytest.raises(Aborted):
-        await exhaust(handler(b"x", context))
+        await exhaust(handler(messages(b"x"), context))
     assert context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     assert context.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 2
     may_end.set()
     await first
-    await exhaust(handler(b"x", FakeContext()))
+    await exhaust(handler(messages(b"x"), FakeContext()))
     assert num_asked == 2
 
 
@@ -244,7 +247,7 @@ async def test_a_stream_that_is_given_up_leaves_its_place_to_others():
     admission = ProxyAdmission(ask)
     handler = admitted(proxy_of_bytes(FakeProxy()), admission, is_completion=True)
     for _ in range(3):
-        stream = handler(b"ab", FakeContext())
+        stream = handler(messages(b"ab"), FakeContext())
         assert await anext(stream) == 0
         await asyncio.sleep(0)
         await stream.aclose()
@@ -404,3 +407,44 @@ def test_serve_s_proxy_is_what_makes_handlers_and_knows_whether_it_drains():
 class _AnyServicer:
     def __getattr__(self, name):
         return None
+
+
+async def test_a_burst_that_grpc_would_cancel_by_itself_is_taken_in(monkeypatch):
+    """With the options that `prepare` adds; without them gRPC begins to cancel at a thousand that wait."""
+    options = []
+    monkeypatch.setattr("deploy.proxy.DEFAULT_GRPC_SERVER_OPTIONS", options)
+    prepare()
+    codes = {"prepared": await burst(options), "not prepared": await burst([])}
+    assert codes["prepared"] == {grpc.StatusCode.RESOURCE_EXHAUSTED: NUM_BURST}
+    assert codes["not prepared"][grpc.StatusCode.CANCELLED] > 0
+
+
+NUM_BURST = 2_560
+
+
+async def burst(options):
+    """Codes of calls that arrive while the server is held up."""
+    is_held = True
+
+    async def refuse(_messages, context):
+        nonlocal is_held
+        if is_held:
+            is_held = False
+            time.sleep(1.0)  # noqa: ASYNC251  as what a call costs on its way into Serve does
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    server = grpc.aio.server(options=options)
+    handlers = {"Call": grpc.stream_unary_rpc_method_handler(refuse)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    port = server.add_insecure_port("localhost:0")
+    await server.start()
+
+    def call_all():
+        with grpc.insecure_channel(f"localhost:{port}") as channel:
+            method = channel.unary_unary("/test/Call")
+            return Counter(call.code() for call in [method.future(b"x") for _ in range(NUM_BURST)])
+
+    try:
+        return await asyncio.to_thread(call_all)
+    finally:
+        await server.stop(None)

@@ -7,7 +7,16 @@ from contextlib import ExitStack
 import pytest
 
 from core.errors import InvalidRequest, Overloaded
-from deploy.proxy_admission import LOG_PERIOD_S, MAX_OTHER_CALLS, MAX_WAITING_BYTES, REFRESH_S, Places, ProxyAdmission
+from deploy import proxy_admission
+from deploy.proxy_admission import (
+    LOG_PERIOD_S,
+    MAX_OTHER_CALLS,
+    MAX_TURN_S,
+    MAX_WAITING_BYTES,
+    REFRESH_S,
+    Places,
+    ProxyAdmission,
+)
 
 MOST = MAX_WAITING_BYTES + 1
 
@@ -30,8 +39,8 @@ class Orchestrators:
     async def admission(self) -> ProxyAdmission:
         """One that has been told already."""
         admission = ProxyAdmission(self.ask, lambda: self.now_s)
-        with admission.call(is_completion=True):
-            await settle()
+        admission.arrived(is_completion=True)
+        await settle()
         return admission
 
 
@@ -42,6 +51,7 @@ async def settle():
 
 def completions(admission: ProxyAdmission, num: int, stack: ExitStack) -> None:
     for _ in range(num):
+        admission.arrived(is_completion=True)
         stack.enter_context(admission.call(is_completion=True))
 
 
@@ -73,8 +83,8 @@ async def test_before_anything_is_known_or_when_nobody_answers_the_orchestrators
     await settle()
     orchestrators.places = [RuntimeError("no controller")]
     orchestrators.now_s += REFRESH_S
-    with pytest.raises(Overloaded), admission.call(is_completion=True):
-        pass
+    with pytest.raises(Overloaded):
+        admission.arrived(is_completion=True)
     await settle()
     with ExitStack() as stack:
         completions(admission, 3, stack)
@@ -127,12 +137,12 @@ async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
     orchestrators = Orchestrators(Places(0, 1.0, MOST))
     admission = await orchestrators.admission()
     for _ in range(50):
-        with pytest.raises(Overloaded), admission.call(is_completion=True):
-            pass
+        with pytest.raises(Overloaded):
+            admission.arrived(is_completion=True)
     assert len(caplog.records) == 1
     orchestrators.now_s += LOG_PERIOD_S
-    with pytest.raises(Overloaded), admission.call(is_completion=True):
-        pass
+    with pytest.raises(Overloaded):
+        admission.arrived(is_completion=True)
     assert [record.getMessage() for record in caplog.records][1].startswith("refused 50 calls")
 
 
@@ -142,3 +152,32 @@ async def test_a_message_that_is_too_long_for_every_orchestrator_is_refused_by_i
         pass
     with pytest.raises(InvalidRequest, match="at most 2000 bytes long, got 2001"), admission.waiting(2001):
         pass
+
+
+async def test_a_place_that_is_gone_when_the_message_has_come_is_not_taken_twice():
+    admission = await Orchestrators(Places(1, 1.0, MOST)).admission()
+    admission.arrived(is_completion=True)
+    admission.arrived(is_completion=True)
+    with admission.call(is_completion=True), pytest.raises(Overloaded), admission.call(is_completion=True):
+        pass
+
+
+async def test_a_call_goes_on_when_nobody_arrives_and_when_it_has_waited_long_enough(monkeypatch):
+    monkeypatch.setattr(proxy_admission, "QUIET_S", 0.0)
+    orchestrators = Orchestrators(Places(100, 1.0, MOST))
+    admission = await orchestrators.admission()
+    turn = asyncio.ensure_future(admission.turn())
+    for _ in range(20):
+        admission.arrived(is_completion=True)
+        await asyncio.sleep(0)
+        assert not turn.done()
+    await settle()
+    assert turn.done()
+    turn = asyncio.ensure_future(admission.turn())
+    admission.arrived(is_completion=True)
+    await asyncio.sleep(0)
+    orchestrators.now_s += MAX_TURN_S
+    admission.arrived(is_completion=True)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert turn.done()
