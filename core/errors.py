@@ -13,6 +13,7 @@
     │   ├── Unavailable              UNAVAILABLE         no worker can take the session
     │   └── WorkerLost               UNAVAILABLE         an engine died, hung or answered nonsense
     │       └── WorkerStopping       UNAVAILABLE         an engine is to stop, and is left in good time
+    ├── UnsoundScores                FAILED_PRECONDITION the model gives NaN or infinity; repeating it gives it again
     └── StartupError                 FAILED_PRECONDITION refuses to start, in one clear line
         ├── ConfigError              a setting is wrong
         ├── CheckpointError          missing, not safetensors, or incomplete
@@ -110,6 +111,15 @@ class WorkerLost(ServiceError):
 
 class WorkerStopping(WorkerLost):
     """An engine is to stop: its sessions move on as if it had died, but that is no failure."""
+
+
+class UnsoundScores(OutriderError):
+    """The model gives no distribution for this sequence. A token of such a row would be made up, so there is none.
+
+    Not a ServiceError: clients repeat those, and the same tokens would lead to the same scores.
+    """
+
+    status = "FAILED_PRECONDITION"
 
 
 class StartupError(OutriderError):

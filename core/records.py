@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from core.errors import InvalidRequest
+from core import ranges
 from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, TokenTree
 
 
@@ -36,19 +36,12 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-def _require(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise InvalidRequest(name, f"must be {allowed}, got {value!r}")
-
-
-MAX_SEED = 2**64 - 1
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """What turns the target's logits into p, and the seed of the noise that draws from it.
 
-    Raises: InvalidRequest for a value outside its range (checks that need the model are made at admission).
+    Raises: InvalidRequest for a value outside its range in `core.ranges` (checks that need the model are made at
+    admission).
     """
 
     temperature: float = 1.0
@@ -71,20 +64,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            _require(math.isfinite(getattr(self, name)), name, "a finite number", getattr(self, name))
-        is_temperature = self.temperature == 0 or 1e-3 <= self.temperature <= 100
-        _require(is_temperature, "temperature", "0 or in [0.001, 100]", self.temperature)
-        _require(0 <= self.top_k < 2**31, "top_k", "at least 0 (0 keeps all)", self.top_k)
-        _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
-        _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
-        _require(0 < self.repetition_penalty <= 10, "repetition_penalty", "in (0, 10]", self.repetition_penalty)
-        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", self.presence_penalty)
-        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
-        _require(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
-        _require(0 <= self.seed <= MAX_SEED, "seed", "in [0, 2^64 - 1]", self.seed)
+        for name, allowed in ranges.SAMPLING.items():
+            ranges.check(name, getattr(self, name), allowed)
         for token_id, bias in self.logit_bias:
-            _require(-100 <= bias <= 100, f"logit_bias[{token_id}]", "in [-100, 100]", bias)
+            ranges.check(f"logit_bias[{token_id}]", bias, ranges.LOGIT_BIAS)
 
     @property
     def is_greedy(self) -> bool:
@@ -260,6 +243,8 @@ class Refused:
 
     stamp: Stamp
     reason: str
+    is_final: bool = False
+    """Whether every engine of this model would refuse it, so that repeating the request cannot help."""
 
 
 VerifyReply = Verdict | Missing | Refused

@@ -26,11 +26,12 @@ def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt
     """log p [V] of the token that follows `tokens` (prompt included), by the steps below in this fixed order.
 
     logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p.
-    Raises: ValueError when a logit is NaN or +inf, or none is finite.
+    Raises: ValueError when a logit is NaN or +inf, or none is finite; also of what bias and penalties make of them.
     """
-    if not np.isfinite(logits.max()):
-        raise ValueError("the logits hold NaN or +inf, or no finite value at all")
-    logits = _penalised(_biased(logits, sampling, len(tokens) - prompt_len), sampling, tokens, prompt_len)
+    _check_finite(logits)
+    with np.errstate(over="ignore"):  # which is checked for
+        logits = _penalised(_biased(logits, sampling, len(tokens) - prompt_len), sampling, tokens, prompt_len)
+    _check_finite(logits)
     if sampling.is_greedy:
         return _one_hot(logits)
     with np.errstate(over="ignore"):  # to -inf, which is probability zero
@@ -38,6 +39,11 @@ def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt
     for cut in (_top_k, _top_p, _min_p):
         logits = cut(logits, sampling)
     return _log_softmax(logits)
+
+
+def _check_finite(logits: Float32) -> None:
+    if not np.isfinite(logits.max()):
+        raise ValueError("the logits hold NaN or +inf, or no finite value at all")
 
 
 def _biased(logits: Float32, sampling: Sampling, num_output: int) -> Float32:

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, InvalidRequest
+from core.ranges import shown
 from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
@@ -102,13 +103,13 @@ def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...
     checked = tuple(ids)
     if max(checked, default=0) >= info.vocab_size:
         index, wrong = next((i, token) for i, token in enumerate(checked) if token >= info.vocab_size)
-        raise InvalidRequest(f"{field}[{index}]", f"must be in [0, {info.vocab_size - 1}], got {wrong}")
+        raise InvalidRequest(f"{field}[{index}]", f"must be in [0, {info.vocab_size - 1}], got {shown(wrong)}")
     return checked
 
 
 def _require(condition: bool, field: str, allowed: str, value: object) -> None:
     if not condition:
-        raise InvalidRequest(field, f"must be {allowed}, got {value!r}")
+        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
 
 
 def _request_id(given: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from core.errors import OutriderError, ServiceError, Unavailable
+from core.errors import OutriderError, ServiceError, Unavailable, UnsoundScores
 from core.records import (
     Call,
     CallTrace,
@@ -238,7 +238,7 @@ class Session:
             case Missing():
                 return self._resend(reply)
             case Refused():
-                return self._fail(ServiceError(reply.reason))
+                return self._fail(UnsoundScores(reply.reason) if reply.is_final else ServiceError(reply.reason))
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
         if (problem := self._problem_of(verdict)) is not None:

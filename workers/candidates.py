@@ -54,13 +54,14 @@ CPU_CACHE_NUMBERS = 1 << 18
 """A megabyte, which is a core's own cache."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
 _Found: TypeAlias = Callable[[], list[Candidates]]
+_Sound: TypeAlias = Callable[[], list[Candidates | None]]
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
-def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
+def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
     """The candidates of each row of `logits` [R, V], when they have been read back.
 
-    Those of a row that is not sound (`sampling.bad_rows`) mean nothing.
+    None for a row whose scores, after bias and penalties, give no distribution (`sampling.bad_rows`).
     """
     asked = [
         (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
@@ -68,7 +69,7 @@ def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback
         for batch in [[places[i] for i in index]]
     ]
 
-    def found() -> list[Candidates]:
+    def found() -> list[Candidates | None]:
         by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
         return [by_row[i] for i in range(len(places))]
 
@@ -89,9 +90,17 @@ def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
         yield from (index[start : start + most] for start in range(0, len(index), most))
 
 
-def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
+def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
+    scores = sampling.adjusted(logits, [place.row for place in places])
+    is_bad = readback.ask(sampling.bad_rows(scores))
+    found = _of_scores(kind, scores, places, q_top_tokens, readback)
+    return lambda: [
+        None if is_unsound else candidates for is_unsound, candidates in zip(is_bad.values, found(), strict=True)
+    ]
+
+
+def _of_scores(kind: Kind, scores: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
     rows = [place.row for place in places]
-    scores = sampling.adjusted(logits, rows)
     if kind is Kind.GREEDY:
         return _ranked(scores, _sureness(scores), readback)
     log_q = sampling.distribution(scores, rows)

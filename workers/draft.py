@@ -19,7 +19,6 @@ from core.config import EngineConfig
 from core.growth import Candidates
 from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpec
 from core.trees import EMPTY_BLOCK, ROOT, Budget, TokenTree
-from workers import sampling
 from workers.candidates import Kind, Place, propose
 from workers.engine import Engine
 from workers.jobs import Job
@@ -223,18 +222,18 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _grow(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
         readback = Readback()
-        is_bad = readback.ask(sampling.bad_rows(logits))
         places = [job.places() for job in jobs]
         propose_all = propose(logits, list(chain.from_iterable(places)), self._q_top_tokens, readback)
         readback.wait()
-        rows = zip(is_bad.values, propose_all(), strict=True)
+        rows = iter(propose_all())
         for job, wanted in zip(jobs, places, strict=True):
             said = list(islice(rows, len(wanted)))
-            if any(is_unsound for is_unsound, _ in said):
+            sound = [candidates for candidates in said if candidates is not None]
+            if len(sound) < len(said):
                 self._store.forget_guesses(job.held)
-                self._answer(job, Refused(job.request.stamp, "the draft model gave NaN for this sequence"))
+                self._answer(job, Refused(job.request.stamp, "NaN or infinite scores of the draft for this sequence"))
             else:
-                job.take([candidates for _, candidates in said])
+                job.take(sound)
                 self._publish(job.held)
 
 

@@ -43,9 +43,9 @@ class Row:
         return self.position - self.prompt_len
 
 
-def bad_rows(logits: Tensor) -> Tensor:
-    """Rows [R] that give no distribution: a NaN or +inf among the logits [R, V], or none finite. Ask first."""
-    return ~logits.amax(dim=-1).isfinite()
+def bad_rows(scores: Tensor) -> Tensor:
+    """Rows [R] that give no distribution: a NaN or +inf among the scores [R, V], or none finite. Ask first."""
+    return ~scores.amax(dim=-1).isfinite()
 
 
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -54,7 +54,8 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits [R, V] in float32 after bias and penalties: the first half of `process`."""
+    """Logits [R, V] in float32 after bias and penalties: the first half of `process`. The very tensor that was given,
+    if it is float32 and no row asks for any."""
     return _penalised(_biased(logits.float(), rows), rows)
 
 

@@ -21,6 +21,8 @@ from workers.sequences import HeldSequence
 from workers.steps import StepRows
 from workers.transfer import Readback, upload
 
+_UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, or its penalties and bias on them"
+
 
 @dataclass(eq=False, slots=True)
 class VerifyJob(Job[VerifyRequest]):
@@ -52,6 +54,21 @@ class _Judged:
         """Greedy decoding is the same under all three; coupled needs no q for it."""
         spec = self.job.held.spec
         return Verification.COUPLED if spec.sampling.is_greedy else spec.verification
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """The logits of a step, what bias and penalties make of them, and the rows that give no distribution."""
+
+    logits: Tensor
+    scores: Tensor
+    is_bad: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Sequence[Row]) -> _Scored:
+        scores = sampling.adjusted(logits, rows)
+        is_bad = sampling.bad_rows(logits)
+        return cls(logits, scores, is_bad if scores is logits else is_bad | sampling.bad_rows(scores))
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
@@ -90,19 +107,20 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         left = list(_stretches(jobs))
+        scored = _Scored.of(logits, [row for item in left for row in item.rows])
         while left:
-            left = self._judge(left, logits)
+            left = self._judge(left, scored)
         return bool(jobs)
 
-    def _judge(self, items: Sequence[_Judged], logits: Tensor) -> list[_Judged]:
+    def _judge(self, items: Sequence[_Judged], scored: _Scored) -> list[_Judged]:
         """Answer all but those with a guess that has led the model to NaN; these as they are to be judged again.
 
         Everything that decides is read back at once: the host waits a second time for log probabilities alone.
         """
         readback = Readback()
-        is_bad = readback.ask(sampling.bad_rows(logits))
+        is_bad = readback.ask(scored.is_bad)
         asked = [
-            (of_kind, self._ask(verification, of_kind, logits, readback))
+            (of_kind, self._ask(verification, of_kind, scored.scores, readback))
             for verification in Verification
             if (of_kind := [item for item in items if item.verification is verification])
         ]
@@ -113,22 +131,22 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
             if root:
                 self._roll_back(item.job, ())
-                self._answer(item.job, Refused(item.job.request.stamp, "the target model gave NaN for this sequence"))
+                self._answer(item.job, Refused(item.job.request.stamp, _UNSOUND, is_final=True))
             elif any(guesses):
                 again.append(_without_guesses(item))
             else:
                 sound.append((item, outcome))
-        self._conclude(sound, logits)
+        self._conclude(sound, scored.logits)
         return again
 
     @staticmethod
     def _ask(
-        verification: Verification, items: Sequence[_Judged], logits: Tensor, readback: Readback
+        verification: Verification, items: Sequence[_Judged], scores: Tensor, readback: Readback
     ) -> Callable[[], list[Outcome]]:
         index = [item.start + row for item in items for row in range(len(item.rows))]
-        chosen = logits if len(index) == len(logits) else logits[upload(index, logits.device)]
+        chosen = scores if len(index) == len(scores) else scores[upload(index, scores.device)]
         rows = [row for item in items for row in item.rows]
-        log_p = sampling.process(chosen, rows)
+        log_p = sampling.distribution(chosen, rows)
         return verify.verify(verification, [item.block for item in items], log_p, rows, readback)
 
     def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:

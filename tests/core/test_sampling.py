@@ -98,6 +98,19 @@ def test_logits_without_a_distribution_raise(bad):
         probs(Sampling(), np.array(bad, dtype=np.float32))
 
 
+@pytest.mark.parametrize(
+    ("logits", "sampling"),
+    [
+        ([3e38, 0.0], Sampling(repetition_penalty=0.1)),
+        ([3e38, 0.0], Sampling(repetition_penalty=0.1, temperature=0)),
+        ([-math.inf, 1.0], Sampling(min_tokens=5, suppressed_ids=(1,))),
+    ],
+)
+def test_what_bias_and_penalties_leave_without_a_distribution_raises_too(logits, sampling):
+    with pytest.raises(ValueError, match="NaN"):
+        probs(sampling, np.array(logits, dtype=np.float32))
+
+
 def test_masked_logits_are_no_error():
     assert probs(Sampling(), np.array([-math.inf, 0.0], dtype=np.float32)).tolist() == [0, 1]
 

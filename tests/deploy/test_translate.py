@@ -8,6 +8,7 @@ import pytest
 
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import CheckpointError, InvalidRequest
+from core.ranges import SAMPLING
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy.translate import sampling_defaults, to_generation_request
 from protos.outrider.v1 import generation_pb2 as pb
@@ -194,22 +195,17 @@ REFUSED = [
         for timeout_s in (0.0, -1.0, math.nan, math.inf, 86_401.0)
     ],
     *[
-        (sampling(**{name: value}), f"sampling.{name}", allowed)
-        for name, values, allowed in (
-            ("temperature", (-1.0, 1e-9, 101.0), "0 or in [0.001, 100]"),
-            ("top_k", (2**31,), "at least 0"),
-            ("top_p", (0.0, -0.5, 1.5), "(0, 1]"),
-            ("min_p", (-0.5, 1.5), "[0, 1]"),
-            ("repetition_penalty", (0.0, 11.0), "(0, 10]"),
-            ("presence_penalty", (-3.0, 3.0), "[-2, 2]"),
-            ("frequency_penalty", (-3.0, 3.0), "[-2, 2]"),
+        (sampling(**{name: value}), f"sampling.{name}", f"must be {SAMPLING[name]}, got ")
+        for name, values in (
+            ("temperature", (-1.0, 1e-9, 5e-324, 101.0)),
+            ("top_k", (2**31, 2**32 - 1)),
+            ("top_p", (0.0, -0.5, 1.5)),
+            ("min_p", (-0.5, 1.5)),
+            ("repetition_penalty", (0.0, 1e-38, 5e-324, 11.0)),
+            ("presence_penalty", (-3.0, 3.0)),
+            ("frequency_penalty", (-3.0, 3.0)),
         )
-        for value in values
-    ],
-    *[
-        (sampling(**{name: value}), f"sampling.{name}", "finite")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-        for value in (math.nan, math.inf, -math.inf)
+        for value in [*values, *([] if name == "top_k" else (math.nan, math.inf, -math.inf))]
     ],
 ]
 
@@ -222,6 +218,32 @@ def test_a_wrong_field_is_refused_by_its_path_and_what_is_allowed(wrong, field, 
         translate(wrong)
     assert caught.value.field == field
     assert allowed in caught.value.problem
+
+
+NEGATIVE = 2**32 - 1
+"""What protobuf makes of a -1 in a uint32."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (sampling(top_k=NEGATIVE), "sampling.top_k"),
+        (sampling(logit_bias={NEGATIVE: 1.0}), "sampling.logit_bias"),
+        (stopping(max_tokens=NEGATIVE), "stopping.max_tokens"),
+        (stopping(min_tokens=NEGATIVE), "stopping.min_tokens"),
+        (stopping(stop_token_ids=[NEGATIVE]), "stopping.stop_token_ids[0]"),
+        (message(logprobs=NEGATIVE), "logprobs"),
+        (message(resume_token_ids=[NEGATIVE]), "resume_token_ids[0]"),
+        (message(speculation=pb.SpeculationParams(max_draft_tokens=NEGATIVE)), "speculation.max_draft_tokens"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[NEGATIVE])), "token_ids.ids[0]"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_minus_one_is_told_as_it_was_written(wrong, field):
+    with pytest.raises(InvalidRequest) as caught:
+        translate(wrong)
+    assert caught.value.field == field
+    assert caught.value.problem.endswith("got 4294967295 (-1 as an unsigned 32-bit number)")
 
 
 def test_a_text_that_gives_no_tokens_is_refused():
@@ -251,7 +273,7 @@ def test_a_model_without_a_generation_config_is_sampled_as_it_is(tmp_path):
     assert sampling_defaults(tmp_path) == Sampling()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"temperature": "warm"}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"temperature": "warm"}', '{"top_k": 50.5}'])
 def test_a_generation_config_that_no_request_could_ask_for_is_refused_at_start(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import FaultyWorld, World, unlimited
 
-from core.errors import RequestCancelled, ServiceError, Unavailable
+from core.errors import RequestCancelled, ServiceError, Unavailable, UnsoundScores
 from core.records import Drafted, FinishReason, Missing, Refused, Sampling, TokenLogprobs, Verdict, Verification
 from core.trees import EMPTY_BLOCK, NO_TOKEN
 from orchestrator import messages as m
@@ -206,15 +206,22 @@ def test_a_lost_draft_is_leased_again_after_pauses_that_grow(tokenizer):
         assert longest_s / 2 <= pause_s <= longest_s, "jittered, so that many sessions do not come back as one"
 
 
-def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does_not(tokenizer):
+@pytest.mark.parametrize(
+    ("is_final", "error", "status"),
+    [(False, ServiceError, "UNAVAILABLE"), (True, UnsoundScores, "FAILED_PRECONDITION")],
+)
+def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does_not(
+    tokenizer, is_final, error, status
+):
     world = World(request(), tokenizer, gamma=2).start()
     world.deliver()
     world.deliver()
     draft_stamp = commands(world, m.Draft)[-1].request.stamp
     world.handle(m.DraftReplied(Refused(draft_stamp, "no room")))
     assert world.error is None
-    world.handle(m.TargetReplied(Refused(commands(world, m.Verify)[-1].request.stamp, "no room")))
-    assert isinstance(world.error, ServiceError)
+    world.handle(m.TargetReplied(Refused(commands(world, m.Verify)[-1].request.stamp, "no room", is_final)))
+    assert type(world.error) is error
+    assert world.error.status == status, "which says whether a client may try again"
     assert "no room" in str(world.error)
 
 
