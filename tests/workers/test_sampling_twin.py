@@ -115,6 +115,24 @@ def test_unusable_rows_are_told_apart():
     assert twin.bad_rows(logits).tolist() == [False, True, True, True, False]
 
 
+@settings(deadline=None, max_examples=300)
+@given(row=rows(), raw=st.lists(st.floats(width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE))
+def test_any_row_of_float32_gives_a_law_or_is_told_apart(row, raw):
+    """Infinite, subnormal and huge logits under parameters at the ends of their ranges; and as the reference has it."""
+    logits = torch.tensor([raw])
+    scores = twin.adjusted(logits, [row])
+    is_bad = bool(twin.bad_rows(logits) | twin.bad_rows(scores))
+    try:
+        sampling.log_probs(logits[0].numpy(), row.sampling, row.tokens, row.prompt_len)
+    except ValueError:
+        assert is_bad
+    else:
+        assert not is_bad
+        log_p = twin.distribution(scores, [row])
+        assert float(log_p.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+        assert math.isfinite(log_p[0, twin.sample_coupled(log_p, [row])])
+
+
 def test_the_coldest_temperature_does_not_overflow():
     row = Row(Sampling(temperature=1e-3), 4, [], 3)
     logits = torch.tensor([[3e38, 3e38, -3e38, 0.0]])
