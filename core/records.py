@@ -278,7 +278,7 @@ class GenerationRequest:
     max_tokens: int
     verification: Verification = Verification.COUPLED
     max_draft_tokens: int | None = None
-    """Upper bound on guesses a round; 0 decodes plainly; None leaves it to the service."""
+    """Upper bound on the draft length, from the root down; 0 decodes plainly; None leaves it to the service."""
     policy: Policy | None = None
     """None leaves it to the service, as with `pipelining`."""
     pipelining: bool | None = None

@@ -45,7 +45,12 @@ def add_generate(commands: Any) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-k", type=int, metavar="N")
     parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="the same seed gives the same text, but with --verification rejection or block",
+    )
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end the output before this; may be repeated")
     parser.add_argument("--verification", choices=("coupled", "rejection", "block"))
     parser.add_argument("--policy", choices=get_args(Policy), help="who decides how far to draft")

@@ -219,7 +219,7 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
 
 
 def _sampling(message: pb.SamplingParams, defaults: Sampling, info: ModelInfo, limits: Limits) -> Sampling:
-    """The given fields over the defaults; a seed is drawn when there is none, so that any output can be repeated."""
+    """The given fields over the defaults; a seed is drawn when there is none, so that the caller can be told it."""
     given: dict[str, Any] = {name: getattr(message, name) for name in _SAMPLING if message.HasField(name)}
     given.setdefault("seed", secrets.randbits(SEED_BITS))
     try:

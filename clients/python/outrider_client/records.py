@@ -59,9 +59,13 @@ class Finish:
 
     reason: FinishReason
     matched: str | int | None
-    """The stop string or stop token id that ended it; None for an end-of-sequence token or the limit."""
+    """The stop string or stop token id that ended it; None for an end-of-sequence token or the limit.
+
+    The token that ended it is the last of `token_ids`, and counted in `usage`, whichever it was.
+    """
     seed: int
-    """With this seed the same request gives the same output."""
+    """With this seed the same request gives the same output: when greedy, with coupled verification, or with
+    `max_draft_tokens=0`. With rejection or block verification and drafting on it gives another of the same law."""
     speculation: Speculation | None
 
 

@@ -64,7 +64,7 @@ class GenerateFields(TypedDict, total=False):
     include_stop: bool | None
 
     max_draft_tokens: int | None
-    """Guesses a round at most; 0 decodes plainly."""
+    """Draft length at most, in tokens from the last one down; 0 decodes plainly."""
     verification: Verification | None
     policy: str | None
     """Who decides how far to draft: "adaptive", "static", "heuristic", "confidence" or "entropy"."""

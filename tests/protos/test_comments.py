@@ -1,0 +1,40 @@
+"""What the proto's comments say of ranges is what is enforced."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from core.ranges import LOGIT_BIAS, SAMPLING
+from protos.generate import ROOT, SOURCES
+from protos.outrider.v1 import generation_pb2 as pb
+
+FIELD = re.compile(r"(?:optional |repeated |)(?:map<.*>|\w+) (\w+) = \d+;")
+SAMPLING_FIELDS = {**SAMPLING, "logit_bias": LOGIT_BIAS}
+
+
+def comments(message):
+    """The comment above each field of this message."""
+    text = (ROOT / SOURCES[0]).read_text()
+    body = text.split(f"message {message} {{\n")[1].split("\n}")[0]
+    found, above = {}, []
+    for line in map(str.strip, body.splitlines()):
+        if line.startswith("//"):
+            above.append(line.removeprefix("//").strip())
+        elif match := FIELD.match(line):
+            found[match.group(1)] = " ".join(above)
+            above = []
+    return found
+
+
+@pytest.mark.parametrize("name", [field.name for field in pb.SamplingParams.DESCRIPTOR.fields])
+def test_each_sampling_field_says_its_range(name):
+    assert str(SAMPLING_FIELDS[name]) in comments("SamplingParams")[name]
+
+
+def test_other_numbers_say_theirs():
+    from deploy.translate import MAX_DRAFT_TOKENS, MAX_TIMEOUT_S
+
+    assert f"[0, {MAX_DRAFT_TOKENS}]" in comments("SpeculationParams")["max_draft_tokens"]
+    assert f"(0, {MAX_TIMEOUT_S:.0f}]" in comments("GenerateRequest")["timeout_s"]
