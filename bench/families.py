@@ -71,6 +71,18 @@ SIZES: Mapping[str, Any] = {
 """Names that an architecture does not know are of no effect."""
 BASIC = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 """Sizes that every architecture has; the ids of special tokens go with them."""
+LATENT = (
+    "axk1",
+    "axk2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "minicpm3",
+    "youtu",
+)
+"""Latent attention, which has a key for each query head."""
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 12},
     "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 16},
@@ -79,6 +91,10 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "olmo3": {"sliding_window": 12},
     "gpt_oss": {"sliding_window": 12},
     "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
+    **{family: {"num_key_value_heads": 4} for family in LATENT},
 }
 """Windows shorter than the sequence, and what else has to fit."""
 SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,6 +22,17 @@ def test_what_cannot_be_rolled_back_is_refused_with_the_reason() -> None:
     finding = try_family("mamba")
     assert finding.outcome == REFUSED
     assert "rolled back" in finding.detail
+
+
+@pytest.mark.parametrize("family", ["gptj", "codegen", "gpt_neo", "deepseek_v3", "llama"])
+def test_the_page_says_what_is_found(family: str) -> None:
+    """The first three are built with sizes of their own, and refused: none of them is just not tried."""
+    finding = try_family(family)
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    section = page.partition(f"## {finding.outcome.capitalize()}")[2].partition("\n## ")[0]
+    detail = re.escape(finding.detail) if finding.outcome == REFUSED else r"\de[-+]\d\d"
+    assert re.search(rf"^\| `{family}` \| {detail} \|$", section, re.MULTILINE)
+    assert finding.outcome != NOT_BUILT
 
 
 def test_a_wrong_logit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
