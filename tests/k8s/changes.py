@@ -125,6 +125,12 @@ def rename_in_dashboard(objects: list[Manifest]) -> None:
     data["outrider.json"] = json.dumps(board)
 
 
+def close_to(objects: Objects, policy: str, kind: str, peer: Any = None) -> None:
+    """The first rule of a network policy's egress without the peers of this kind, or without this one."""
+    rule = named(objects, "NetworkPolicy", policy)["spec"]["egress"][0]
+    rule["to"] = [item for item in rule["to"] if kind not in item or item[kind] != (peer or item[kind])]
+
+
 def budget(name: str, *path: Any, to: Any) -> Change:
     """Set a field of a disruption budget."""
     return of("PodDisruptionBudget", name, "spec", *path, to=to)

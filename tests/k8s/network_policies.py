@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from ipaddress import ip_address, ip_network
 
 from tests.k8s.manifests import Manifest, Objects, of_kind, pods, ray_pods, ray_service, selects
 
@@ -11,7 +11,15 @@ OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 CLIENT_NAMESPACE = {"outrider.dev/client": "true"}
 PROMETHEUS_NAMESPACE = {"outrider.dev/monitoring": "true"}
 SYSTEM_NAMESPACE = {"kubernetes.io/metadata.name": "kube-system"}
-WORLD = "0.0.0.0/0"
+SOMEWHERE = "203.0.113.1"
+"""An address out in the world."""
+NODE_DNS = "169.254.20.10"
+"""Where NodeLocal DNSCache listens, unless it is told otherwise."""
+METADATA = "169.254.169.254"
+"""The metadata server of a cloud's node; GKE's Cloud DNS answers there, too."""
+
+Peer = Mapping[str, str] | str
+"""The labels of a pod, or an address."""
 
 
 def nothing_is_open_by_default(objects: Objects) -> Iterator[str]:
@@ -73,17 +81,33 @@ def the_operator_reaches_the_head(objects: Objects) -> Iterator[str]:
 def the_autoscaler_reaches_kubernetes(objects: Objects) -> Iterator[str]:
     head, *workers = ray_pods(objects)
     for port in (443, 6443):
-        if not egress(objects, head.labels, None, None, port):
+        if not egress(objects, head.labels, SOMEWHERE, None, port):
             yield f"head: the autoscaler cannot reach an API server at port {port}"
         for pod in workers:
-            if egress(objects, pod.labels, None, None, port):
+            if egress(objects, pod.labels, SOMEWHERE, None, port):
                 yield f"{pod.where}: can reach the world at port {port}"
 
 
 def names_are_resolved(objects: Objects) -> Iterator[str]:
+    """By DNS pods, by a cache on the node, in whichever network that is, or by the cloud; long answers come by TCP."""
+    resolvers: dict[str, tuple[Peer, Mapping[str, str] | None]] = {
+        "DNS": ({"k8s-app": "kube-dns"}, SYSTEM_NAMESPACE),
+        "node-local DNS with a network of its own": ({"k8s-app": "node-local-dns"}, SYSTEM_NAMESPACE),
+        "node-local DNS": (NODE_DNS, None),
+        "cloud DNS": (METADATA, None),
+    }
     for pod in pods(objects):
-        if not egress(objects, pod.labels, {"k8s-app": "kube-dns"}, SYSTEM_NAMESPACE, 53):
-            yield f"{pod.where}: cannot reach DNS"
+        for name, (peer, namespace) in resolvers.items():
+            for protocol in ("UDP", "TCP"):
+                if not egress(objects, pod.labels, peer, namespace, 53, protocol):
+                    yield f"{pod.where}: cannot reach {name} by {protocol}"
+
+
+def nobody_asks_the_metadata_server_for_more(objects: Objects) -> Iterator[str]:
+    """It gives whoever asks the rights of the node."""
+    for pod in pods(objects):
+        if egress(objects, pod.labels, METADATA, None, 80):
+            yield f"{pod.where}: can reach the metadata server of its node"
 
 
 def the_head_reaches_its_redis(objects: Objects) -> Iterator[str]:
@@ -110,14 +134,14 @@ def prometheus_reaches_the_metrics(objects: Objects) -> Iterator[str]:
 
 def models_can_be_downloaded(objects: Objects) -> Iterator[str]:
     for pod in (pod for pod in pods(objects) if pod.is_job):
-        if not egress(objects, pod.labels, None, None, 443):
+        if not egress(objects, pod.labels, SOMEWHERE, None, 443):
             yield f"{pod.where}: cannot reach the hub"
 
 
 def ingress(
     objects: Objects,
     labels: Mapping[str, str],
-    peer: Mapping[str, str] | None,
+    peer: Peer,
     namespace: Mapping[str, str] | None,
     port: int,
 ) -> bool:
@@ -128,39 +152,50 @@ def ingress(
 def egress(
     objects: Objects,
     labels: Mapping[str, str],
-    peer: Mapping[str, str] | None,
+    peer: Peer,
     namespace: Mapping[str, str] | None,
     port: int,
+    protocol: str = "TCP",
 ) -> bool:
-    """Whether pods with `labels` are let out to such a pod; a `peer` of None is some address out in the world."""
-    return _allowed(objects, labels, "egress", "to", peer, namespace, port)
+    """Whether pods with `labels` are let out to such a pod, or to an address that is no pod's."""
+    return _allowed(objects, labels, "egress", "to", peer, namespace, port, protocol)
 
 
 def _allowed(
-    objects: Objects, labels: Mapping[str, str], direction: str, peers_key: str, peer: Any, namespace: Any, port: int
+    objects: Objects,
+    labels: Mapping[str, str],
+    direction: str,
+    peers_key: str,
+    peer: Peer,
+    namespace: Mapping[str, str] | None,
+    port: int,
+    protocol: str = "TCP",
 ) -> bool:
     for policy in of_kind(objects, "NetworkPolicy"):
         if not selects(policy["spec"]["podSelector"], labels):
             continue
         for rule in policy["spec"].get(direction, ()):
-            ports = [item["port"] for item in rule.get("ports", ())]
+            ports = [(item["port"], item.get("protocol", "TCP")) for item in rule.get("ports", ())]
             is_peer = any(_is_peer(item, peer, namespace) for item in rule.get(peers_key, ()))
-            if is_peer and (not ports or port in ports):
+            if is_peer and (not ports or (port, protocol) in ports):
                 return True
     return False
 
 
-def _is_peer(item: Manifest, peer: Mapping[str, str] | None, namespace: Mapping[str, str] | None) -> bool:
-    if "ipBlock" in item:
-        return peer is None and item["ipBlock"]["cidr"] == WORLD
-    if peer is None:
-        return False
+def _is_peer(item: Manifest, peer: Peer, namespace: Mapping[str, str] | None) -> bool:
+    if "ipBlock" in item or isinstance(peer, str):
+        return isinstance(peer, str) and "ipBlock" in item and _holds(item["ipBlock"], peer)
     if "namespaceSelector" in item:
         if namespace is None or not selects(item["namespaceSelector"], namespace):
             return False
     elif namespace is not None:
         return False
     return selects(item.get("podSelector", {}), peer)
+
+
+def _holds(block: Manifest, address: str) -> bool:
+    inside = ip_address(address) in ip_network(block["cidr"])
+    return inside and not any(ip_address(address) in ip_network(hole) for hole in block.get("except", ()))
 
 
 CHECKS = (
@@ -172,6 +207,7 @@ CHECKS = (
     the_operator_reaches_the_head,
     the_autoscaler_reaches_kubernetes,
     names_are_resolved,
+    nobody_asks_the_metadata_server_for_more,
     the_head_reaches_its_redis,
     prometheus_reaches_the_metrics,
     models_can_be_downloaded,

@@ -15,7 +15,8 @@ from tests.k8s import (
     service_policies,
 )
 from tests.k8s.compositions import ALL, K8S, OPTIONS, OVERLAYS, Composition, objects
-from tests.k8s.manifests import Objects
+from tests.k8s.manifests import Objects, pods
+from tests.k8s.network_policies import egress
 
 MODULES = (schema_checks, pod_policies, serve_policies, network_policies, service_policies, monitoring_policies)
 CHECKS: dict[str, Callable[[Objects], Iterator[str]]] = {
@@ -28,6 +29,14 @@ def test_composition_keeps_to_every_policy(composition: Composition) -> None:
     rendered = objects(composition)
     complaints = [f"{name}: {complaint}" for name, check in CHECKS.items() for complaint in check(rendered)]
     assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("address", ["172.20.0.10", "10.100.0.10"])
+def test_names_are_resolved_where_eks_has_no_dns_pods(address: str) -> None:
+    rendered = objects(Composition("eks"))
+    for pod in pods(rendered):
+        assert egress(rendered, pod.labels, address, None, 53, "UDP"), pod.where
+        assert egress(rendered, pod.labels, address, None, 53), pod.where
 
 
 def test_every_folder_is_composed() -> None:
