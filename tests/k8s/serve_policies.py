@@ -36,6 +36,9 @@ GPU = "nvidia.com/gpu"
 TOKENS = "outrider-tokens"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
+MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+MAX_MESSAGE_BYTES = 8 * 2**20
+"""What a proxy takes in at most: it holds a message whole before anything looks at it, and Serve's default is 2 GiB."""
 
 
 def one_application_is_served(objects: Objects) -> Iterator[str]:
@@ -77,6 +80,17 @@ def ports_agree(objects: Objects) -> Iterator[str]:
     for pod in ray_pods(objects):
         if {name: pod.ports.get(name) for name in wanted} != wanted:
             yield f"{pod.where}: container ports must include {wanted}"
+
+
+def messages_are_bounded(objects: Objects) -> Iterator[str]:
+    """By every proxy alike, and not below what the application takes, which says in its refusal what was too long."""
+    least = settings(objects).limits.max_message_bytes
+    for pod in ray_pods(objects):
+        values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == MAX_MESSAGE]
+        if values != [str(MAX_MESSAGE_BYTES)]:
+            yield f"{pod.where}: {MAX_MESSAGE} must be {MAX_MESSAGE_BYTES}, got {values}"
+    if least > MAX_MESSAGE_BYTES:
+        yield f"limits.max_message_bytes is {least}, but proxies take {MAX_MESSAGE_BYTES} at most"
 
 
 def grpc_port_speaks_http2(objects: Objects) -> Iterator[str]:
@@ -261,6 +275,7 @@ CHECKS = (
     proxies_can_be_reached,
     servicers_are_the_codes,
     ports_agree,
+    messages_are_bounded,
     grpc_port_speaks_http2,
     places_that_settings_name_exist,
     groups_are_labelled_alike,
