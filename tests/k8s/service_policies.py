@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.app import DRAIN_TIMEOUT_S
 from tests.k8s.manifests import Objects, cluster, named, of_kind, pods, ray_pods, ray_service, selects
 
 PROTO = Path(__file__).resolve().parents[2] / "protos" / "outrider" / "v1" / "generation.proto"
 OPTIONAL_ROLES = ("draft",)
 """Whose pods may all go at once: streams go on without."""
+ENVOY_TIMEOUT = "15s"
+"""What Envoy gives a response, the longest stream included, where nothing else is said."""
+UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 def budgets_select_pods(objects: Objects) -> Iterator[str]:
@@ -127,6 +132,28 @@ def routes_hang_on_tls_listeners(objects: Objects) -> Iterator[str]:
             yield f"Gateway: listener {listener['name']} must end TLS with a certificate"
 
 
+def gateways_let_streams_last(objects: Objects) -> Iterator[str]:
+    """No end, or one that is not before that of the longest stream."""
+    for route in of_kind(objects, "GRPCRoute"):
+        name = route["metadata"]["name"]
+        limits = [
+            policy["spec"].get("timeout", {}).get("http", {})
+            for policy in of_kind(objects, "BackendTrafficPolicy")
+            if any((each["kind"], each["name"]) == ("GRPCRoute", name) for each in policy["spec"]["targetRefs"])
+        ]
+        if len(limits) != 1:
+            yield f"GRPCRoute {name}: one BackendTrafficPolicy must say how long a call may last, got {len(limits)}"
+        for http in limits:
+            for field, otherwise in (("requestTimeout", ENVOY_TIMEOUT), ("maxStreamDuration", "0s")):
+                if 0 < _seconds(http.get(field, otherwise)) < DRAIN_TIMEOUT_S:
+                    yield f"GRPCRoute {name}: {field} ends streams after {http.get(field, otherwise)}"
+
+
+def _seconds(duration: str) -> float:
+    """Of a duration of the Gateway API, such as 1h30m."""
+    return sum(int(count) * UNITS_S[unit] for count, unit in re.findall(r"(\d+)(h|ms|m|s)", duration))
+
+
 CHECKS = (
     budgets_select_pods,
     budgets_are_counts_of_pods_to_keep,
@@ -138,4 +165,5 @@ CHECKS = (
     routes_lead_to_the_service,
     routes_name_services_of_ours,
     routes_hang_on_tls_listeners,
+    gateways_let_streams_last,
 )
