@@ -16,6 +16,8 @@ EXPORTED_PREFIX = f"ray_{PREFIX}"
 SERIES = re.compile(r"(\bray_\w+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"")
 GROUPING = re.compile(r"\bby \(([^)]*)\)")
+RELEASE = "kube-prometheus-stack"
+"""What its documentation calls the Helm release of that chart; its Prometheus looks at what is labelled with it."""
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -27,6 +29,13 @@ def prometheus_finds_the_pods(objects: Objects) -> Iterator[str]:
             for endpoint in monitor["spec"]["podMetricsEndpoints"]:
                 if endpoint["port"] not in pod.ports:
                     yield f"{pod.where}: has no port {endpoint['port']}"
+
+
+def prometheus_looks_at_monitors_and_rules(objects: Objects) -> Iterator[str]:
+    for kind in ("PodMonitor", "PrometheusRule"):
+        for item in of_kind(objects, kind):
+            if item["metadata"].get("labels", {}).get("release") != RELEASE:
+                yield f"{kind} {item['metadata']['name']}: the label release must be {RELEASE}"
 
 
 def alerts_name_metrics_that_exist(objects: Objects) -> Iterator[str]:
@@ -106,6 +115,7 @@ def _series() -> dict[str, Any]:
 
 CHECKS = (
     prometheus_finds_the_pods,
+    prometheus_looks_at_monitors_and_rules,
     alerts_name_metrics_that_exist,
     alerts_can_be_read,
     dashboards_name_metrics_that_exist,
