@@ -154,6 +154,8 @@ FAULTS = (
     Fault("image without CUDA", "gpus_are_asked_for_where_they_are_used",
           container("target", "image", to="outrider-cpu:0.1.0")),
     Fault("float32 on a GPU", "gpu_engines_compute_in_bfloat16", setting("target", "engine", "dtype", to="float32")),
+    Fault("blocks of a CPU on a GPU", "gpu_engines_run_as_on_a_gpu", setting("draft", "engine", "block_tokens", to=16)),
+    Fault("no CUDA graphs on a GPU", "gpu_engines_run_as_on_a_gpu", setting("target", "engine", "compile", to=False)),
     Fault("model that is nowhere", "models_are_where_settings_say",
           setting("draft", "engine", "model", to="/model/draft")),
     Fault("demo model that is not in the image", "models_are_where_settings_say",

@@ -28,6 +28,7 @@ from tests.k8s.manifests import (
     settings,
     worker_pods,
 )
+from workers.paged_trial import BLOCK_MULTIPLE
 
 IMAGE_ROOT = Path("/opt/outrider")
 """Where deploy/Dockerfile puts the repository."""
@@ -174,6 +175,18 @@ def gpu_engines_compute_in_bfloat16(objects: Objects) -> Iterator[str]:
             yield f"{role}: dtype on a GPU is bfloat16, got {deployment.engine.dtype}"
 
 
+def gpu_engines_run_as_on_a_gpu(objects: Objects) -> Iterator[str]:
+    """The defaults are a CPU's: KV is gathered for every step, and Python asks for each kernel of it."""
+    for role, deployment in deployments(settings(objects)).items():
+        if role == "orchestrator" or not deployment.engine.device.startswith("cuda"):
+            continue
+        if deployment.engine.block_tokens % BLOCK_MULTIPLE:
+            got = deployment.engine.block_tokens
+            yield f"{role}: block_tokens must be a multiple of {BLOCK_MULTIPLE}, or KV is gathered; got {got}"
+        if not deployment.engine.compile and deployment.engine.tensor_parallel == 1:
+            yield f"{role}: compile must be true, or no step is recorded as a CUDA graph"
+
+
 def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
     """In the image, or on a volume that is mounted read-only; orchestrators read the target's tokenizer."""
     config = settings(objects)
@@ -283,6 +296,7 @@ CHECKS = (
     groups_can_hold_all_replicas,
     gpus_are_asked_for_where_they_are_used,
     gpu_engines_compute_in_bfloat16,
+    gpu_engines_run_as_on_a_gpu,
     models_are_where_settings_say,
     streams_may_end,
     upgrades_switch_at_once,
