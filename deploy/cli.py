@@ -192,17 +192,22 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_check)
     parser.add_argument("--target", type=Path, required=True, metavar="DIR", help="checkpoint of the target")
     parser.add_argument("--draft", type=Path, metavar="DIR", help="checkpoint of the draft")
+    parser.add_argument(
+        "--no-weights", action="store_true",
+        help="look at configuration, vocabulary and the headers of the weights alone: little memory, whatever the size",
+    )  # fmt: skip
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Load both as the engines would: nothing less says for sure that they can be served."""
+    """Load both as the engines would, unless told otherwise: nothing less says for sure that they can be served."""
     from workers.vocabulary import check_same_vocabulary
-    from workers.weights import load
+    from workers.weights import load, survey
 
     directories = [directory for directory in (args.target, args.draft) if directory is not None]
     try:
         for directory in directories:
-            info = load(EngineConfig(str(directory)), lambda _: None).info
+            config = EngineConfig(str(directory))
+            info = survey(config) if args.no_weights else load(config, lambda _: None).info
             print(f"{directory}: {info.architecture}, {info.num_parameters:,} parameters, "
                   f"{info.vocab_size} tokens, context {info.max_context_tokens}")  # fmt: skip
         if args.draft is not None:
@@ -210,5 +215,6 @@ def _check(args: argparse.Namespace) -> int:
     except StartupError as error:
         print(f"not servable: {error}")
         return EXIT_FAILED
-    print("servable" if args.draft is None else "servable: draft and target share their vocabulary")
+    verdict = "servable, as far as can be told without the weights" if args.no_weights else "servable"
+    print(verdict if args.draft is None else f"{verdict}: draft and target share their vocabulary")
     return 0

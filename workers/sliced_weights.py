@@ -17,14 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers import GenerationConfig
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
-from workers.attention import ATTENTION
 from workers.shards import VOCABULARY, Collectives, Cut, Rehearsal, Slicer
+from workers.stored_weights import renamed, skeleton
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
@@ -77,11 +75,8 @@ class ModelSlice:
 
 
 def _skeleton(model_config: Any, dtype: str) -> Any:
-    """The model without weights."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
-        )
+    """The model without weights. Raises: UnsupportedModel when it cannot be read in slices."""
+    model = skeleton(model_config, dtype)
     if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
         raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which slices in {dtype} do not")
     return model
@@ -100,7 +95,7 @@ class _Files:
         """Raises: UnsupportedModel where a checkpoint's tensors are not the model's, but are made into them."""
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         stored = [(name, file) for file in opened for name in file.keys()]  # noqa: SIM118  it is no mapping
-        names = _renamed((name for name, _ in stored), model)
+        names = _renamed([name for name, _ in stored], model)
         return cls(files[0].parent, {name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
 
     def check(self, wanted: Iterable[str]) -> None:
@@ -121,17 +116,12 @@ class _Files:
         return part.contiguous()
 
 
-def _renamed(names: Iterable[str], model: Any) -> Iterator[str]:
-    """What transformers calls the tensors today that an older checkpoint has under `names`."""
-    conversions = get_model_conversion_mapping(model)
-    renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
-    converters = [item for item in conversions if isinstance(item, WeightConverter)]
-    skeleton = model.state_dict()
-    for name in names:
-        renamed, conversion = rename_source_key(name, renamings, converters, model.base_model_prefix, skeleton)
-        if conversion is not None:
+def _renamed(names: Sequence[str], model: Any) -> Iterator[str]:
+    """What the model calls these tensors. Raises: UnsupportedModel where one is made into something else."""
+    for name, (new_name, converter) in zip(names, renamed(names, model), strict=True):
+        if converter is not None:
             raise UnsupportedModel(f"{name} is not a weight as the model has it, and cannot be cut; use one rank")
-        yield renamed
+        yield new_name
 
 
 def _fill(model: Any, files: Sequence[Path], cuts: Mapping[str, Cut], device: torch.device) -> None:

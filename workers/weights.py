@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
@@ -27,6 +27,7 @@ from core.records import ModelInfo
 from workers.attention import ATTENTION, LayerProbe
 from workers.kv_cache import LayerShape
 from workers.sliced_weights import ModelSlice
+from workers.stored_weights import INDEX, check_stored, skeleton
 from workers.vocabulary import read_vocabulary
 
 SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -81,6 +82,22 @@ def check(config: EngineConfig) -> None:
     _check(config)
 
 
+def survey(config: EngineConfig) -> ModelInfo:
+    """What `load` would say of the model, found without reading a weight, in the memory of the code.
+
+    Names, shapes and types of all tensors are compared with config.json, by the headers of the files. What only a
+    forward pass shows, such as a layer that misuses the seam, is not seen. Raises: as `load` does.
+    """
+    path = Path(config.model)
+    model_config, max_context = _check(config)
+    with _quiet_transformers():
+        model = skeleton(model_config, config.dtype)
+        if (path / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    check_stored(path, _weight_files(path), model)
+    return _describe(model, model_config, config, max_context, sum(each.numel() for each in model.parameters()))
+
+
 def _check(config: EngineConfig) -> tuple[Any, int]:
     """The model's own configuration, and how many positions of it may be used."""
     path = Path(config.model)
@@ -106,7 +123,7 @@ def _check_files(path: Path) -> None:
 
 def _weight_files(path: Path) -> Sequence[Path]:
     """The one file of weights, or those that the index of a sharded checkpoint names."""
-    index = path / "model.safetensors.index.json"
+    index = path / INDEX
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     if index.is_file():
