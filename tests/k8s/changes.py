@@ -106,6 +106,13 @@ def forget_stop_file(objects: Objects, role: str) -> None:
     command[-1] = command[-1].partition(";")[2]
 
 
+def edit_download(objects: Objects, words: str, others: str) -> None:
+    """Other words in the command of the job that downloads models."""
+    container = named(objects, "Job", "fill-models")["spec"]["template"]["spec"]["containers"][0]
+    assert words in container["command"][-1]
+    container["command"][-1] = container["command"][-1].replace(words, others)
+
+
 def add_secret(objects: list[Manifest]) -> None:
     """A password where anyone can read it."""
     metadata = {"name": "outrider-redis", "namespace": "outrider"}

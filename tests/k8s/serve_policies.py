@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
+from deploy.cli import _parser
 from deploy.cluster import SERVICERS
 from deploy.gate import TOKENS_FILE
 from deploy.proxy import STOP_FILE
@@ -22,6 +23,7 @@ from tests.k8s.manifests import (
     least_replicas,
     most_replicas,
     num_ranks,
+    pods,
     ray_pods,
     ray_service,
     serve_config,
@@ -199,6 +201,27 @@ def models_are_where_settings_say(objects: Objects) -> Iterator[str]:
             yield f"{role}: there is nothing at {model}"
 
 
+def downloads_are_checked_by_their_headers(objects: Objects) -> Iterator[str]:
+    """Those that are served, by a command that there is; the job's memory is for headers, not for weights."""
+    config = settings(objects)
+    wanted = [Path(worker.engine.model) for worker in (config.target, config.draft) if worker is not None]
+    for pod in (pod for pod in pods(objects) if pod.is_job):
+        lines = [line.split() for line in pod.ray["command"][-1].splitlines()]
+        commands = [line[1:] for line in lines if line[:1] == ["outrider"]]
+        if not commands:
+            yield f"{pod.where}: what it has downloaded is not checked"
+        for words in commands:
+            try:
+                args = _parser().parse_args(words)
+            except SystemExit:
+                yield f"{pod.where}: there is no command outrider {' '.join(words)}"
+                continue
+            if [args.target, args.draft] != wanted:
+                yield f"{pod.where}: checks {args.target} and {args.draft}, but {wanted} are served"
+            if not args.no_weights:
+                yield f"{pod.where}: the check loads the weights; say --no-weights"
+
+
 def streams_may_end(objects: Objects) -> Iterator[str]:
     """A pod that is to stop tells Ray, and has as long as a stream may last, beside the time that replacements load.
 
@@ -298,6 +321,7 @@ CHECKS = (
     gpu_engines_compute_in_bfloat16,
     gpu_engines_run_as_on_a_gpu,
     models_are_where_settings_say,
+    downloads_are_checked_by_their_headers,
     streams_may_end,
     upgrades_switch_at_once,
     ray_asks_for_its_token,
