@@ -33,7 +33,7 @@ SPARE_REQUESTS = 64
 def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Application:
     """The application that `config`, or the settings of one, describes. Raises: ConfigError."""
     fleet = _fleet(config)
-    drafts = {name: _draft(f"draft-{name}", draft, _cut(fleet, name)) for name, draft in fleet.drafts.items()}
+    drafts = {name: _draft(f"draft-{name}", draft, name, _cut(fleet, name)) for name, draft in fleet.drafts.items()}
     front = fleet.orchestrator
     orchestrator = serve.deployment(Ingress).options(
         name="orchestrator",
@@ -61,17 +61,18 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
     """The deployments of one model; their names tell the models apart where there are several."""
     suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
     targets = worker(TargetWorker, model.target, _name(f"target{suffix}"))
-    target = targets.options(request_router_config=target_router()).bind(model.target)
+    target = targets.options(request_router_config=target_router()).bind(model.target, model.model_name)
     draft = None
     if model.shared_draft is not None:
         draft = shared[model.shared_draft]
     elif model.draft is not None:
-        draft = _draft(f"draft{suffix}", model.draft, model.speculation.q_top_tokens)
+        draft = _draft(f"draft{suffix}", model.draft, model.model_name, model.speculation.q_top_tokens)
     return Member(replace(model, draft=fleet.draft_of(model)), target, draft)  # Serve makes handles of the two
 
 
-def _draft(name: str, config: DraftConfig, q_top_tokens: int) -> Application:
-    return worker(DraftWorker, config, _name(name)).bind(config, q_top_tokens)
+def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int) -> Application:
+    """`model_name` labels its metrics: the model that it drafts for, or its own name where it drafts for several."""
+    return worker(DraftWorker, config, _name(name)).bind(config, model_name, q_top_tokens)
 
 
 def _cut(fleet: FleetConfig, draft: str) -> int:

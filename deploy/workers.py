@@ -83,7 +83,11 @@ class EngineWorker(ABC):
 
     role: ClassVar[str]
 
-    def __init__(self, config: WorkerConfig, actor: type[EngineActor[Any, Any]], *arguments: Any) -> None:
+    def __init__(
+        self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]], *arguments: Any
+    ) -> None:
+        """`model_name` is what the engine's metrics are labelled with: what requests call the model."""
+        self._model_name = model_name
         self._epoch = secrets.randbits(62)
         self._engine_id = f"{self.role}-{self._epoch:016x}"
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -145,7 +149,7 @@ class EngineWorker(ABC):
                 logger.warning("%s did not free %d sessions: %s", self._engine_id, len(sessions), error)
 
     async def _record_metrics(self) -> NoReturn:
-        meter = EngineMeter(ServeRecorder(self._info.name, ENGINE_CATALOGUE))
+        meter = EngineMeter(ServeRecorder(self._model_name, ENGINE_CATALOGUE))
         while True:
             await asyncio.sleep(METRICS_PERIOD_S)
             try:
@@ -168,8 +172,8 @@ class TargetWorker(EngineWorker):
 
     role = "target"
 
-    def __init__(self, config: WorkerConfig, actor: type[EngineActor[Any, Any]] = TargetActor) -> None:
-        super().__init__(config, actor)
+    def __init__(self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]] = TargetActor) -> None:
+        super().__init__(config, model_name, actor)
 
     async def record_routing_stats(self) -> dict[str, float]:
         """For `deploy.routing`; Serve calls this every STATS_PERIOD_S. Raises: what the engine failed with."""
@@ -185,9 +189,13 @@ class DraftWorker(EngineWorker):
     role = "draft"
 
     def __init__(
-        self, config: WorkerConfig, q_top_tokens: int, actor: type[EngineActor[Any, Any]] = DraftActor
+        self,
+        config: WorkerConfig,
+        model_name: str,
+        q_top_tokens: int,
+        actor: type[EngineActor[Any, Any]] = DraftActor,
     ) -> None:
-        super().__init__(config, actor, q_top_tokens)
+        super().__init__(config, model_name, actor, q_top_tokens)
         self._waited_s = self._round_s = 0.0
         self._reported = _Report(time.monotonic(), 0.0)
 

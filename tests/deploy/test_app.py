@@ -49,3 +49,19 @@ def test_a_missing_directory_is_named_by_its_setting(name):
     config = demo_config([f"{name}.engine.model=/no/such/model"])
     with pytest.raises(ConfigError, match=rf"{name}\.engine\.model: .*/no/such/model"):
         launch.check_pair(config)
+
+
+def test_engines_are_told_what_requests_call_their_model_and_a_shared_draft_its_own_name():
+    models = [
+        {"model_name": "large", "target": {"engine": {"model": "/l"}}, "shared_draft": "small"},
+        {"model_name": "coder", "target": {"engine": {"model": "/c"}}, "draft": {"engine": {"model": "/d"}}},
+    ]
+    ingress = app.build({"models": models, "drafts": {"small": {"engine": {"model": "/s"}}}})
+    members = bound(ingress)[0]
+    assert [bound(member.target)[1] for member in members] == ["large", "coder"]
+    assert [bound(member.draft)[1] for member in members] == ["small", "coder"]
+
+
+def bound(application: Application) -> tuple:
+    """What the replicas of its deployment are made with."""
+    return application._bound_deployment.init_args

@@ -39,8 +39,9 @@ def application(cluster):
 
 def deploy(target: TargetConfig, draft: DraftConfig) -> None:
     """Deploy, or update what is deployed."""
-    targets = worker(TargetWorker, target).options(request_router_config=target_router()).bind(target, FakeTargetActor)
-    drafts = worker(DraftWorker, draft).bind(draft, 64, FakeDraftActor)
+    targets = worker(TargetWorker, target).options(request_router_config=target_router())
+    targets = targets.bind(target, "pair", FakeTargetActor)
+    drafts = worker(DraftWorker, draft).bind(draft, "pair", 64, FakeDraftActor)
     serve.run(serve.deployment(Front).bind(targets, drafts), name=APPLICATION)
 
 
