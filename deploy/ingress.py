@@ -22,7 +22,7 @@ from core.records import ModelInfo
 from deploy.draining import stopping_replicas
 from deploy.gate import Gate, tokens_path
 from deploy.meters import Meters
-from deploy.metrics import ServeRecorder
+from deploy.metrics import ORCHESTRATOR_CATALOGUE, ServeRecorder
 from deploy.ports import ServeLeases
 from deploy.servicer import Hosted, Served, Servicer
 from deploy.translate import sampling_defaults
@@ -36,7 +36,7 @@ DESCRIBE_RETRY_S = 0.5
 DRAFT_GRACE_S = 60.0
 """How long requests wait for a draft that is still loading; after that they are served without, until it is there."""
 CONTROL_PERIOD_S = 1.0
-"""How often the metrics of control are brought up to date; Ray passes them on every ten seconds or so."""
+"""How often gauges are brought up to date; Ray passes them on every ten seconds, and drops those of twenty before."""
 
 WAIT_REPORT_PERIOD_S = 5.0
 """How often the autoscaling of drafts is told how long sessions waited for them."""
@@ -97,7 +97,8 @@ class _Host:
         self.leases = leases
         self._config = config
         self._clock = clock
-        meters = Meters(ServeRecorder(config.model_name), clock.now)
+        recorder = ServeRecorder(config.model_name, ORCHESTRATOR_CATALOGUE, config.speculation.max_draft_tokens)
+        meters = Meters(recorder, clock.now)
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters)
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
@@ -123,9 +124,16 @@ class _Host:
         while True:
             await self._clock.sleep(CONTROL_PERIOD_S)
             try:
-                self.hosted.meters.saw_control(self._service.report())
+                self._show_control()
             except Exception:
                 logger.exception("the metrics of control are not up to date")
+
+    def _show_control(self) -> None:
+        meters = self.hosted.meters
+        meters.saw_control(self._service.report())
+        if self._config.draft is not None:
+            is_ready = self.hosted.served.draft is not None
+            meters.saw_draft(is_ready=is_ready, num_drafted=self._service.num_drafted)
 
     async def _report_waits(self) -> NoReturn:
         """While there are sessions with a draft: a call to a draft that has been scaled to zero would call it back."""

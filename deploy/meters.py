@@ -47,8 +47,9 @@ class Meters:
             self._count_running(-1)
 
     def saw_control(self, report: ControlReport) -> None:
-        """Show what is decided at the moment, and by which estimates."""
+        """Show what is decided at the moment, and by which estimates; and what has not changed: Ray forgets it."""
         record = self._record
+        record(m.REQUESTS_RUNNING, self._num_running)
         record(m.GAMMA, report.draft_tokens)
         record(m.BLOCK_TOKENS, report.block_tokens)
         record(m.TABLE_TOKENS, report.table_tokens)
@@ -63,6 +64,11 @@ class Meters:
         for metric, times in ((m.ESTIMATED_VERIFY, report.verify_s), (m.ESTIMATED_DRAFT, report.draft_s)):
             for rows, time_s in times.items():
                 record(metric, time_s, str(rows))
+
+    def saw_draft(self, *, is_ready: bool, num_drafted: int) -> None:
+        """Show whether the draft of this model has come, and how many requests in progress have a place at it."""
+        self._record(m.DRAFT_READY, float(is_ready))
+        self._record(m.REQUESTS_DRAFTED, num_drafted)
 
     def _count_running(self, change: int) -> None:
         self._num_running += change

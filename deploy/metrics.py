@@ -7,10 +7,13 @@ in `deploy.meters`; docs/metrics.md is for readers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
+
+from core.errors import OutriderError, RequestError, ServiceError
+from core.records import FinishReason
 
 PREFIX = "outrider_"
 MODEL_LABEL = "model_name"
@@ -35,6 +38,8 @@ class Metric:
     description: str
     kind: Kind = Kind.COUNTER
     label: str | None = None
+    label_values: tuple[str, ...] = ()
+    """Values of the label that are known before anything has been counted."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, in the unit of its name."""
 
@@ -45,14 +50,27 @@ class Recorder(Protocol):
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None: ...
 
 
+def _codes(*kinds: type[OutriderError]) -> Iterator[str]:
+    for kind in kinds:
+        yield kind.status
+        yield from _codes(*kind.__subclasses__())
+
+
+CODES = tuple(sorted({*_codes(RequestError, ServiceError), OutriderError.status}))
+"""Of requests that fail."""
 REQUEST_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0)
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # Requests
 REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress.", Kind.GAUGE)
-REQUEST_SUCCESS = Metric("request_success_total", "Requests that came to their end.", label="finished_reason")
-REQUEST_FAILURE = Metric("request_failure_total", "Requests that did not, by their gRPC code.", label="code")
+REQUEST_SUCCESS = Metric(
+    "request_success_total", "Requests that came to their end.", label="finished_reason",
+    label_values=tuple(FinishReason),
+)  # fmt: skip
+REQUEST_FAILURE = Metric(
+    "request_failure_total", "Requests that did not, by their gRPC code.", label="code", label_values=CODES
+)
 PROMPT_TOKENS = Metric("prompt_tokens_total", "Tokens of prompts.")
 GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
 TIME_TO_FIRST_TOKEN = Metric(
@@ -96,6 +114,10 @@ GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafte
 BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", Kind.GAUGE)
 TABLE_TOKENS = Metric("table_tokens", "Nodes of the table that is prepared during a verification.", Kind.GAUGE)
 DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", Kind.GAUGE)
+DRAFT_READY = Metric(
+    "draft_ready", "1 once the model's draft has come and fits, 0 before; none for a model without one.", Kind.GAUGE
+)
+REQUESTS_DRAFTED = Metric("num_requests_drafted", "Requests in progress that have a place at a draft.", Kind.GAUGE)
 CONTROL_CHANGES = Metric(
     "control_changes_total", "Changes of these, by the reason without its figures.", label="reason"
 )
@@ -125,27 +147,53 @@ ENGINE_BUSY = Metric("engine_busy_seconds_total", "Time spent in steps: forward 
 
 CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them."""
+ORCHESTRATOR_CATALOGUE = CATALOGUE[: CATALOGUE.index(KV_USAGE)]
+"""What orchestrators say of requests and of control."""
 ENGINE_CATALOGUE = CATALOGUE[CATALOGUE.index(KV_USAGE) :]
 """What engines say of themselves."""
 
 
-class ServeRecorder:
-    """Records through Ray Serve, in the process of a replica; about 8 µs a value."""
+def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple[Metric, str | None]]:
+    """The counters that are exported before anything has been counted, with each value of their label that is known.
 
-    def __init__(self, model_name: str, catalogue: Sequence[Metric] = CATALOGUE) -> None:
+    `num_positions`: guesses that a round may have in a row.
+    """
+    for metric in catalogue:
+        if metric.kind is not Kind.COUNTER:
+            continue
+        if metric.label is None:
+            yield metric, None
+        is_by_position = metric is ACCEPTED_PER_POSITION
+        labels = map(str, range(num_positions)) if is_by_position else metric.label_values
+        yield from ((metric, label) for label in labels)
+
+
+class ServeRecorder:
+    """Records through Ray Serve, in the process of a replica; about 8 µs a value.
+
+    Counters are exported at 0 from the start: one that comes up at its first value has not risen to it, by Prometheus'
+    count, and a sum over one that is not there is nothing. Gauges are dropped when they have not been set for 20 s.
+    """
+
+    def __init__(self, model_name: str, catalogue: Sequence[Metric], num_positions: int = 0) -> None:
         self._instruments = {metric.name: _instrument(metric, model_name) for metric in catalogue}
+        for metric, label in zeros(catalogue, num_positions):
+            self._instruments[metric.name]._record(0.0, _tags(metric, label))  # `inc` refuses to add nothing
 
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
-        instrument = self._instruments[metric.name]
-        tags = {metric.label: label} if metric.label is not None else None
+        instrument, tags = self._instruments[metric.name], _tags(metric, label)
         match metric.kind:
             case Kind.COUNTER:
-                if value > 0:  # Ray refuses to add nothing
+                if value > 0:
                     instrument.inc(value, tags)
             case Kind.GAUGE:
                 instrument.set(value, tags)
             case Kind.HISTOGRAM:
                 instrument.observe(value, tags)
+
+
+def _tags(metric: Metric, label: str | None) -> dict[str, str | None] | None:
+    return {metric.label: label} if metric.label is not None else None
 
 
 def _instrument(metric: Metric, model_name: str) -> Any:

@@ -139,6 +139,20 @@ def test_control_shows_what_is_decided_and_by_what(meters, record):
     assert record.by_label("estimated_draft_seconds") == {"1": 0.002}
 
 
+def test_requests_in_progress_are_shown_again_though_nothing_has_changed(meters, record):
+    with meters.request():
+        record.values.clear()
+        meters.saw_control(REPORT)
+        assert record["num_requests_running"] == 1
+
+
+def test_the_draft_is_shown_with_those_who_have_a_place_at_it(meters, record):
+    meters.saw_draft(is_ready=False, num_drafted=0)
+    assert (record["draft_ready"], record["num_requests_drafted"]) == (0, 0)
+    meters.saw_draft(is_ready=True, num_drafted=3)
+    assert (record["draft_ready"], record["num_requests_drafted"]) == (1, 3)
+
+
 def test_changes_of_control_are_counted_once_under_a_reason_without_figures(meters, record):
     meters.saw_control(REPORT)
     meters.saw_control(REPORT)
