@@ -26,11 +26,11 @@ serve: setup  ## Serve the embedded pair until interrupted
 	$(BIN)/outrider serve
 
 # Tests on Ray have several processes each, and clusters of one machine get in each other's way: one after the other.
-test: setup  ## Run the tests, but for those that take minutes
+test: setup .venv/bin/promtool  ## Run the tests, but for those that take minutes
 	$(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
 	$(BIN)/python -m pytest -m "not slow and ray"
 
-test-all: setup .venv/checkov/.installed  ## Run all tests
+test-all: setup .venv/bin/promtool .venv/checkov/.installed  ## Run all tests
 	$(BIN)/python -m pytest
 
 check: setup  ## Linters, types, layers, generated code
@@ -40,8 +40,12 @@ check: setup  ## Linters, types, layers, generated code
 	$(BIN)/lint-imports
 	$(BIN)/python -m protos.generate --check
 
-k8s: setup .venv/checkov/.installed  ## Build, validate and check what k8s/ has; plant faults in it; needs kubectl
+k8s: setup .venv/bin/promtool .venv/checkov/.installed  ## Build and check what k8s/ has, try its alerts, plant faults; needs kubectl
 	$(BIN)/python -m pytest tests/k8s
+
+# No Python package has it.
+.venv/bin/promtool: tests/k8s/get-promtool.sh | setup
+	sh $< $@
 
 # Its requirements and ours exclude each other.
 .venv/checkov/.installed: tests/k8s/checkov-requirements.txt

@@ -124,12 +124,16 @@ def break_serve_config(objects: list[Manifest]) -> None:
     ray_service(objects)["serveConfigV2"] = "applications: [{name: outrider"
 
 
-def rename_in_dashboard(objects: list[Manifest]) -> None:
-    """A panel asks for a metric that is not there."""
-    data = named(objects, "ConfigMap", "outrider-dashboard")["data"]
-    board = json.loads(data["outrider.json"])
-    board["panels"][0]["targets"][0]["expr"] = "sum(ray_outrider_requests_running)"
-    data["outrider.json"] = json.dumps(board)
+def panel(expression: str) -> Change:
+    """Another expression of the dashboard's first panel."""
+
+    def change(objects: list[Manifest]) -> None:
+        data = named(objects, "ConfigMap", "outrider-dashboard")["data"]
+        board = json.loads(data["outrider.json"])
+        board["panels"][0]["targets"][0]["expr"] = expression
+        data["outrider.json"] = json.dumps(board)
+
+    return change
 
 
 def close_to(objects: Objects, policy: str, kind: str, peer: Any = None) -> None:
@@ -143,9 +147,14 @@ def budget(name: str, *path: Any, to: Any) -> Change:
     return of("PodDisruptionBudget", name, "spec", *path, to=to)
 
 
-def rule(index: int, *path: Any, to: Any) -> Change:
-    """Set a field of the alerting rule at this index."""
-    return of("PrometheusRule", "outrider", "spec", "groups", 0, "rules", index, *path, to=to)
+def rule(alert: str, *path: Any, to: Any) -> Change:
+    """Set a field of an alerting rule."""
+
+    def change(objects: list[Manifest]) -> None:
+        groups = named(objects, "PrometheusRule", "outrider")["spec"]["groups"]
+        put(next(each for group in groups for each in group["rules"] if each["alert"] == alert), path, to)
+
+    return change
 
 
 def policy(name: str, *path: Any, to: Any) -> Change:

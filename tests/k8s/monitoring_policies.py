@@ -39,15 +39,15 @@ def prometheus_looks_at_monitors_and_rules(objects: Objects) -> Iterator[str]:
 
 
 def alerts_name_metrics_that_exist(objects: Objects) -> Iterator[str]:
-    for rule in _rules(objects):
-        yield from _wrong_names(f"alert {rule['alert']}", rule["expr"])
+    for rule in rules(objects):
+        yield from wrong_names(f"alert {rule['alert']}", rule["expr"])
 
 
 def alerts_can_be_read(objects: Objects) -> Iterator[str]:
     """Severity, summary, and a section of the runbook; its labels are those that the expression keeps."""
     runbook = (DOCS / "runbook.md").read_text()
-    names = [rule["alert"] for rule in _rules(objects)]
-    for rule in _rules(objects):
+    names = [rule["alert"] for rule in rules(objects)]
+    for rule in rules(objects):
         if rule["labels"].get("severity") not in SEVERITIES:
             yield f"alert {rule['alert']}: severity must be one of {', '.join(SEVERITIES)}"
         if f"`{rule['alert']}`" not in runbook:
@@ -62,7 +62,15 @@ def alerts_can_be_read(objects: Objects) -> Iterator[str]:
 
 def dashboards_name_metrics_that_exist(objects: Objects) -> Iterator[str]:
     for title, expression in _panels(objects):
-        yield from _wrong_names(f"panel {title!r}", expression)
+        yield from wrong_names(f"panel {title!r}", expression)
+
+
+def dashboards_show_the_chosen_models(objects: Objects) -> Iterator[str]:
+    """Engines' panels, too: their metrics have the name of the model that they serve."""
+    for title, expression in _panels(objects):
+        for name, matchers in SERIES.findall(expression):
+            if f'{MODEL_LABEL}=~"$model"' not in matchers:
+                yield f"panel {title!r}: shows {name} of all models, whichever is chosen"
 
 
 def dashboards_are_found(objects: Objects) -> Iterator[str]:
@@ -80,12 +88,12 @@ def _panels(objects: Objects) -> Iterator[tuple[str, str]]:
                 yield from ((panel["title"], target["expr"]) for target in panel["targets"])
 
 
-def _rules(objects: Objects) -> list[Manifest]:
+def rules(objects: Objects) -> list[Manifest]:
     groups = [group for item in of_kind(objects, "PrometheusRule") for group in item["spec"]["groups"]]
     return [rule for group in groups for rule in group["rules"]]
 
 
-def _wrong_names(where: str, expression: str) -> Iterator[str]:
+def wrong_names(where: str, expression: str) -> Iterator[str]:
     """Names and labels in `expression` that nothing records, or docs/metrics.md does not have."""
     known, documented = _series(), (DOCS / "metrics.md").read_text()
     used = SERIES.findall(expression)
@@ -119,5 +127,6 @@ CHECKS = (
     alerts_name_metrics_that_exist,
     alerts_can_be_read,
     dashboards_name_metrics_that_exist,
+    dashboards_show_the_chosen_models,
     dashboards_are_found,
 )
