@@ -117,8 +117,14 @@ class World:
         return [token async for chunk in self.service.generate(job) for token in chunk.token_ids]
 
     async def check_nothing_is_held(self):
+        """Before the service is closed, which would give back what a stream has forgotten to; and after it."""
+        await settle()
+        self._check_all_is_free()
         await self.service.close()
-        assert self.service.num_sessions == 0
+        self._check_all_is_free()
+
+    def _check_all_is_free(self):
+        assert self.service.num_sessions == self.service.num_drafted == 0
         assert self.service._rounds.num_engines == 0
         assert self.leases.held == set()
         assert self.leases.target.engine.logs == self.leases.draft.engine.logs == {}
