@@ -118,12 +118,42 @@ def test_the_cost_of_a_token_does_not_grow_with_the_output(tokenizer, text):
 # Stop strings
 
 
-@given(TEXTS, st.lists(st.text(st.sampled_from("ab 안🙂"), min_size=1, max_size=4), max_size=3), SPLITS, st.booleans())
+class Chunks:
+    """A vocabulary of arbitrary strings: a token may hold a whole stop string, or several, and what is around them."""
+
+    is_byte_level = True
+
+    def __init__(self, chunks: Sequence[str]) -> None:
+        self._chunks = chunks
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._chunks[token_id].encode()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._chunks[token_id] for token_id in ids)
+
+
+STOPS = st.lists(st.text(st.sampled_from("ab 안🙂"), min_size=1, max_size=4), max_size=3)
+
+
+@given(TEXTS, STOPS, SPLITS, st.booleans())
 @settings(max_examples=300)
 def test_a_stop_string_cuts_text_and_tokens_where_a_search_from_the_start_would(text, stop, sizes, include_stop):
-    ids = BYTES.encode(text)
-    expected_text, expected_kept, expected_stop = cut_by_search(ids, stop, include_stop)
-    detokenizer = IncrementalDetokenizer(BYTES, stop, include_stop)
+    check_cut(BYTES, BYTES.encode(text), stop, sizes, include_stop)
+
+
+@given(st.lists(st.text(st.sampled_from("ab 안"), max_size=8), max_size=6), STOPS, SPLITS, st.booleans())
+@settings(max_examples=300)
+def test_so_it_does_where_stop_strings_begin_and_end_inside_tokens(chunks, stop, sizes, include_stop):
+    check_cut(Chunks(chunks), range(len(chunks)), stop, sizes, include_stop)
+
+
+def check_cut(tokenizer, ids, stop, sizes, include_stop):
+    expected = cut_by_search(tokenizer, ids, stop, include_stop)
+    detokenizer = IncrementalDetokenizer(tokenizer, stop, include_stop)
     found, num_kept, matched = "", 0, None
     for block in pushes(ids, sizes):
         piece = detokenizer.push(block)
@@ -132,18 +162,18 @@ def test_a_stop_string_cuts_text_and_tokens_where_a_search_from_the_start_would(
             break
     else:
         found += detokenizer.finish().text
-    assert (found, num_kept, matched) == (expected_text, expected_kept, expected_stop)
+    assert (found, num_kept, matched) == expected
 
 
-def cut_by_search(ids: Sequence[int], stop: Sequence[str], include_stop: bool) -> tuple[str, int, str | None]:
-    """By decoding everything again for every token."""
+def cut_by_search(tokenizer, ids, stop, include_stop):
+    """By decoding everything again for every token: text, tokens kept, and the stop string that ended it."""
     for num_kept in range(len(ids) + 1):
-        text = BYTES.decode(ids[:num_kept])
+        text = tokenizer.decode(ids[:num_kept])
         ends = {(text.find(s) + len(s), -len(s)): s for s in stop if s in text}
         if ends:
             end, matched = min(ends)[0], ends[min(ends)]
             return text[: end if include_stop else end - len(matched)], num_kept, matched
-    return BYTES.decode(ids), len(ids), None
+    return tokenizer.decode(ids), len(ids), None
 
 
 @given(TEXTS, st.lists(st.text(st.sampled_from("ab 안🙂"), min_size=1, max_size=6), max_size=3), SPLITS)
@@ -180,3 +210,19 @@ def test_a_stop_string_may_lie_across_pushes_and_ends_inside_a_block():
 def test_of_stop_strings_that_end_together_the_longest_wins():
     piece = IncrementalDetokenizer(BYTES, ["b", "ab"]).push(byte_ids(b"xab"))
     assert (piece.text, piece.stop) == ("x", "ab")
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "matched"),
+    [
+        (("bcd",), "a", "bcd"),
+        (("ef", "bc"), "a", "bc"),
+        (("abcd", "bc"), "a", "bc"),  # begins later, and is complete first
+        (("cd", "bcd", "d"), "a", "bcd"),  # complete together
+        (("f", "abcdef"), "", "abcdef"),
+    ],
+)
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_of_stop_strings_inside_one_token_the_first_that_is_complete_wins(stop, text, matched, include_stop):
+    piece = IncrementalDetokenizer(Chunks(["abcdef", "g"]), stop, include_stop).push([0, 1])
+    assert (piece.text, piece.num_kept, piece.stop) == (text + matched * include_stop, 1, matched)

@@ -9,7 +9,7 @@ from fakes import plain, request
 from world import World
 
 from core.records import NEVER_STOP, Call, Drafted, Missing, Sampling, StopRule, Verification
-from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, NO_TOKEN, ROOT, Growth, TokenTree
 from orchestrator import messages as m
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
 
@@ -129,6 +129,41 @@ def test_a_draft_that_is_late_three_rounds_in_a_row_is_given_back_and_leased_aga
     assert commands(world, m.PlaceDraft)[-1].delay_s > 0
     assert world.session.stats.num_draft_failures == 3
     assert world.run().tokens == plain(PROMPT, 40)
+
+
+def be_late(world, num_rounds):
+    """The draft does not answer what it was asked last, for so many rounds."""
+    world.handle(m.DraftLate(commands(world, m.Draft)[-1].request.stamp))
+    for _ in range(num_rounds):
+        answer(world, m.Verify)
+
+
+def test_a_draft_that_is_late_now_and_then_is_kept_however_long_the_stream(tokenizer):
+    """Two rounds late and then in time, over and over: three in a row would be too much."""
+    world = pipelined(tokenizer, max_tokens=200)
+    for _ in range(8):
+        be_late(world, num_rounds=2)
+        answer(world, m.Draft)
+        while not commands(world, m.Draft)[-1].request.is_table:
+            answer(world, m.Draft)
+    assert not commands(world, m.ReleaseDraft)
+    assert world.session.stats.num_draft_failures == 16
+    assert world.run().tokens == plain(PROMPT, 200)
+
+
+def test_a_new_draft_is_not_blamed_for_the_lateness_of_the_one_before(tokenizer):
+    world = pipelined(tokenizer, max_tokens=60)
+    be_late(world, num_rounds=2)
+    world.draft = type(world.draft)(epoch=2)
+    world.waiting = [w for w in world.waiting if REPLIES[m.Draft] not in w.__code__.co_names]
+    world.handle(m.DraftLost(1))
+    while not (commands(world, m.Draft)[-1].request.stamp.epoch == 2 and commands(world, m.Draft)[-1].request.is_table):
+        world.deliver()
+    num_releases = len(commands(world, m.ReleaseDraft))
+    be_late(world, num_rounds=2)
+    assert len(commands(world, m.ReleaseDraft)) == num_releases
+    answer(world, m.Verify)
+    assert len(commands(world, m.ReleaseDraft)) == num_releases + 1
 
 
 def test_the_answer_of_a_draft_that_was_given_back_is_stale(tokenizer):
@@ -254,13 +289,19 @@ def test_without_a_draft_the_text_itself_is_asked_and_its_guesses_are_point_mass
 
 def test_a_block_ends_where_the_targets_cache_does(tokenizer):
     """A tree has more nodes than it is deep, so the tokens that are left do not bound it."""
-    world = pipelined(tokenizer, max_tokens=12, gamma=3)
+    room, width = len(PROMPT) + 12, 6
+    world = World(request(PROMPT, 12), tokenizer, gamma=3).start()
+    world.pilot.block = lambda max_depth: Growth((ROOT,) * width, tuple(range(width))) if max_depth else NO_GROWTH
     pair = world.session._pair
-    world.session._pair = replace(pair, target=replace(pair.target, kv_cache_tokens=14))
+    world.session._pair = replace(pair, target=replace(pair.target, kv_cache_tokens=room))
     world.run()
-    blocks = [command.request for command in world.sent if isinstance(command, m.Verify)]
-    assert all(request.num_committed + len(request.block) <= 14 for request in blocks)
-    assert any(len(request.block) for request in blocks)
+    asked = [command.request for command in world.sent if isinstance(command, m.Verify)]
+    rooms = [room - request.num_committed for request in asked]
+    blocks = [len(request.block) for request in asked]
+    assert width in blocks, "where there is room a block is whole"
+    assert any(0 < num_nodes < width for num_nodes in blocks), "and cut where there is less"
+    assert all(num_nodes in (0, min(width, room)) for num_nodes, room in zip(blocks, rooms, strict=True))
+    assert world.tokens == plain(PROMPT, 12)
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])

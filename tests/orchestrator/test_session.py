@@ -196,6 +196,25 @@ def test_a_target_that_is_lost_again_and_again_ends_the_stream_with_unavailable(
     assert isinstance(world.sent[-1], m.ReleaseDraft)
 
 
+def test_only_losses_of_targets_in_a_row_count_against_a_stream(tokenizer):
+    """As many as are allowed, a token, and again: a long stream outlives any number of targets."""
+    world = World(request(max_tokens=8), tokenizer, with_draft=False).start()
+    most = world.session._pair.limits.max_target_retries
+    world.deliver()
+    while not world.is_over:
+        pauses_s = []
+        for _ in range(most):
+            world.target.forget("s")
+            world.waiting.clear()
+            world.handle(m.TargetLost(1, "killed"))
+            pauses_s.append(world.sent[-1].delay_s)
+            world.deliver()
+        assert pauses_s == [0.05 * 2**number for number in range(1, most + 1)]
+        world.deliver()
+    assert world.tokens == plain((3, 1, 4), 8)
+    assert world.chunks[-1].stats.num_target_failures == 8 * most
+
+
 def test_a_lost_draft_is_leased_again_after_pauses_that_grow(tokenizer):
     world = World(request(max_tokens=40), tokenizer).start()
     pauses = []

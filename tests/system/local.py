@@ -131,8 +131,8 @@ class System:
         Looks before the service is closed, which would give back what a stream has forgotten to; and after it.
         """
         deadline_s = time.monotonic() + MAX_RELEASE_S
-        while (held := await self._held()) and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.01)  # the end of a stream does not wait for the engines to free what it held
+        while (held := await self._held()) and time.monotonic() < deadline_s:  # noqa: ASYNC110  engines have threads
+            await asyncio.sleep(0.01)
         assert not held, f"streams have ended, but not all is free: {held}"
         await self.service.close()
         assert not await self._held()
