@@ -191,7 +191,7 @@ async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
     monkeypatch.setattr(ports, "GRANT_RETRY_S", 0.001)
     served = Served(lease_timeout_s=0.05)
     served.target.failures = [RayError("out of memory") for _ in range(1000)]
-    with pytest.raises(Unavailable, match="no target granted a place within .* out of memory"):
+    with pytest.raises(Unavailable, match=r"no target granted a place within .* out of memory"):
         await served.leases.take_target("a")
     served.draft.failures = [RayServeException("no such deployment")]
     with pytest.raises(Unavailable, match="no draft granted a place"):
@@ -251,7 +251,7 @@ async def test_an_engine_that_does_not_answer_or_fails_is_lost():
     with pytest.raises(WorkerLost, match=r"engine 1 has not answered for 0\.01 s"):
         await lease.port.verify(REQUESTS)
     served.target.engine.failure = RayError("\n  the actor died\nand so on")
-    with pytest.raises(WorkerLost, match="engine 1 failed: the actor died$"):
+    with pytest.raises(WorkerLost, match=r"engine 1 failed: the actor died$"):
         await lease.port.verify(REQUESTS)
 
 
