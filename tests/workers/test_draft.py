@@ -15,6 +15,12 @@ from workers.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLED = Sampling(temperature=0.9, seed=3, repetition_penalty=1.2)
+THREE_TOKENS = ((7, 60.0), (8, 60.0), (9, 60.0))
+TAKING_TURNS = [
+    Sampling(temperature=temperature, seed=3, frequency_penalty=2.0, logit_bias=THREE_TOKENS)
+    for temperature in (0.0, 0.7)
+]
+"""Three tokens share the output, and each is the less likely the oftener it was said, guesses included."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def target(config):
     return TargetEngine.load(config, EPOCH, lambda _: None)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SAMPLED])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SAMPLED, *TAKING_TURNS])
 def test_a_draft_with_the_targets_weights_guesses_exactly_what_the_target_says(engine, target, sampling):
     """At a temperature, too: both draw with the same noise."""
     expected = Driver(target, PROMPT, sampling).run(16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 from time import monotonic
@@ -390,6 +391,21 @@ def test_penalties_of_a_node_count_the_path_to_it_and_no_sibling(engine):
     assert driver.run(3) == expected[5:8]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_penalties_count_the_guesses_before(engine, temperature):
+    """Three tokens share the output, and each is the less likely the oftener it was said, guesses included."""
+    taking_turns = Sampling(
+        temperature=temperature, seed=3, frequency_penalty=2.0, logit_bias=((7, 60.0), (8, 60.0), (9, 60.0))
+    )
+    expected = Driver(engine, PROMPT, taking_turns, session="plain").run(31)
+    assert set(expected) == {7, 8, 9}
+    driver = Driver(engine, PROMPT, taking_turns)
+    driver.verify()
+    for first in range(1, 31, 6):
+        assert driver.verify(chain(*expected[first : first + 5])).path == (0, 1, 2, 3, 4)
+    assert list(driver.log.tokens)[len(PROMPT) :] == expected
+
+
 def test_silent_sessions_expire(checkpoint):
     engine = load(checkpoint, session_timeout_s=1e-6)
     Driver(engine, PROMPT).verify()
@@ -407,3 +423,17 @@ def test_logprobs_are_those_of_the_row_that_drew_each_token(engine, plain):
     together = at_once.verify(tree).logprobs
     assert [entry.logprob for entry in together] == pytest.approx([entry.logprob for entry in singles[1:4]], abs=1e-4)
     assert [[i for i, _ in entry.top] for entry in together] == [[i for i, _ in entry.top] for entry in singles[1:4]]
+
+
+def test_logprobs_are_those_of_the_model_itself_whatever_is_sampled(engine):
+    """Before temperature, truncation and penalties, which change what is drawn and not what is reported."""
+    reported = []
+    for index, sampling in enumerate(SAMPLINGS):
+        driver = Driver(engine, PROMPT, sampling, session=f"{index}", num_logprobs=VOCAB_SIZE)
+        verdict = driver.verify()
+        (entry,) = verdict.logprobs
+        assert entry.logprob == pytest.approx(dict(entry.top)[verdict.next_token])
+        reported.append(dict(entry.top))
+    assert sum(map(math.exp, reported[0].values())) == pytest.approx(1.0)
+    assert reported[1] == pytest.approx(reported[0])
+    assert reported[2] == pytest.approx(reported[0])
