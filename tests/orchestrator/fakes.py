@@ -177,10 +177,12 @@ class FakePilots:
 
     gamma: int = 4
     fanout: int = 2
+    made: list[FakePilot] = field(default_factory=list)
 
     def pilot(self, request: GenerationRequest) -> FakePilot:
         asked = request.max_draft_tokens
-        return FakePilot(self.gamma if asked is None else min(asked, self.gamma), self.fanout)
+        self.made.append(FakePilot(self.gamma if asked is None else min(asked, self.gamma), self.fanout))
+        return self.made[-1]
 
     def report(self) -> ControlReport:
         return ControlReport("fake", 0, self.gamma, self.gamma, 0, "it never changes", (), 0.0)

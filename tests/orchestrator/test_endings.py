@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import EOS, request
 from test_rounds import World as ServedWorld
-from test_rounds import settle
+from test_rounds import settle, slowed
 from world import World
 
 from core.errors import RequestCancelled, ServiceError, Unavailable
@@ -89,15 +89,6 @@ async def world():
     for port, takes_s in ((world.leases.target, 1.0), (world.leases.draft, 2.0)):
         port._answer = slowed(world.clock, port._answer, takes_s)
     return world
-
-
-def slowed(clock, answer, takes_s):
-    async def slow(batch, reply):
-        replies = await answer(batch, reply)
-        clock._now += takes_s
-        return replies
-
-    return slow
 
 
 @pytest.mark.parametrize("end", ["finished", "cancelled"])

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes import plain, request
+from fakes import FakePilot, model_info, plain, request
 from world import World
 
-from core.records import NEVER_STOP, Call, Drafted, Missing, Sampling, StopRule, Verification
-from core.trees import EMPTY_BLOCK, NO_GROWTH, NO_TOKEN, ROOT, Growth, TokenTree
+from core.config import DECODE_TOKENS, Limits, SpeculationConfig
+from core.records import NEVER_STOP, Call, Drafted, Missing, Sampling, StopRule, Timing, Verification
+from core.trees import EMPTY_BLOCK, NO_GROWTH, NO_TOKEN, ROOT, Growth, TokenTree, depths
 from orchestrator import messages as m
+from orchestrator.drafting import Drafting
+from orchestrator.pair import Completion, Pair
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
+from orchestrator.statistics import Statistics
 
 PROMPT = (3, 1, 4)
 REPLIES = {m.Verify: "TargetReplied", m.Draft: "DraftReplied"}
@@ -23,7 +27,7 @@ def commands(world, kind):
 
 def answer(world, kind):
     """Deliver the first waiting answer of the target or of the draft."""
-    index = next(i for i, waiting in enumerate(world.waiting) if REPLIES[kind] in waiting.__code__.co_names)
+    index = next(i for i, waiting in enumerate(world.waiting) if is_answer(waiting, kind))
     return world.deliver(index)
 
 
@@ -38,13 +42,19 @@ def pipelined(tokenizer, *, max_tokens=40, gamma=3, fanout=3, **changes):
 
 
 def drive(world, order):
-    """Answer in turn, the draft first or the target first."""
+    """Grant leases at once, and answer in turn, the draft first or the target first."""
     while world.waiting:
+        places = [i for i, waiting in enumerate(world.waiting) if not any(is_answer(waiting, kind) for kind in REPLIES)]
+        if places:
+            world.deliver(places[0])
+            continue
         for kind in order:
-            if any(
-                {m.Verify: "TargetReplied", m.Draft: "DraftReplied"}[kind] in w.__code__.co_names for w in world.waiting
-            ):
+            if any(is_answer(waiting, kind) for waiting in world.waiting):
                 answer(world, kind)
+
+
+def is_answer(waiting, kind):
+    return REPLIES[kind] in waiting.__code__.co_names
 
 
 @pytest.mark.parametrize("order", [(m.Draft, m.Verify), (m.Verify, m.Draft)])
@@ -155,7 +165,7 @@ def test_a_new_draft_is_not_blamed_for_the_lateness_of_the_one_before(tokenizer)
     world = pipelined(tokenizer, max_tokens=60)
     be_late(world, num_rounds=2)
     world.draft = type(world.draft)(epoch=2)
-    world.waiting = [w for w in world.waiting if REPLIES[m.Draft] not in w.__code__.co_names]
+    world.waiting = [waiting for waiting in world.waiting if not is_answer(waiting, m.Draft)]
     world.handle(m.DraftLost(1))
     while not (commands(world, m.Draft)[-1].request.stamp.epoch == 2 and commands(world, m.Draft)[-1].request.is_table):
         world.deliver()
@@ -338,3 +348,152 @@ def test_where_q_counts_no_guess_is_dropped_for_what_follows_it(tokenizer, verif
     world.pilot.num_to_verify = lambda shape: asked.append(len(shape)) or (len(shape) if len(shape) < 3 else 0)
     kept = world.session._num_to_verify(Shape((-1, 0, 1, 2), (0,) * 4, (0.9, 0.9, 0.9, 0.1), (0.0,) * 4))
     assert (asked, kept) == (([4], 0) if verification is Verification.COUPLED else ([1, 2, 3], 2))
+
+
+def tables(world):
+    return [command.request for command in commands(world, m.Draft) if command.request.is_table]
+
+
+def test_a_table_that_comes_early_is_asked_for_once_a_round(tokenizer):
+    world = pipelined(tokenizer)
+    answer(world, m.Draft)
+    assert not any(is_answer(waiting, m.Draft) for waiting in world.waiting)
+    world.handle(m.DraftLate(commands(world, m.Draft)[-1].request.stamp))
+    assert len(tables(world)) == 1
+    drive(world, (m.Draft, m.Verify))
+    assert len(tables(world)) <= len(commands(world, m.Verify))
+
+
+def test_where_nothing_is_prepared_the_draft_is_sent_the_prompt_and_then_left_in_peace(tokenizer):
+    world = World(request(PROMPT, 30), tokenizer, gamma=3, fanout=0).start().run()
+    catching_up = [command for command in commands(world, m.Draft) if not len(command.request.growth)]
+    assert [command.request.suffix for command in catching_up] == [PROMPT]
+    assert len(commands(world, m.Draft)) > 5
+
+
+def test_no_table_is_deeper_than_what_will_be_left_to_generate(tokenizer):
+    """At least one token comes of the round that is running, and one of the next that needs no guess."""
+    room = len(PROMPT) + 12
+    world = pipelined(tokenizer, max_tokens=12, gamma=7)
+    drive(world, (m.Draft, m.Verify))
+    deepest = [
+        asked.num_committed
+        + max(depths((*asked.block.parents, *asked.growth.parents)))
+        - max(asked.block.depths, default=0)
+        for asked in tables(world)
+    ]
+    assert max(deepest) == room - 1
+
+
+@pytest.mark.parametrize("bound", ["max_context_tokens", "kv_cache_tokens"])
+def test_a_table_ends_where_the_drafts_room_does(tokenizer, bound):
+    """Whatever part of the block is accepted, the block below it must still fit."""
+    world = World(request(PROMPT, 60), tokenizer, gamma=4, fanout=2)
+    drafting = world.session._drafting
+    drafting._pair = replace(drafting._pair, draft=replace(drafting._pair.draft, **{bound: 20}))
+    world.start()
+    drive(world, (m.Draft, m.Verify))
+    asked = [command.request for command in commands(world, m.Draft)]
+    deepest = [
+        each.num_committed + max(depths((*each.block.parents, *each.growth.parents)), default=0) for each in asked
+    ]
+    assert max(deepest) == 20
+    assert max(each.num_committed for each in asked) <= 20
+    assert world.tokens == plain(PROMPT, 60)
+
+
+def test_a_draft_has_the_pilots_patience_and_stop_rule_unless_nobody_waits_for_it(tokenizer):
+    world = World(request(PROMPT, 40), tokenizer, gamma=3, fanout=1)
+    world.pilot.stop = StopRule(min_confidence=0.25)
+    world.start().run()
+    asked = commands(world, m.Draft)
+    assert {command.request.is_table for command in asked} == {True, False}
+    for command in asked:
+        assert command.timeout_s == (world.pilot.patience_s if len(command.request.growth) else None)
+        assert command.request.stop == StopRule(min_confidence=0.25)
+
+
+def test_the_pilot_is_told_once_that_a_draft_is_late(tokenizer):
+    world = pipelined(tokenizer)
+    stamp = commands(world, m.Draft)[-1].request.stamp
+    for _ in range(3):
+        world.handle(m.DraftLate(stamp))
+    world.handle(m.DraftLate(replace(stamp, round=stamp.round + 1)))
+    assert world.pilot.num_late == 1
+
+
+def test_the_pilot_is_told_how_long_each_answer_took_and_nothing_of_a_prefill(tokenizer):
+    world = World(request(PROMPT, 12), tokenizer, gamma=3, fanout=0).start()
+    timing = Timing(0.1, 0.2, 3, 4)
+    num_blocks = 0
+    while world.waiting:
+        waiting = world.waiting.pop(0)
+        event = waiting()
+        if isinstance(event, m.DraftReplied):
+            num_blocks += len(event.reply.tokens) > 0
+            event = m.DraftReplied(replace(event.reply, timing=timing), 10.0, 10.5)
+        world.handle(event)
+    seen = [each for each in world.pilot.seen if isinstance(each, DraftSeen)]
+    assert seen == [DraftSeen(is_table=False, elapsed_s=0.5, timing=timing)] * num_blocks
+    assert world.chunks[-1].stats.draft_time_s == 0.5 * num_blocks > 0
+
+
+def test_the_loss_of_a_draft_that_nobody_waits_for_is_no_failure(tokenizer):
+    for is_answered in (True, False):
+        world = pipelined(tokenizer)
+        if is_answered:
+            answer(world, m.Draft)
+        world.handle(m.DraftLost(1))
+        assert world.session.stats.num_draft_failures == (0 if is_answered else 1)
+        assert [type(command) for command in world.sent[-2:]] == [m.ReleaseDraft, m.PlaceDraft]
+
+
+def test_the_loss_of_a_draft_that_was_left_before_changes_nothing(tokenizer):
+    world = pipelined(tokenizer)
+    world.handle(m.DraftLost(1))
+    num_sent = len(world.sent)
+    world.handle(m.DraftLost(1))
+    assert len(world.sent) == num_sent
+    world.handle(m.DraftPlaced("another", 2))
+    num_sent = len(world.sent)
+    world.handle(m.DraftLost(1))
+    assert len(world.sent) == num_sent
+
+
+def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
+    pauses = set()
+    for number in range(20):
+        completion = Completion.begin(request(), pair(), f"r#{number}")
+        pauses.add(Drafting(completion, FakePilot(), Statistics()).place_later().delay_s)
+    assert len(pauses) == 20
+    assert max(pauses) - min(pauses) > 0.3
+
+
+def pair():
+    return Pair(model_info(), model_info("draft"), SpeculationConfig(), Limits())
+
+
+def test_each_table_is_reported_once_whatever_becomes_of_it(tokenizer):
+    world = World(request(PROMPT, 60, wants_trace=True), tokenizer, gamma=1, fanout=1).start()
+    drive(world, (m.Draft, m.Verify))
+    stats = world.chunks[-1].stats
+    reported = [call for chunk in world.chunks for call in chunk.trace if call.call is Call.TABLE]
+    answered = [seen for seen in world.pilot.seen if isinstance(seen, DraftSeen) and seen.is_table]
+    assert stats.num_hits > 0
+    assert stats.num_misses > 0
+    assert len(answered) - len(reported) in (0, 1), "the last one may still be on its way to the client"
+    assert len([call for call in reported if call.num_used]) == stats.num_hits
+    assert all(call.num_guesses > 0 for call in reported)
+
+
+@pytest.mark.parametrize("num_behind", [DECODE_TOKENS, DECODE_TOKENS + 1])
+def test_a_draft_that_is_far_behind_catches_up_before_it_is_asked_for_anything(tokenizer, num_behind):
+    world = World(request(PROMPT, 200), tokenizer, gamma=3, fanout=1).start()
+    world.deliver()
+    place = world.waiting.pop(next(i for i, w in enumerate(world.waiting) if "DraftPlaced" in w.__code__.co_names))
+    while len(world.session.tokens) < num_behind:
+        answer(world, m.Verify)
+    world.handle(place())
+    asked = commands(world, m.Draft)[0]
+    assert len(asked.request.suffix) == num_behind
+    assert bool(len(asked.request.growth)) == (num_behind <= DECODE_TOKENS)

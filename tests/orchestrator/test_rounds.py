@@ -10,8 +10,9 @@ import pytest
 from fakes import FakeDraftEngine, FakePilots, FakeTargetEngine, FakeTokenizer, model_info, plain, request
 
 from core.config import DECODE_TOKENS, DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
-from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost
-from core.records import Base, DraftRequest, Refused, Stamp
+from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable, WorkerLost, WorkerStopping
+from core.records import Base, Call, DraftRequest, Refused, Stamp
+from orchestrator.pilot import RoundSeen
 from orchestrator.service import Service
 from orchestrator.side import Side
 
@@ -63,13 +64,16 @@ class FakeLeases:
         self.target, self.draft = FakePort(FakeTargetEngine()), FakePort(FakeDraftEngine())
         self.held = set()
         self.num_taken = 0
+        self.asked = []
         self.refusal = None
 
     async def take_target(self, session, tokens=()):
+        self.asked.append(("target", session, tuple(tokens)))
         await asyncio.sleep(0)
         return self._take(self.target)
 
     async def take_draft(self, session, tokens=()):
+        self.asked.append(("draft", session, tuple(tokens)))
         await asyncio.sleep(0)
         return self._take(self.draft)
 
@@ -126,6 +130,7 @@ class World:
     def _check_all_is_free(self):
         assert self.service.num_sessions == self.service.num_drafted == 0
         assert self.service._rounds.num_engines == 0
+        assert self.service._rounds._leased == {}
         assert self.leases.held == set()
         assert self.leases.target.engine.logs == self.leases.draft.engine.logs == {}
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -253,6 +258,93 @@ async def test_an_engine_that_is_lost_takes_its_batch_along_to_the_next(world):
         await world.clock.advance(1.0)
     assert await asyncio.gather(*streams) == [plain((n,), 40) for n in (1, 2, 3)]
     await world.check_nothing_is_held()
+
+
+async def test_leases_are_asked_for_by_the_sessions_name_and_its_text_so_far(world):
+    """The text decides which replica knows its beginning already."""
+    stream = world.service.generate(request((1, 2), 40))
+    text = [1, 2, *(await anext(stream)).token_ids]
+    session = "r#1"
+    assert world.leases.asked == [("target", session, (1, 2)), ("draft", session, (1, 2))]
+    dead, world.leases.target = world.leases.target, FakePort(FakeTargetEngine(epoch=2))
+    dead.failure = WorkerLost("it died")
+    rest = asyncio.ensure_future(_rest(stream))
+    await settle()
+    await world.clock.advance(1.0)
+    await rest
+    kind, name, tokens = world.leases.asked[2]
+    assert (kind, name) == ("target", session)
+    assert tokens[: len(text)] == tuple(text)
+    assert tokens == (1, 2, *plain((1, 2), 40))[: len(tokens)]
+
+
+async def test_a_target_that_is_to_stop_is_left_without_counting_as_a_failure(world):
+    for failure, num_failures in ((WorkerStopping("it is to stop"), 0), (WorkerLost("it died"), 1)):
+        stream = world.service.generate(request((1,), 40))
+        await anext(stream)
+        left, world.leases.target = world.leases.target, FakePort(FakeTargetEngine())
+        left.failure = failure
+        rest = asyncio.ensure_future(_rest(stream))
+        await settle()
+        await world.clock.advance(1.0)
+        assert (await rest)[-1].stats.num_target_failures == num_failures
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+async def test_another_engine_is_asked_for_after_a_pause_and_not_before(world, side):
+    """The stream waits for a target; without its draft it goes on, and is over before that is asked for again."""
+    stream = world.service.generate(request((1,), 60))
+    while len((await anext(stream)).token_ids) < 2:
+        pass
+    getattr(world.leases, side).failure = WorkerLost("it died")
+    rest = asyncio.ensure_future(_rest(stream))
+    await settle()
+    await world.clock.advance(0.05)
+    assert [kind for kind, *_ in world.leases.asked] == ["target", "draft"]
+    getattr(world.leases, side).failure = None
+    await world.clock.advance(1.0)
+    await rest
+    assert [kind for kind, *_ in world.leases.asked][2:] == ["target"] * (side == "target")
+
+
+async def test_sessions_that_hold_a_draft_are_counted(world):
+    streams = [world.service.generate(request((n,), 40)) for n in (1, 2)]
+    for stream in streams:
+        await anext(stream)
+    assert (world.service.num_sessions, world.service.num_drafted) == (2, 2)
+    await streams[0].aclose()
+    assert (world.service.num_sessions, world.service.num_drafted) == (1, 1)
+    plain_one = world.service.generate(request((3,), 40, max_draft_tokens=0))
+    await anext(plain_one)
+    assert (world.service.num_sessions, world.service.num_drafted) == (2, 1)
+    for stream in (streams[1], plain_one):
+        await stream.aclose()
+    await world.check_nothing_is_held()
+
+
+async def test_calls_are_timed_by_the_clock_from_the_beginning_of_the_stream(world):
+    """A target that takes a second for a call, and a draft that takes a quarter of one."""
+    for port, takes_s in ((world.leases.target, 1.0), (world.leases.draft, 0.25)):
+        port._answer = slowed(world.clock, port._answer, takes_s)
+    chunks = await _rest(world.service.generate(request((1,), 12, wants_trace=True)))
+    calls = [call for chunk in chunks for call in chunk.trace]
+    assert min(call.sent_s for call in calls) == 0.0
+    for call in calls:
+        alone_s = 1.0 if call.call is Call.VERIFY else 0.25
+        assert call.received_s - call.sent_s in (alone_s, 1.25), "or what the other one took, too"
+    assert [call.sent_s for call in calls if call.call is Call.VERIFY][1] >= 1.0
+    pilots = world.service._pilots.made
+    rounds = [seen for seen in pilots[0].seen if isinstance(seen, RoundSeen)]
+    assert [seen.elapsed_s for seen in rounds] == [c.received_s - c.sent_s for c in calls if c.call is Call.VERIFY]
+
+
+def slowed(clock, answer, takes_s):
+    async def slow(batch, reply):
+        replies = await answer(batch, reply)
+        clock._now += takes_s
+        return replies
+
+    return slow
 
 
 async def test_without_a_target_the_client_is_told_so(world):

@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 from world import FaultyWorld, World, unlimited
 
 from core.errors import RequestCancelled, ServiceError, Unavailable, UnsoundScores
-from core.records import Drafted, FinishReason, Missing, Refused, Sampling, TokenLogprobs, Verdict, Verification
-from core.trees import EMPTY_BLOCK, NO_TOKEN
+from core.records import (
+    Drafted,
+    FinishReason,
+    Missing,
+    Refused,
+    Sampling,
+    Timing,
+    TokenLogprobs,
+    Verdict,
+    Verification,
+)
+from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree
 from orchestrator import messages as m
-from orchestrator.guess import looked_up
+from orchestrator.guess import NO_GUESS, looked_up
 
 
 def commands(world, kind):
@@ -92,7 +102,8 @@ def test_an_engine_that_has_forgotten_is_sent_the_whole_prefix_and_the_spec(toke
 def test_an_engine_that_never_remembers_is_given_up(tokenizer):
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
-    for _ in range(4):
+    for number in range(4):
+        assert len(commands(world, m.Verify)) == 1 + number, "it is sent everything again, three times"
         world.waiting.clear()
         world.handle(m.TargetReplied(Missing(commands(world, m.Verify)[-1].request.stamp, 0)))
     assert isinstance(world.sent[-1], m.PlaceTarget)
@@ -162,7 +173,8 @@ def verdict(world, **changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"path": (0,)}, {"path": (-1,)}, {"next_token": 50}, {"next_token": -1}, {"held": 4}]
+    "changes",
+    [{"path": (0,)}, {"path": (-1,)}, {"next_token": 50}, {"next_token": -1}, {"held": 4}, {"held": -1}],
 )
 def test_a_verdict_that_cannot_be_right_costs_the_target_its_lease_and_commits_nothing(tokenizer, changes):
     world = World(request(), tokenizer, with_draft=False).start()
@@ -171,6 +183,81 @@ def test_a_verdict_that_cannot_be_right_costs_the_target_its_lease_and_commits_n
     world.handle(m.TargetReplied(verdict(world, **changes)))
     assert world.tokens == []
     assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.PlaceTarget]
+
+
+@pytest.mark.parametrize("path", [(1,), (0, 2), (0, 0), (0, 1, 3), (0, 1, -1), (0, 3), (2, 1)])
+def test_an_accepted_path_that_is_none_of_the_block_is_not_taken(tokenizer, path):
+    """Of a tree: 0 and 2 hang below the root, 1 below 0, 3 below 2."""
+    for accepted, is_path in ((path, False), ((0, 1), True), ((2, 3), True), ((2,), True), ((), True)):
+        world = World(request(), tokenizer, with_draft=False).start()
+        world.deliver()
+        world.waiting.clear()
+        world.session._guess = replace(NO_GUESS, block=TokenTree((7, 8, 9, 10), (-1, 0, -1, 2)))
+        world.handle(m.TargetReplied(verdict(world, path=accepted, held=3)))
+        assert bool(world.tokens) == is_path
+
+
+def test_a_verdict_may_say_that_all_of_its_path_is_held_and_no_more(tokenizer):
+    for held, is_possible in ((3, True), (5, True), (6, False)):
+        world = World(request(), tokenizer, with_draft=False).start()
+        world.deliver()
+        world.waiting.clear()
+        world.session._guess = looked_up((7, 8), needs_q=False)
+        world.handle(m.TargetReplied(verdict(world, path=(0, 1), held=held)))
+        assert bool(world.tokens) == is_possible
+
+
+def test_the_loss_of_a_target_that_was_left_before_changes_nothing(tokenizer):
+    world = World(request(max_tokens=6), tokenizer, with_draft=False).start()
+    world.deliver()
+    world.waiting.clear()
+    world.handle(m.TargetLost(1, "killed"))
+    world.target = type(world.target)(epoch=2)
+    world.deliver()
+    num_sent = len(world.sent)
+    world.handle(m.TargetLost(1, "killed, says somebody late"))
+    assert len(world.sent) == num_sent
+    assert world.run().tokens == plain((3, 1, 4), 6)
+    assert world.chunks[-1].stats.num_target_failures == 1
+
+
+def test_a_lost_target_is_given_back_before_another_is_asked_for(tokenizer):
+    world = World(request(), tokenizer, with_draft=False).start()
+    world.deliver()
+    world.handle(m.TargetLost(1, "killed"))
+    assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.PlaceTarget]
+
+
+def test_the_pilot_is_told_how_long_a_round_took_and_what_the_target_says_of_it(tokenizer):
+    world = World(request(), tokenizer, with_draft=False).start()
+    world.deliver()
+    timing = Timing(0.1, 0.2, 1, 3)
+    for number in range(2):
+        sent = commands(world, m.Verify)[-1].request
+        reply = replace(world.target.verify(sent), timing=replace(timing, num_passes=number))
+        world.handle(m.TargetReplied(reply, 10.0 + number, 12.5 + 2 * number))
+    assert [seen.elapsed_s for seen in world.pilot.seen] == [2.5, 3.5]
+    assert [seen.timing for seen in world.pilot.seen] == [replace(timing, num_passes=number) for number in range(2)]
+    assert world.session.stats.verify_time_s == 2.5 + 3.5
+
+
+def test_what_was_looked_up_is_counted_apart(tokenizer):
+    """A prompt whose first token of output repeats what followed its last one before."""
+    prompt = next((5, a, b, 5) for a in range(1, 50) for b in range(50) if next_token((5, a, b, 5)) == a)
+    world = World(request(prompt, 8), tokenizer, with_draft=False, num_lookups=2).start().run()
+    assert commands(world, m.Verify)[1].request.block.tokens == (prompt[2], 5)
+    stats = world.chunks[-1].stats
+    assert stats.num_lookup_tokens == stats.num_drafted_tokens >= 2
+    drafted = World(request(prompt, 8), tokenizer).start().run().chunks[-1].stats
+    assert drafted.num_drafted_tokens > drafted.num_lookup_tokens == 0
+
+
+@pytest.mark.parametrize(("asked", "served"), [(0, 4), (None, 0), (4, 0)])
+def test_no_draft_is_asked_for_where_request_or_service_want_none(tokenizer, asked, served):
+    world = World(request(max_draft_tokens=asked), tokenizer, gamma=served).start()
+    assert commands(world, m.PlaceDraft) == []
+    assert commands(World(request(max_draft_tokens=1), tokenizer, gamma=1).start(), m.PlaceDraft) != []
+    assert commands(World(request(), tokenizer, with_draft=False).start(), m.PlaceDraft) == []
 
 
 def test_a_lost_target_is_replaced_and_gets_prompt_and_committed_tokens(tokenizer):
@@ -222,7 +309,9 @@ def test_a_lost_draft_is_leased_again_after_pauses_that_grow(tokenizer):
         world.handle(m.DraftUnplaced())
         pauses.append(commands(world, m.PlaceDraft)[-1].delay_s)
     for pause_s, longest_s in zip(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
-        assert longest_s / 2 <= pause_s <= longest_s, "jittered, so that many sessions do not come back as one"
+        assert longest_s / 2 <= pause_s <= longest_s
+    shares = {pause_s / longest_s for pause_s, longest_s in zip(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True)}
+    assert len(shares) == len(pauses), "jittered, so that many sessions do not come back as one"
 
 
 @pytest.mark.parametrize(
