@@ -35,6 +35,7 @@ from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from core.errors import OutriderError, Overloaded, RequestError, Unavailable
+from deploy.metrics import REQUEST_FAILURE, ServeRecorder
 from deploy.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.status import DETAILS_KEY, status_of
 from protos.outrider.v1 import generation_pb2_grpc
@@ -82,7 +83,7 @@ def prepare() -> None:
 
 def add_generation_service(servicer: Any, server: Any) -> None:
     """What Serve calls to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
-    admission = ProxyAdmission(lambda: _places_behind(_proxy_of(server)))
+    admission = ProxyAdmission(lambda: _places_behind(_proxy_of(server)), _Refusals())
 
     def wrap(handler: Handler, method: str) -> Handler:
         return admitted(refusing(handler), admission, is_completion=method in COMPLETIONS)
@@ -135,6 +136,19 @@ async def _places_behind(proxy: Any) -> Sequence[Places]:
     handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
     places: list[Places] = await handle.broadcast("places").results_async()
     return places
+
+
+class _Refusals:
+    """Counts what this proxy refuses where orchestrators count what they refuse."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[str, ServeRecorder] = {}
+
+    def __call__(self, model_name: str) -> None:
+        recorder = self._recorders.get(model_name)
+        if recorder is None:
+            recorder = self._recorders[model_name] = ServeRecorder(model_name, (REQUEST_FAILURE,))
+        recorder(REQUEST_FAILURE, 1, Overloaded.status)
 
 
 class RawServer:

@@ -41,16 +41,26 @@ class Places:
     retry_after_s: float
     max_request_bytes: int
     """No longer message is of use to it, whatever model it is for."""
+    model_name: str
+    """The model of calls that name none; refusals count as its own, since no message has been read then."""
 
 
 class ProxyAdmission:
-    """Counts what is in progress through one proxy. `ask` gives the places of each orchestrator."""
+    """Counts what is in progress through one proxy.
+
+    `ask` gives the places of each orchestrator; `record` is told of each refusal, by the name of a model.
+    """
 
     def __init__(
-        self, ask: Callable[[], Awaitable[Sequence[Places]]], now: Callable[[], float] = time.monotonic
+        self,
+        ask: Callable[[], Awaitable[Sequence[Places]]],
+        record: Callable[[str], None] = lambda _: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ask = ask
+        self._record = record
         self._now = now
+        self._model_name: str | None = None
         self._most: int | None = None
         """Completions in progress at once; None until it is known, and then the orchestrators alone refuse."""
         self._retry_after_s = RETRY_S
@@ -134,6 +144,8 @@ class ProxyAdmission:
     def _refusal(self, reason: str) -> Overloaded:
         """One line in the log for all refusals of a while: they are expected, and there may be thousands."""
         self._num_refused += 1
+        if self._model_name is not None:
+            self._record(self._model_name)
         if self._now() - self._told_s >= LOG_PERIOD_S:
             logger.warning("refused %d calls since the last such line: %s", self._num_refused, reason)
             self._told_s, self._num_refused = self._now(), 0
@@ -151,6 +163,7 @@ class ProxyAdmission:
                 self._most = sum(each.num_completions for each in orchestrators)
                 self._retry_after_s = max(each.retry_after_s for each in orchestrators)
                 self._max_bytes = max(each.max_request_bytes for each in orchestrators)
+                self._model_name = orchestrators[0].model_name
         except Exception as error:  # noqa: BLE001  whatever is wrong with Serve, calls go on without this
             logger.warning("the limits of the orchestrators are not known; they refuse by themselves: %r", error)
             self._most = self._max_bytes = None

@@ -138,6 +138,7 @@ class Servicer:
             sum(each.max_sessions for each in limits),
             max(each.retry_after_s for each in limits),
             self._max_request_bytes,
+            self._default.name,
         )
 
     async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:

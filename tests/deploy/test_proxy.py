@@ -212,7 +212,7 @@ async def test_a_call_with_more_or_none_is_refused_as_grpc_has_it(handler, sent,
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobody(is_stream):
     async def ask():
-        return [Places(1, 2.0, MOST)]
+        return [Places(1, 2.0, MOST, "pair")]
 
     num_asked = 0
     may_end = asyncio.Event()
@@ -242,7 +242,7 @@ async def test_what_there_is_no_place_for_is_refused_with_a_delay_and_asks_nobod
 
 async def test_a_stream_that_is_given_up_leaves_its_place_to_others():
     async def ask():
-        return [Places(1, 2.0, MOST)]
+        return [Places(1, 2.0, MOST, "pair")]
 
     admission = ProxyAdmission(ask)
     handler = admitted(proxy_of_bytes(FakeProxy()), admission, is_completion=True)

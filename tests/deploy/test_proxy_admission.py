@@ -28,6 +28,7 @@ class Orchestrators:
         self.places = list(places)
         self.num_asked = 0
         self.now_s = 100.0
+        self.refused: list[str] = []
 
     async def ask(self):
         self.num_asked += 1
@@ -38,7 +39,7 @@ class Orchestrators:
 
     async def admission(self) -> ProxyAdmission:
         """One that has been told already."""
-        admission = ProxyAdmission(self.ask, lambda: self.now_s)
+        admission = ProxyAdmission(self.ask, self.refused.append, lambda: self.now_s)
         admission.arrived(is_completion=True)
         await settle()
         return admission
@@ -56,7 +57,7 @@ def completions(admission: ProxyAdmission, num: int, stack: ExitStack) -> None:
 
 
 async def test_completions_up_to_the_places_of_all_orchestrators_are_let_in_and_not_one_more():
-    admission = await Orchestrators(Places(2, 1.0, MOST), Places(3, 2.5, MOST)).admission()
+    admission = await Orchestrators(Places(2, 1.0, MOST, "pair"), Places(3, 2.5, MOST, "pair")).admission()
     with ExitStack() as stack:
         completions(admission, 5, stack)
         with pytest.raises(Overloaded, match=r"all 5 places are taken; try again in 2.5 s") as caught:
@@ -67,7 +68,7 @@ async def test_completions_up_to_the_places_of_all_orchestrators_are_let_in_and_
 
 
 async def test_other_calls_have_a_bound_of_their_own():
-    admission = await Orchestrators(Places(0, 1.0, MOST)).admission()
+    admission = await Orchestrators(Places(0, 1.0, MOST, "pair")).admission()
     with ExitStack() as stack:
         for _ in range(MAX_OTHER_CALLS):
             stack.enter_context(admission.call(is_completion=False))
@@ -76,8 +77,8 @@ async def test_other_calls_have_a_bound_of_their_own():
 
 
 async def test_before_anything_is_known_or_when_nobody_answers_the_orchestrators_alone_refuse():
-    orchestrators = Orchestrators(Places(0, 1.0, MOST))
-    admission = ProxyAdmission(orchestrators.ask, lambda: orchestrators.now_s)
+    orchestrators = Orchestrators(Places(0, 1.0, MOST, "pair"))
+    admission = ProxyAdmission(orchestrators.ask, now=lambda: orchestrators.now_s)
     with ExitStack() as stack:
         completions(admission, 3, stack)
     await settle()
@@ -91,9 +92,9 @@ async def test_before_anything_is_known_or_when_nobody_answers_the_orchestrators
 
 
 async def test_places_are_asked_for_again_when_what_is_known_is_old_and_not_before():
-    orchestrators = Orchestrators(Places(1, 1.0, MOST))
+    orchestrators = Orchestrators(Places(1, 1.0, MOST, "pair"))
     admission = await orchestrators.admission()
-    orchestrators.places = [Places(2, 1.0, MOST)]
+    orchestrators.places = [Places(2, 1.0, MOST, "pair")]
     with ExitStack() as stack:
         completions(admission, 1, stack)
         await settle()
@@ -107,7 +108,7 @@ async def test_places_are_asked_for_again_when_what_is_known_is_old_and_not_befo
 
 
 async def test_while_no_orchestrator_answers_those_of_before_count():
-    orchestrators = Orchestrators(Places(1, 1.0, MOST))
+    orchestrators = Orchestrators(Places(1, 1.0, MOST, "pair"))
     admission = await orchestrators.admission()
     orchestrators.places = []
     orchestrators.now_s += REFRESH_S
@@ -134,12 +135,13 @@ async def test_messages_wait_up_to_a_bound_in_bytes_until_their_calls_are_answer
 
 async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
     caplog.set_level(logging.WARNING)
-    orchestrators = Orchestrators(Places(0, 1.0, MOST))
+    orchestrators = Orchestrators(Places(0, 1.0, MOST, "pair"))
     admission = await orchestrators.admission()
     for _ in range(50):
         with pytest.raises(Overloaded):
             admission.arrived(is_completion=True)
     assert len(caplog.records) == 1
+    assert orchestrators.refused == ["pair"] * 50
     orchestrators.now_s += LOG_PERIOD_S
     with pytest.raises(Overloaded):
         admission.arrived(is_completion=True)
@@ -147,7 +149,7 @@ async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
 
 
 async def test_a_message_that_is_too_long_for_every_orchestrator_is_refused_by_its_length():
-    admission = await Orchestrators(Places(1, 1.0, 1000), Places(1, 1.0, 2000)).admission()
+    admission = await Orchestrators(Places(1, 1.0, 1000, "pair"), Places(1, 1.0, 2000, "pair")).admission()
     with admission.waiting(2000):
         pass
     with pytest.raises(InvalidRequest, match="at most 2000 bytes long, got 2001"), admission.waiting(2001):
@@ -155,7 +157,7 @@ async def test_a_message_that_is_too_long_for_every_orchestrator_is_refused_by_i
 
 
 async def test_a_place_that_is_gone_when_the_message_has_come_is_not_taken_twice():
-    admission = await Orchestrators(Places(1, 1.0, MOST)).admission()
+    admission = await Orchestrators(Places(1, 1.0, MOST, "pair")).admission()
     admission.arrived(is_completion=True)
     admission.arrived(is_completion=True)
     with admission.call(is_completion=True), pytest.raises(Overloaded), admission.call(is_completion=True):
@@ -164,7 +166,7 @@ async def test_a_place_that_is_gone_when_the_message_has_come_is_not_taken_twice
 
 async def test_a_call_goes_on_when_nobody_arrives_and_when_it_has_waited_long_enough(monkeypatch):
     monkeypatch.setattr(proxy_admission, "QUIET_S", 0.0)
-    orchestrators = Orchestrators(Places(100, 1.0, MOST))
+    orchestrators = Orchestrators(Places(100, 1.0, MOST, "pair"))
     admission = await orchestrators.admission()
     turn = asyncio.ensure_future(admission.turn())
     for _ in range(20):

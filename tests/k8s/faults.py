@@ -129,6 +129,7 @@ FAULTS = (
           container("draft", "env", to=[{"name": "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "value": "2147483647"}])),
     Fault("longer messages than proxies take", "messages_are_bounded",
           setting("limits", "max_message_bytes", to=16 * 2**20)),
+    Fault("a proxy is not prepared", "proxies_are_prepared", container("target", "env", to=[])),
     Fault("HTTP/1 to the gRPC port", "grpc_port_speaks_http2",
           service("serveService", "spec", "ports", 1, "appProtocol", to="http")),
     Fault("Ray label of no group", "places_that_settings_name_exist",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli import _parser
-from deploy.cluster import SERVICERS
+from deploy.cluster import MAX_MESSAGE_BYTES, PREPARE, SERVICERS
 from deploy.gate import TOKENS_FILE
 from deploy.proxy import STOP_FILE
 from deploy.workers import REPLICA_CPUS
@@ -40,8 +40,7 @@ TOKENS = "outrider-tokens"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
 MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
-MAX_MESSAGE_BYTES = 8 * 2**20
-"""What a proxy takes in at most: it holds a message whole before anything looks at it, and Serve's default is 2 GiB."""
+PREPARATION = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 
 
 def one_application_is_served(objects: Objects) -> Iterator[str]:
@@ -94,6 +93,14 @@ def messages_are_bounded(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: {MAX_MESSAGE} must be {MAX_MESSAGE_BYTES}, got {values}"
     if least > MAX_MESSAGE_BYTES:
         yield f"limits.max_message_bytes is {least}, but proxies take {MAX_MESSAGE_BYTES} at most"
+
+
+def proxies_are_prepared(objects: Objects) -> Iterator[str]:
+    """As `outrider serve` prepares them: or gRPC cancels calls of a burst by itself."""
+    for pod in ray_pods(objects):
+        values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == PREPARATION]
+        if values != [PREPARE]:
+            yield f"{pod.where}: {PREPARATION} must be {PREPARE}, got {values}"
 
 
 def grpc_port_speaks_http2(objects: Objects) -> Iterator[str]:
@@ -312,6 +319,7 @@ CHECKS = (
     servicers_are_the_codes,
     ports_agree,
     messages_are_bounded,
+    proxies_are_prepared,
     grpc_port_speaks_http2,
     places_that_settings_name_exist,
     groups_are_labelled_alike,
