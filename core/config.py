@@ -72,6 +72,10 @@ class EngineConfig:
     """A session that says nothing for this long is dropped and its KV freed."""
     tensor_parallel: int = 1
     """Ranks that share the model, each a process of its own that holds its slices of the weights and of the KV."""
+    link_ports: tuple[int, int] | None = (20200, 20299)
+    """First and last of the TCP ports at which the engine may listen for orchestrators; it takes the first that is
+    free, at the address of its node. [0, 0] takes any free port. None, or no free port, leaves the way through Ray's
+    actor calls, which takes milliseconds a call."""
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", "the directory of a checkpoint", self.model)
@@ -85,6 +89,8 @@ class EngineConfig:
         _check(self.prefill_stretch >= 1, "prefill_stretch", "at least 1", self.prefill_stretch)
         _check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
         _check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
+        first, last = self.link_ports or (0, 0)
+        _check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,15 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import ray
 
 from core.config import EngineConfig
 from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, VerifyRequest
+from deploy.link.address import LinkAddress
+from deploy.link.server import LinkServer
 
 if TYPE_CHECKING:
     from workers.engine import Engine
@@ -65,8 +67,18 @@ class EngineActor(ABC, Generic[Request, Reply]):
         self._epoch = epoch
         self._loop: EngineLoop[Request, Reply] | None = None
 
+    request: ClassVar[type[VerifyRequest] | type[DraftRequest]]
+    """What this engine is asked."""
+
     @abstractmethod
     def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
+
+    async def open_links(self) -> LinkAddress | None:
+        """Where orchestrators reach this engine without Ray, from now on; None where they cannot."""
+        if self._config.link_ports is None:
+            return None
+        self._links = LinkServer(self._epoch, self.request, self._running.post)
+        return await self._links.start(ray.util.get_node_ip_address(), self._config.link_ports)
 
     async def meeting(self) -> Meeting:
         """Where the other ranks find this one."""
@@ -131,6 +143,8 @@ class EngineActor(ABC, Generic[Request, Reply]):
 class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
     """The target model in a process of its own."""
 
+    request = VerifyRequest
+
     def _load_engine(self, rank: Rank | None) -> Engine[VerifyRequest, VerifyReply]:
         from workers.target import TargetEngine
 
@@ -143,6 +157,8 @@ class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
 
 class DraftActor(EngineActor[DraftRequest, DraftReply]):
     """The draft model in a process of its own."""
+
+    request = DraftRequest
 
     def __init__(self, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(config, epoch)

@@ -33,6 +33,9 @@ from core.records import (
     VerifyRequest,
 )
 from deploy.affinity import beginnings
+from deploy.link.client import Link
+from deploy.link.frames import FrameTooLong
+from deploy.link.pool import Links
 from deploy.workers import LeaseGrant
 from orchestrator.statistics import DraftWait
 
@@ -56,22 +59,39 @@ def _in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
 
 
 class EnginePort:
-    """One engine actor, shared by all leases on it."""
+    """One engine, shared by all leases on it: requests go over its link, if there is one, else by actor calls."""
 
-    def __init__(self, grant: LeaseGrant, timeout_s: float) -> None:
-        self._engine_id = grant.engine_id
+    def __init__(self, grant: LeaseGrant, timeout_s: float, engine_id: str) -> None:
+        """`engine_id` tells this port from an earlier one to the same engine."""
+        self._engine_id = engine_id
         self._replica_id = grant.replica_id
         self._engine = grant.engine
         self._timeout_s = timeout_s
         self._is_lost = False
         self._is_stopping = False
+        self._link: Link | None = None
         self._leases: WeakSet[ServeLease[Any]] = WeakSet()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._engine_id}{', lost' if self._is_lost else ''})"
 
+    @property
+    def engine_id(self) -> str:
+        return self._engine_id
+
+    @property
+    def has_broken_link(self) -> bool:
+        """Whether who holds a lease here has to move; the engine itself may be well, and grant another."""
+        return self._link is not None and self._link.is_closed
+
+    def use(self, link: Link) -> None:
+        """From now on."""
+        self._link = link
+
     def mark_lost(self) -> None:
         self._is_lost = True
+        if self._link is not None:
+            self._link.close(f"{self._engine_id} is gone")
 
     def add(self, lease: ServeLease[Any]) -> None:
         """Another lease on this engine."""
@@ -92,11 +112,16 @@ class EnginePort:
         """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
         await self._call(self._engine.release, list(sessions))
 
-    async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
+    def _check(self) -> None:
+        """Raises: WorkerLost when there is nobody to call."""
         if self._is_lost and self._is_stopping:
             raise WorkerStopping(f"{self._engine_id} is to stop")
         if self._is_lost:
             raise WorkerLost(f"{self._engine_id} is gone")
+
+    async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
+        """By an actor call."""
+        self._check()
         try:
             return await asyncio.wait_for(_in_no_request(method.remote, argument), self._timeout_s)
         except TimeoutError as error:
@@ -104,8 +129,27 @@ class EnginePort:
         except (RayError, WorkerLost) as error:
             raise WorkerLost(f"{self._engine_id} failed: {_summary(error)}") from error
 
+    async def _send(self, link: Link, batch: Sequence[Any]) -> list[Any]:
+        """Over the link. Raises: WorkerLost; FrameTooLong."""
+        self._check()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await link.exchange(batch)
+        except TimeoutError as error:
+            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
+        except WorkerLost as error:
+            raise WorkerLost(f"{self._engine_id} failed: {error}") from error
+
+    async def _answers(self, method: Any, batch: Sequence[Any]) -> Any:
+        if self._link is not None:
+            try:
+                return await self._send(self._link, batch)
+            except FrameTooLong as error:
+                logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
+        return await self._call(method, list(batch))
+
     async def _exchange(self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...]) -> Any:
-        replies = await self._call(method, list(batch))
+        replies = await self._answers(method, batch)
         is_list = isinstance(replies, list) and len(replies) == len(batch)
         if not is_list or not all(isinstance(reply, kinds) for reply in replies):
             raise WorkerLost(f"{self._engine_id} did not answer {len(batch)} requests with as many replies")
@@ -159,7 +203,7 @@ class ServeLease(Generic[Port]):
 
     @property
     def engine_id(self) -> str:
-        return self._grant.engine_id
+        return self._port.engine_id
 
     @property
     def epoch(self) -> int:
@@ -196,6 +240,8 @@ class _Deployment(Generic[Port]):
         self._new_port = port
         self._limits = limits
         self._ports: WeakValueDictionary[str, Port] = WeakValueDictionary()
+        self._num_replaced = 0
+        self.links = Links()
 
     async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
         """A lease from the first replica that grants one. Raises: Unavailable."""
@@ -241,13 +287,23 @@ class _Deployment(Generic[Port]):
         stream = _in_no_request(self._lease.remote, name, prefix)
         try:
             grant: LeaseGrant = await anext(stream)
+            link = await self.links.to(grant.engine_id, grant.link)
         except BaseException:  # also when the caller is cancelled: a grant that is on its way must not stay
             stream.cancel()
             raise
+        return ServeLease(name, grant, self._port(grant, link), stream)
+
+    def _port(self, grant: LeaseGrant, link: Link | None) -> Port:
         port = self._ports.get(grant.engine_id)
-        if port is None:
-            port = self._ports[grant.engine_id] = self._new_port(grant, self._limits.reply_timeout_s)
-        return ServeLease(name, grant, port, stream)
+        if port is None or port.has_broken_link:
+            engine_id = grant.engine_id
+            if port is not None:
+                self._num_replaced += 1
+                engine_id += f"/{self._num_replaced}"
+            port = self._ports[grant.engine_id] = self._new_port(grant, self._limits.reply_timeout_s, engine_id)
+        if link is not None:
+            port.use(link)
+        return port
 
 
 class ServeLeases:
@@ -267,6 +323,12 @@ class ServeLeases:
         if self._draft is None:
             raise Unavailable("this service has no draft")
         return await self._draft.take(session, tokens)
+
+    def close_links(self) -> None:
+        """Whoever waits for an engine is told that it is lost."""
+        for side in (self._target, self._draft):
+            if side is not None:
+                side.links.close()
 
     def leave(self, stopping: Set[str]) -> None:
         """Move off the engines of replicas that are to stop: off drafts at once, off targets after the grace."""

@@ -28,6 +28,7 @@ from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
 from deploy import engines
 from deploy.engines import DraftActor, EngineActor, FollowerActor, TargetActor
+from deploy.link.address import LinkAddress
 from deploy.meters import EngineMeter
 from deploy.metrics import ENGINE_CATALOGUE, ServeRecorder
 from deploy.scaling import BUSY, KV_USE, ROUND_S, WAITED_S
@@ -58,6 +59,8 @@ class LeaseGrant:
     """Handle of the engine actor."""
     replica_id: str
     """As Serve names the replica that owns the engine."""
+    link: LinkAddress | None = None
+    """Where the engine is reached without Ray; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class EngineWorker(ABC):
             for index in range(1, config.engine.tensor_parallel)
         ]
         self._info = _load(self._engine, self._followers)
+        self._link: LinkAddress | None = ray.get(self._engine.open_links.remote())
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._dying = asyncio.Event()
         # These live as long as the replica: Ray cancels what is called from a cancelled lease.
@@ -113,7 +117,7 @@ class EngineWorker(ABC):
         """
         try:
             if not self._dying.is_set():
-                yield LeaseGrant(self._engine_id, self._epoch, self._engine, self._replica_id)
+                yield LeaseGrant(self._engine_id, self._epoch, self._engine, self._replica_id, self._link)
             await self._dying.wait()
             raise WorkerLost(f"{self._engine_id} is gone")
         finally:

@@ -18,17 +18,19 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("protos/outrider/v1/generation.proto",)
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+LINK_SOURCES = ("protos/outrider/link/v1/link.proto",)
+"""What orchestrators and engines say to each other; no services."""
+MESSAGE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 CLIENT = "clients/python/outrider_client/_proto"
 CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
 """What the client alone needs; no services."""
-CLIENT_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 
 
 def generate(out: Path) -> None:
     """Write the code of all .proto files below `out`. Raises: SystemExit when protoc refuses one."""
     (out / CLIENT).mkdir(parents=True, exist_ok=True)
     _compile(SOURCES, f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}")
-    _compile(CLIENT_SOURCES, f"--python_out={out}", f"--pyi_out={out}")
+    _compile((*LINK_SOURCES, *CLIENT_SOURCES), f"--python_out={out}", f"--pyi_out={out}")
     for source, copy in _client_copies():
         (out / copy).write_text(_standalone((out / source).read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -45,7 +47,7 @@ def generated_paths() -> Iterator[str]:
     """All generated files, relative to the root."""
     yield from _outputs(SOURCES, SUFFIXES)
     yield from (copy for _, copy in _client_copies())
-    yield from _outputs(CLIENT_SOURCES, CLIENT_SUFFIXES)
+    yield from _outputs((*LINK_SOURCES, *CLIENT_SOURCES), MESSAGE_SUFFIXES)
 
 
 def _compile(sources: Sequence[str], *outputs: str) -> None:

@@ -1,7 +1,7 @@
 """Gives an engine a thread of its own, and its callers an event loop that stays free.
 
-All of an engine runs on that one thread, so it needs no locks; orders reach it through a queue, and answers come back
-as futures of whatever event loop is waiting for them.
+All of an engine runs on that one thread, so it needs no locks; orders reach it through a queue, and replies go to
+whoever posted the requests, as soon as the step that completes them has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, Missing, Refused, VerifyReply, VerifyRequest
@@ -29,9 +29,21 @@ Result = TypeVar("Result")
 EXPIRY_PERIOD_S = 5.0
 
 
+class Receiver(Protocol):
+    """Who has posted requests. Called on the engine's thread: neither method may wait, or raise."""
+
+    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
+        """What one step has completed, each with the number of its request."""
+        ...
+
+    def lose(self, end: WorkerLost) -> None:
+        """The engine has ended, and answers nothing that is still open."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class _Call(Generic[Reply]):
-    """The replies to one batch, filled in as they are ready."""
+    """The replies to one batch, filled in as they are ready; a Receiver."""
 
     future: Future[list[Reply]]
     replies: list[Any]
@@ -40,11 +52,15 @@ class _Call(Generic[Reply]):
     def __post_init__(self) -> None:
         self.num_open = len(self.replies)
 
-    def fill(self, index: int, reply: Reply | Missing | Refused) -> None:
-        self.replies[index] = reply
-        self.num_open -= 1
+    def take(self, replies: Sequence[tuple[int, Reply | Missing | Refused]]) -> None:
+        for index, reply in replies:
+            self.replies[index] = reply
+        self.num_open -= len(replies)
         if self.num_open == 0 and self.future.set_running_or_notify_cancel():
             self.future.set_result(self.replies)
+
+    def lose(self, end: WorkerLost) -> None:
+        _fail(self.future, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,7 @@ class _Order:
     """Something to do on the engine's thread, and whom to tell if it cannot be done any more."""
 
     run: Callable[[], None]
-    future: Future[Any]
+    lose: Callable[[WorkerLost], None]
 
 
 class EngineLoop(Generic[Request, Reply]):
@@ -61,7 +77,7 @@ class EngineLoop(Generic[Request, Reply]):
     def __init__(self, engine: Engine[Request, Reply]) -> None:
         self._engine = engine
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._calls: dict[int, tuple[_Call[Reply], int, float]] = {}
+        self._calls: dict[int, tuple[Receiver, int, float]] = {}
         self._num_requests = 0
         self._door = threading.Lock()
         self._end: WorkerLost | None = None
@@ -74,10 +90,17 @@ class EngineLoop(Generic[Request, Reply]):
         """One reply for each request, in order, when the last of them is ready. Raises: WorkerLost."""
         if not batch:
             return []
-        future: Future[list[Reply]] = Future()
+        call: _Call[Reply] = _Call(Future(), [None] * len(batch))
+        self.post(list(enumerate(batch)), call)
+        return await asyncio.wrap_future(call.future)
+
+    def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
+        """Have `receiver` told the reply to each request, under its number, as soon as there is one.
+
+        From any thread. Raises: WorkerLost.
+        """
         ordered_s = monotonic()
-        self._order(_Order(lambda: self._add(batch, future, ordered_s), future))
-        return await asyncio.wrap_future(future)
+        self._order(_Order(lambda: self._add(batch, receiver, ordered_s), receiver.lose))
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold, before the next step. Raises: WorkerLost."""
@@ -86,7 +109,7 @@ class EngineLoop(Generic[Request, Reply]):
     async def ask(self, question: Callable[[Engine[Request, Reply]], Result]) -> Result:
         """The answer of `question`, asked on the engine's thread between two steps. Raises: WorkerLost."""
         future: Future[Result] = Future()
-        self._order(_Order(lambda: self._answer(question, future), future))
+        self._order(_Order(lambda: self._answer(question, future), lambda end: _fail(future, end)))
         return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
@@ -131,12 +154,11 @@ class EngineLoop(Generic[Request, Reply]):
             if is_idle:
                 self._engine.expire()
 
-    def _add(self, batch: Sequence[Request], future: Future[list[Reply]], ordered_s: float) -> None:
-        call: _Call[Reply] = _Call(future, [None] * len(batch))
+    def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float) -> None:
         queued_s = monotonic() - ordered_s
-        for index, request in enumerate(batch):
+        for number, request in batch:
             self._num_requests += 1
-            self._calls[self._num_requests] = (call, index, queued_s)
+            self._calls[self._num_requests] = (receiver, number, queued_s)
             self._engine.add(self._num_requests, request)
 
     def _answer(self, question: Callable[[Engine[Request, Reply]], Result], future: Future[Result]) -> None:
@@ -148,20 +170,28 @@ class EngineLoop(Generic[Request, Reply]):
             future.set_exception(error)
 
     def _step(self) -> None:
+        ready: dict[Receiver, list[tuple[int, Any]]] = {}
         for ticket, reply in self._engine.step():
-            call, index, queued_s = self._calls.pop(ticket)
-            call.fill(index, _with_queueing(reply, queued_s))
+            receiver, number, queued_s = self._calls.pop(ticket)
+            ready.setdefault(receiver, []).append((number, _with_queueing(reply, queued_s)))
+        for receiver, replies in ready.items():
+            receiver.take(replies)
 
     def _turn_away_the_rest(self) -> None:
-        waiting: set[Future[Any]] = {call.future for call, _, _ in self._calls.values()}
+        assert self._end is not None, "the thread runs until the end is known"
+        waiting: set[Callable[[WorkerLost], None]] = {receiver.lose for receiver, _, _ in self._calls.values()}
         while not self._orders.empty():
             order = self._orders.get_nowait()
             if order is not None:
-                waiting.add(order.future)
-        for future in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(self._end)
+                waiting.add(order.lose)
+        for lose in waiting:
+            lose(self._end)
         self._calls.clear()
+
+
+def _fail(future: Future[Any], error: WorkerLost) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
 
 
 def _with_queueing(reply: Any, queued_s: float) -> Any:

@@ -1,0 +1,160 @@
+"""The orchestrator's end of a link: batches go out as one frame each, replies come back as they are ready.
+
+Knows frames and records; must not know Ray, nor whose requests they are. One event loop, no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.errors import WorkerLost
+from deploy.link.address import LinkAddress
+from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, LinkError, framed
+from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answer, check_welcome, parse
+from deploy.link.replies import Reply, decode_replies
+from deploy.link.requests import Request, encode_requests
+from deploy.link.sockets import tune
+from protos.outrider.link.v1 import link_pb2 as pb
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """The replies to one batch, filled in as they come."""
+
+    first_number: int
+    future: asyncio.Future[list[Any]]
+    replies: list[Reply | None]
+    num_open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_open = len(self.replies)
+
+    def fill(self, number: int, reply: Reply) -> None:
+        """Completes the call with the last of its replies; whoever asked may have given up meanwhile."""
+        self.replies[number - self.first_number] = reply
+        self.num_open -= 1
+        if self.num_open == 0 and not self.future.done():
+            self.future.set_result(self.replies)
+
+
+class Link(asyncio.Protocol):
+    """One connection to one engine. It opens once and closes once."""
+
+    def __init__(self, address: LinkAddress) -> None:
+        self._address = address
+        self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
+        self._challenge: pb.Challenge | None = None
+        self._hello: pb.Hello | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls: dict[int, _Call] = {}
+        self._next_number = 0
+        self._end: str | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(cls, address: LinkAddress) -> Link:
+        """A link that the engine has welcomed. Raises: LinkError, which says why there is none."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                _, link = await loop.create_connection(lambda: cls(address), address.host, address.port)
+                try:
+                    await link._opened
+                except BaseException:
+                    link.close("it was given up")
+                    raise
+        except OSError as error:  # TimeoutError, too
+            raise LinkError(str(error) or f"no answer within {HANDSHAKE_TIMEOUT_S:g} s") from error
+        return link
+
+    @property
+    def is_closed(self) -> bool:
+        return self._end is not None
+
+    async def exchange(self, batch: Sequence[Request]) -> list[Any]:
+        """One reply for each request, in order, when the last of them is there.
+
+        Raises: WorkerLost when the link has closed or closes meanwhile; FrameTooLong, and then nothing was sent.
+        """
+        await self._may_write.wait()
+        if self._end is not None:
+            raise WorkerLost(self._end)
+        if not batch:
+            return []
+        call = self._send(batch)
+        try:
+            return await call.future
+        finally:
+            for number in range(call.first_number, call.first_number + len(batch)):
+                self._calls.pop(number, None)
+
+    def _send(self, batch: Sequence[Request]) -> _Call:
+        assert self._transport is not None, "a link is used once it has been opened"
+        first_number = self._next_number
+        frame = framed(encode_requests(first_number, batch))
+        call = _Call(first_number, asyncio.get_running_loop().create_future(), [None] * len(batch))
+        self._next_number += len(batch)
+        self._calls.update(dict.fromkeys(range(first_number, self._next_number), call))
+        self._transport.write(frame)
+        return call
+
+    def close(self, reason: str) -> None:
+        """Whoever waits is told; may be called twice."""
+        if self._end is not None:
+            return
+        self._end = reason
+        if self._transport is not None:
+            self._transport.abort()
+        self._may_write.set()
+        if not self._opened.done():
+            self._opened.set_exception(LinkError(reason))
+        for call in set(self._calls.values()):
+            if not call.future.done():
+                call.future.set_exception(WorkerLost(reason))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        tune(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.close(f"the link broke: {error}" if error else "the engine closed the link")
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._on_replies(frame) if self._opened.done() else self._on_handshake(frame)
+        except LinkError as error:
+            self.close(f"the link is closed: {error}")
+
+    def _on_handshake(self, frame: bytes) -> None:
+        assert self._transport is not None, "data comes from a connection"
+        if self._challenge is None or self._hello is None:
+            self._challenge = parse(pb.Challenge, frame)
+            self._hello = answer(self._challenge, self._address)
+            self._transport.write(framed(self._hello.SerializeToString()))
+            return
+        check_welcome(parse(pb.Welcome, frame), self._challenge, self._hello, self._address)
+        self._reader.max_bytes = MAX_FRAME_BYTES
+        self._opened.set_result(None)
+
+    def _on_replies(self, frame: bytes) -> None:
+        replies, lost = decode_replies(frame)
+        for number, reply in replies:
+            if (call := self._calls.pop(number, None)) is not None:  # or nobody waits for it any more
+                call.fill(number, reply)
+        if lost is not None:
+            self.close(lost)

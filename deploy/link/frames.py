@@ -1,0 +1,55 @@
+"""Frames on a stream of bytes: four bytes of length, big endian, then so many bytes.
+
+Knows nothing of what is in a frame. A reader takes bytes as they come, in pieces of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 64 * 2**20
+"""A prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Whoever would send more uses another way."""
+
+
+class LinkError(Exception):
+    """What the other end sent cannot be right; the link is closed, for the reason given."""
+
+
+class FrameTooLong(LinkError):
+    """The frame is above the limit."""
+
+
+def framed(content: bytes, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """`content` as a frame. Raises: FrameTooLong."""
+    if len(content) > max_bytes:
+        raise FrameTooLong(f"a frame of {len(content)} bytes; at most {max_bytes} are allowed")
+    return len(content).to_bytes(HEADER_BYTES, "big") + content
+
+
+class FrameReader:
+    """Finds the frames in what has arrived."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        """Of the next frame; who has not been let in yet is allowed less."""
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are complete with `data`, in order. Raises: FrameTooLong, before the frame has arrived."""
+        self._rest += data
+        while len(self._rest) >= HEADER_BYTES:
+            num_bytes = int.from_bytes(self._rest[:HEADER_BYTES], "big")
+            if num_bytes > self.max_bytes:
+                raise FrameTooLong(f"a frame of {num_bytes} bytes; at most {self.max_bytes} are allowed")
+            end = HEADER_BYTES + num_bytes
+            if len(self._rest) < end:
+                return
+            frame = bytes(self._rest[HEADER_BYTES:end])
+            del self._rest[:end]
+            yield frame
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether a stream that ends here ends in good order."""
+        return not self._rest

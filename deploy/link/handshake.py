@@ -1,0 +1,78 @@
+"""How a link begins: the engine challenges, the orchestrator proves that it knows the key, the engine proves it, too.
+
+    engine         Challenge  version, nonce
+    orchestrator   Hello      version, epoch, nonce, HMAC(key, "orchestrator" + both nonces)
+    engine         Welcome    HMAC(key, "engine" + both nonces)
+
+The key itself is never sent, proofs are compared in constant time, and a recorded handshake is of no use for another.
+What follows is neither encrypted nor signed: that is the network's to see to (docs/runbook.md). Pure functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from deploy.link.address import LinkAddress
+from deploy.link.frames import LinkError
+from protos.outrider.link.v1 import link_pb2 as pb
+
+VERSION = 1
+KEY_BYTES = NONCE_BYTES = 32
+MAX_HANDSHAKE_BYTES = 256
+"""Of a frame from somebody who is not known yet."""
+HANDSHAKE_TIMEOUT_S = 5.0
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+def challenge() -> pb.Challenge:
+    """A fresh one."""
+    return pb.Challenge(version=VERSION, nonce=secrets.token_bytes(NONCE_BYTES))
+
+
+def answer(challenge: pb.Challenge, address: LinkAddress) -> pb.Hello:
+    """The orchestrator's answer to a challenge. Raises: LinkError for a version that is not ours."""
+    _check_version(challenge.version)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    proof = _proof(address.key, b"orchestrator", challenge.nonce, nonce)
+    return pb.Hello(version=VERSION, epoch=address.epoch, nonce=nonce, proof=proof)
+
+
+def admit(hello: pb.Hello, challenge: pb.Challenge, address: LinkAddress) -> pb.Welcome:
+    """The engine's answer to an orchestrator that may come in. Raises: LinkError for any other."""
+    _check_version(hello.version)
+    if not hmac.compare_digest(hello.proof, _proof(address.key, b"orchestrator", challenge.nonce, hello.nonce)):
+        raise LinkError("its key is not this engine's")
+    if hello.epoch != address.epoch:
+        raise LinkError(f"it means engine {hello.epoch:016x}, and this is {address.epoch:016x}")
+    return pb.Welcome(proof=_proof(address.key, b"engine", challenge.nonce, hello.nonce))
+
+
+def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello, address: LinkAddress) -> None:
+    """Raises: LinkError unless the engine knows the key, too."""
+    if not hmac.compare_digest(welcome.proof, _proof(address.key, b"engine", challenge.nonce, hello.nonce)):
+        raise LinkError("who listens there does not know the engine's key")
+
+
+def parse(kind: type[Kind], frame: bytes) -> Kind:
+    """Raises: LinkError for what is no such message."""
+    try:
+        return kind.FromString(frame)
+    except DecodeError as error:
+        raise LinkError(f"a frame that is no {kind.DESCRIPTOR.name}") from error
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise LinkError(f"it speaks version {version} of the protocol, and this end {VERSION}")
+
+
+def _proof(key: bytes, side: bytes, engine_nonce: bytes, orchestrator_nonce: bytes) -> bytes:
+    if len(engine_nonce) != NONCE_BYTES or len(orchestrator_nonce) != NONCE_BYTES:
+        raise LinkError(f"a nonce that has not {NONCE_BYTES} bytes")
+    return hmac.digest(key, side + engine_nonce + orchestrator_nonce, hashlib.sha256)

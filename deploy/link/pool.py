@@ -1,0 +1,85 @@
+"""The links of one orchestrator process: at most one to each engine, opened when a lease first leads there.
+
+A link that cannot be opened is logged and counted, and tried again later; meanwhile calls take the way through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+
+from deploy.link.address import LinkAddress
+from deploy.link.client import Link
+from deploy.link.frames import LinkError
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+"""Pause before an engine whose link could not be opened is tried again."""
+
+
+class Links:
+    """Invariant: a link that has closed is found by nobody; the engine's next grant opens another."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, Link] = {}
+        self._opening: dict[str, asyncio.Task[Link | None]] = {}
+        self._unopened_s: dict[str, float] = {}
+        """When the last attempt failed."""
+        self.num_unopened = 0
+        """Attempts that failed."""
+        self.num_lost = 0
+        """Links that closed though they had been open."""
+
+    async def to(self, engine_id: str, address: LinkAddress | None) -> Link | None:
+        """The link to this engine, opened if need be; None when there is none now.
+
+        The first attempt is waited for; later ones go on beside calls that take the other way.
+        """
+        link = self._links.get(engine_id)
+        if link is not None and not link.is_closed:
+            return link
+        if address is None:
+            return None
+        self._forget(engine_id)
+        failed_s = self._unopened_s.get(engine_id)
+        if failed_s is not None:
+            if time.monotonic() - failed_s >= RETRY_S:
+                self._open(engine_id, address)
+            return None
+        return await asyncio.shield(self._open(engine_id, address))
+
+    def close(self) -> None:
+        """All of them; whoever waits for a reply is told."""
+        for link in self._links.values():
+            link.close("this orchestrator is shutting down")
+        self._links.clear()
+
+    def _open(self, engine_id: str, address: LinkAddress) -> asyncio.Task[Link | None]:
+        """Others share the attempt, so that it must not end with the request that it began in."""
+        task = self._opening.get(engine_id)
+        if task is None:
+            task = asyncio.create_task(self._try(engine_id, address), context=contextvars.Context())
+            self._opening[engine_id] = task
+        return task
+
+    async def _try(self, engine_id: str, address: LinkAddress) -> Link | None:
+        try:
+            link = self._links[engine_id] = await Link.open(address)
+        except LinkError as error:
+            if engine_id not in self._unopened_s:
+                logger.warning("no link to %s, which is called through Ray instead: %s", engine_id, error)
+            self.num_unopened += 1
+            self._unopened_s[engine_id] = time.monotonic()
+            return None
+        else:
+            self._unopened_s.pop(engine_id, None)
+            return link
+        finally:
+            del self._opening[engine_id]
+
+    def _forget(self, engine_id: str) -> None:
+        if self._links.pop(engine_id, None) is not None:
+            self.num_lost += 1

@@ -1,0 +1,136 @@
+"""Replies of core.records as protobuf, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.records import Drafted, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from deploy.link.frames import LinkError
+from deploy.link.handshake import parse
+from deploy.link.requests import decode_stamp, encode_stamp
+from deploy.link.trees import decode_distributions, decode_growth, encode_distributions, encode_growth
+from protos.outrider.link.v1 import link_pb2 as pb
+
+Reply = Verdict | Drafted | Missing | Refused
+Numbered = tuple[int, Reply]
+"""The number of a request, and the reply to it."""
+
+
+def encode_replies(replies: Sequence[Numbered]) -> bytes:
+    """One message with all of them."""
+    return pb.Replies(replies=[_encode(number, reply) for number, reply in replies]).SerializeToString()
+
+
+def encode_loss(reason: str) -> bytes:
+    """The message that ends a link whose engine has failed."""
+    return pb.Replies(lost=reason).SerializeToString()
+
+
+def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None]:
+    """The replies; and why the engine has failed, if it has. Raises: LinkError."""
+    message = parse(pb.Replies, frame)
+    try:
+        replies = [(each.number, _decode(each)) for each in message.replies]
+    except ValueError as error:
+        raise LinkError(f"a reply that cannot be one: {error}") from error
+    return replies, message.lost if message.HasField("lost") else None
+
+
+def _encode(number: int, reply: Reply) -> pb.Reply:
+    stamp = encode_stamp(reply.stamp)
+    match reply:
+        case Verdict():
+            return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
+        case Drafted():
+            return pb.Reply(number=number, stamp=stamp, drafted=_encode_drafted(reply))
+        case Missing():
+            return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
+        case Refused():
+            return pb.Reply(number=number, stamp=stamp, refused=pb.Refused(reason=reply.reason))
+
+
+def _decode(message: pb.Reply) -> Reply:
+    stamp = decode_stamp(message.stamp)
+    match message.WhichOneof("content"):
+        case "verdict":
+            return _decode_verdict(stamp, message.verdict)
+        case "drafted":
+            return _decode_drafted(stamp, message.drafted)
+        case "missing":
+            return Missing(stamp, message.missing.held)
+        case "refused":
+            return Refused(stamp, message.refused.reason)
+    raise ValueError("it is of no kind that this end knows")
+
+
+def _encode_verdict(verdict: Verdict) -> pb.Verdict:
+    return pb.Verdict(
+        path=verdict.path,
+        next_token=verdict.next_token,
+        held=verdict.held,
+        logprobs=map(_encode_logprobs, verdict.logprobs),
+        timing=_encode_timing(verdict.timing),
+    )
+
+
+def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
+    return Verdict(
+        stamp,
+        tuple(message.path),
+        message.next_token,
+        message.held,
+        tuple(map(_decode_logprobs, message.logprobs)),
+        _decode_timing(message.timing) if message.HasField("timing") else None,
+    )
+
+
+def _encode_drafted(drafted: Drafted) -> pb.Drafted:
+    return pb.Drafted(
+        tokens=drafted.tokens,
+        held=drafted.held,
+        q=encode_distributions(drafted.q),
+        confidence=drafted.confidence,
+        entropy=drafted.entropy,
+        timing=_encode_timing(drafted.timing),
+        growth=encode_growth(drafted.growth),
+    )
+
+
+def _decode_drafted(stamp: Stamp, message: pb.Drafted) -> Drafted:
+    return Drafted(
+        stamp,
+        tuple(message.tokens),
+        message.held,
+        decode_distributions(message.q),
+        tuple(message.confidence),
+        tuple(message.entropy),
+        _decode_timing(message.timing) if message.HasField("timing") else None,
+        decode_growth(message.growth),
+    )
+
+
+def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[value for _, value in logprobs.top],
+    )
+
+
+def _decode_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
+
+
+def _encode_timing(timing: Timing | None) -> pb.Timing | None:
+    if timing is None:
+        return None
+    return pb.Timing(
+        waited_s=timing.waited_s,
+        computed_s=timing.computed_s,
+        num_passes=timing.num_passes,
+        num_rows=timing.num_rows,
+    )
+
+
+def _decode_timing(message: pb.Timing) -> Timing:
+    return Timing(message.waited_s, message.computed_s, message.num_passes, message.num_rows)

@@ -1,0 +1,193 @@
+"""Requests of core.records as protobuf, and back. Fields that are as they would be by themselves are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.errors import InvalidRequest
+from core.records import (
+    NEVER_STOP,
+    Base,
+    DraftRequest,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    StopRule,
+    Verification,
+    VerifyRequest,
+)
+from core.trees import NO_GROWTH, Budget, Growth
+from deploy.link.frames import LinkError
+from deploy.link.handshake import parse
+from deploy.link.trees import (
+    decode_budget,
+    decode_growth,
+    decode_tree,
+    encode_budget,
+    encode_growth,
+    encode_tree,
+)
+from protos.outrider.link.v1 import link_pb2 as pb
+
+Request = VerifyRequest | DraftRequest
+
+_VERIFICATIONS = {
+    Verification.COUPLED: pb.VERIFICATION_COUPLED,
+    Verification.REJECTION: pb.VERIFICATION_REJECTION,
+    Verification.BLOCK: pb.VERIFICATION_BLOCK,
+}
+_BY_NUMBER = {number: verification for verification, number in _VERIFICATIONS.items()}
+
+
+def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
+    """One message; all requests of a batch are of one kind."""
+    verify = [_encode_verify(request) for request in batch if isinstance(request, VerifyRequest)]
+    draft = [_encode_draft(request) for request in batch if isinstance(request, DraftRequest)]
+    return pb.Requests(first_number=first_number, verify=verify, draft=draft).SerializeToString()
+
+
+def decode_requests(frame: bytes) -> list[tuple[int, Request]]:
+    """Each request with its number. Raises: LinkError."""
+    message = parse(pb.Requests, frame)
+    try:
+        batch: list[Request] = [*map(_decode_verify, message.verify), *map(_decode_draft, message.draft)]
+    except (ValueError, KeyError, InvalidRequest) as error:
+        raise LinkError(f"a request that cannot be one: {error}") from error
+    return list(enumerate(batch, message.first_number))
+
+
+def encode_stamp(stamp: Stamp) -> pb.Stamp:
+    """All of it."""
+    return pb.Stamp(session=stamp.session, epoch=stamp.epoch, round=stamp.round)
+
+
+def decode_stamp(message: pb.Stamp) -> Stamp:
+    """All of it."""
+    return Stamp(message.session, message.epoch, message.round)
+
+
+def _encode_verify(request: VerifyRequest) -> pb.VerifyRequest:
+    return pb.VerifyRequest(
+        stamp=encode_stamp(request.stamp),
+        base=_encode_base(request.base),
+        suffix=request.suffix,
+        block=encode_tree(request.block),
+        spec=_encode_spec(request.spec),
+    )
+
+
+def _decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
+    return VerifyRequest(
+        decode_stamp(message.stamp),
+        Base(message.base.num_tokens, message.base.prefix_hash),
+        tuple(message.suffix),
+        decode_tree(message.block),
+        _decode_spec(message.spec) if message.HasField("spec") else None,
+    )
+
+
+def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
+    growth = request.growth
+    return pb.DraftRequest(
+        stamp=encode_stamp(request.stamp),
+        base=_encode_base(request.base),
+        suffix=request.suffix,
+        nodes=encode_growth(growth) if isinstance(growth, Growth) else None,
+        budget=encode_budget(growth) if isinstance(growth, Budget) else None,
+        block=encode_tree(request.block),
+        is_table=request.is_table,
+        max_passes=request.max_passes,
+        stop=_encode_stop(request.stop),
+        spec=_encode_spec(request.spec),
+    )
+
+
+def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
+    return DraftRequest(
+        decode_stamp(message.stamp),
+        Base(message.base.num_tokens, message.base.prefix_hash),
+        tuple(message.suffix),
+        _decode_growth(message),
+        decode_tree(message.block),
+        message.is_table,
+        message.max_passes,
+        _decode_stop(message.stop) if message.HasField("stop") else NEVER_STOP,
+        _decode_spec(message.spec) if message.HasField("spec") else None,
+    )
+
+
+def _decode_growth(message: pb.DraftRequest) -> Growth | Budget:
+    match message.WhichOneof("growth"):
+        case "nodes":
+            return decode_growth(message.nodes)
+        case "budget":
+            return decode_budget(message.budget)
+    return NO_GROWTH
+
+
+def _encode_base(base: Base) -> pb.Base:
+    return pb.Base(num_tokens=base.num_tokens, prefix_hash=base.prefix_hash)
+
+
+def _encode_stop(stop: StopRule) -> pb.StopRule | None:
+    if stop == NEVER_STOP:
+        return None
+    return pb.StopRule(min_confidence=stop.min_confidence, max_entropy=stop.max_entropy)
+
+
+def _decode_stop(message: pb.StopRule) -> StopRule:
+    return StopRule(message.min_confidence, message.max_entropy)
+
+
+def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
+    if spec is None:
+        return None
+    return pb.SequenceSpec(
+        prompt_len=spec.prompt_len,
+        sampling=_encode_sampling(spec.sampling),
+        verification=_VERIFICATIONS[spec.verification],
+        num_logprobs=spec.num_logprobs,
+    )
+
+
+def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
+    return SequenceSpec(
+        message.prompt_len,
+        _decode_sampling(message.sampling),
+        _BY_NUMBER[message.verification],
+        message.num_logprobs if message.HasField("num_logprobs") else None,
+    )
+
+
+def _encode_sampling(sampling: Sampling) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        bias_ids=[token_id for token_id, _ in sampling.logit_bias],
+        biases=[bias for _, bias in sampling.logit_bias],
+        min_tokens=sampling.min_tokens,
+        suppressed_ids=sampling.suppressed_ids,
+        seed=sampling.seed,
+    )
+
+
+def _decode_sampling(message: pb.Sampling) -> Sampling:
+    """Raises: InvalidRequest, or ValueError."""
+    return Sampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
+        min_tokens=message.min_tokens,
+        suppressed_ids=tuple(message.suppressed_ids),
+        seed=message.seed,
+    )

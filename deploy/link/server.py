@@ -1,0 +1,184 @@
+"""The engine's end of its links: takes requests off the wire for the engine's thread, and sends what that answers.
+
+Knows frames and the engine's loop; must not know Ray. It runs on whatever event loop starts it; replies come in on the
+engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from core.errors import WorkerLost
+from deploy.link.address import LinkAddress
+from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, FrameTooLong, LinkError, framed
+from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, KEY_BYTES, MAX_HANDSHAKE_BYTES, admit, challenge, parse
+from deploy.link.replies import Numbered, encode_loss, encode_replies
+from deploy.link.requests import Request, decode_requests
+from deploy.link.sockets import Outbox, peer_of, tune
+from protos.outrider.link.v1 import link_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+MAX_STRANGERS = 64
+"""Connections at once that have not proved anything yet; more are closed."""
+MAX_OPEN_REQUESTS = 4096
+"""Of one link; while so many wait for the engine, no more are read."""
+
+Post = Callable[[Sequence[tuple[int, Any]], Any], None]
+"""`workers.loop.EngineLoop.post`."""
+
+
+class LinkServer:
+    """Listens for orchestrators on behalf of one engine."""
+
+    def __init__(self, epoch: int, kind: type[Request], post: Post) -> None:
+        self._epoch = epoch
+        self._kind = kind
+        self._post = post
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._strangers: set[EngineLink] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, ports: tuple[int, int]) -> LinkAddress | None:
+        """Listen at the first port of the range (both ends included) that is free; None, and a warning, if none is."""
+        for port in range(ports[0], ports[1] + 1):
+            try:
+                self._server = await asyncio.get_running_loop().create_server(self._new_link, host, port)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                logger.warning("no links: %s port %d cannot be listened at: %s", host, port, error)
+                return None
+            return self._address(host, self._server.sockets[0].getsockname()[1])
+        logger.warning("no links: ports %d to %d of %s are all in use; see link_ports", *ports, host)
+        return None
+
+    def close(self) -> None:
+        """Take no more links; those that there are go on."""
+        if self._server is not None:
+            self._server.close()
+
+    def _address(self, host: str, port: int) -> LinkAddress:
+        return LinkAddress(host, port, self._epoch, self._key)
+
+    def _new_link(self) -> EngineLink:
+        return EngineLink(self._address("", 0), self._kind, self._post, self._strangers)
+
+
+class EngineLink(asyncio.Protocol):
+    """One orchestrator's connection. Whatever is wrong with it closes it, with one line in the log, and harms no other.
+
+    `take` and `lose` are called on the engine's thread, all else on the event loop.
+    """
+
+    def __init__(self, address: LinkAddress, kind: type[Request], post: Post, strangers: set[EngineLink]) -> None:
+        self._address = address
+        self._kind = kind
+        self._post = post
+        self._strangers = strangers
+        self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
+        self._challenge = challenge()
+        self._num_open = 0
+        self._is_closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._peer = peer_of(transport)
+        self._outbox = Outbox(transport, self._loop, self._close_for)
+        self._patience = self._loop.call_later(
+            HANDSHAKE_TIMEOUT_S, self._close_for, f"it has said nothing that lets it in for {HANDSHAKE_TIMEOUT_S:g} s"
+        )
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._close_for(f"{MAX_STRANGERS} others have yet to say who they are")
+            return
+        self._strangers.add(self)
+        tune(transport)
+        self._outbox.send(framed(self._challenge.SerializeToString()))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._take_requests(frame) if self._is_admitted else self._let_in(frame)
+        except LinkError as error:
+            self._close_for(str(error))
+
+    def eof_received(self) -> None:
+        if not self._reader.is_between_frames:
+            self._close_for("it ended within a frame")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            self._close_for(f"it broke: {error}")
+        self._patience.cancel()
+        self._strangers.discard(self)
+        self._is_closed = True
+        self._outbox.close()
+
+    @property
+    def _is_admitted(self) -> bool:
+        return self._reader.max_bytes == MAX_FRAME_BYTES
+
+    def _let_in(self, frame: bytes) -> None:
+        welcome = admit(parse(pb.Hello, frame), self._challenge, self._address)
+        self._patience.cancel()
+        self._strangers.discard(self)
+        self._reader.max_bytes = MAX_FRAME_BYTES
+        self._outbox.send(framed(welcome.SerializeToString()))
+
+    def _take_requests(self, frame: bytes) -> None:
+        batch = decode_requests(frame)
+        if not all(isinstance(request, self._kind) for _, request in batch):
+            raise LinkError(f"this engine takes nothing but a {self._kind.__name__}")
+        self._num_open += len(batch)
+        if self._num_open > MAX_OPEN_REQUESTS:
+            self._transport.pause_reading()
+        try:
+            self._post(batch, self)
+        except WorkerLost as lost:
+            self.lose(lost)
+
+    def _answered(self, num_replies: int) -> None:
+        was_full = self._num_open > MAX_OPEN_REQUESTS
+        self._num_open -= num_replies
+        if was_full and self._num_open <= MAX_OPEN_REQUESTS and not self._is_closed:
+            self._transport.resume_reading()
+
+    def _close_for(self, reason: str) -> None:
+        """Once, whatever goes wrong after."""
+        if not self._is_closed:
+            self._is_closed = True
+            logger.warning("the link from %s is closed: %s", self._peer, reason)
+            self._transport.abort()
+
+    # On the engine's thread
+
+    def take(self, replies: Sequence[Numbered]) -> None:
+        """Send what a step has completed."""
+        try:
+            self._outbox.send(_in_frames(replies))
+        except Exception as error:  # a defect here must not end the engine
+            logger.exception("%d replies could not be sent", len(replies))
+            self._loop.call_soon_threadsafe(self._close_for, f"a reply could not be sent: {error}")
+        self._loop.call_soon_threadsafe(self._answered, len(replies))
+
+    def lose(self, end: WorkerLost) -> None:
+        """Tell why nothing more will be answered."""
+        self._outbox.send(framed(encode_loss(str(end))))
+
+
+def _in_frames(replies: Sequence[Numbered]) -> bytes:
+    """As one frame, or as two halves where one would be too long. Raises: FrameTooLong for a single reply."""
+    try:
+        return framed(encode_replies(replies))
+    except FrameTooLong:
+        if len(replies) == 1:
+            raise
+        middle = len(replies) // 2
+        return _in_frames(replies[:middle]) + _in_frames(replies[middle:])

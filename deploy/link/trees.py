@@ -1,0 +1,93 @@
+"""Trees, growths and distributions of core.trees as protobuf, and back; each decoder checks what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, TokenTree
+from protos.outrider.link.v1 import link_pb2 as pb
+
+
+def encode_tree(tree: TokenTree) -> pb.TokenTree | None:
+    """None for the empty one."""
+    if not len(tree):
+        return None
+    return pb.TokenTree(tokens=tree.tokens, parents=tree.parents, q=encode_distributions(tree.q))
+
+
+def decode_tree(message: pb.TokenTree) -> TokenTree:
+    """Raises: ValueError when it is no tree."""
+    if not message.tokens and not message.parents:
+        return EMPTY_BLOCK
+    return TokenTree(tuple(message.tokens), tuple(message.parents), decode_distributions(message.q))
+
+
+def encode_distributions(distributions: Sequence[SparseDistribution]) -> pb.Distributions | None:
+    """None where there are none."""
+    if not distributions:
+        return None
+    return pb.Distributions(
+        lengths=[len(each.token_ids) for each in distributions],
+        token_ids=chain.from_iterable(each.token_ids for each in distributions),
+        probs=chain.from_iterable(each.probs for each in distributions),
+    )
+
+
+def decode_distributions(message: pb.Distributions) -> tuple[SparseDistribution, ...]:
+    """Raises: ValueError when lengths and entries do not agree."""
+    if not message.lengths:
+        return ()
+    if not sum(message.lengths) == len(message.token_ids) == len(message.probs):
+        raise ValueError("distributions whose lengths are not those of their entries")
+    return tuple(_split(message))
+
+
+def _split(message: pb.Distributions) -> Iterator[SparseDistribution]:
+    token_ids, probs = tuple(message.token_ids), tuple(message.probs)
+    start = 0
+    for length in message.lengths:
+        yield SparseDistribution(token_ids[start : start + length], probs[start : start + length])
+        start += length
+
+
+def encode_growth(growth: Growth) -> pb.Growth | None:
+    """None for the empty one."""
+    return pb.Growth(parents=growth.parents, ranks=growth.ranks) if len(growth) else None
+
+
+def decode_growth(message: pb.Growth) -> Growth:
+    """Raises: ValueError when it is none."""
+    return Growth(tuple(message.parents), tuple(message.ranks)) if message.parents or message.ranks else NO_GROWTH
+
+
+def encode_budget(budget: Budget) -> pb.Budget:
+    """All of its fields."""
+    offset, slope = budget.sureness
+    return pb.Budget(
+        num_nodes=budget.num_nodes,
+        num_passes=budget.num_passes,
+        rows_per_pass=budget.rows_per_pass,
+        max_depth=budget.max_depth,
+        fanout=budget.fanout,
+        sureness_offset=offset,
+        sureness_slope=slope,
+        tail=budget.tail,
+        min_reach=budget.min_reach,
+        is_chain=budget.is_chain,
+    )
+
+
+def decode_budget(message: pb.Budget) -> Budget:
+    """Raises: ValueError when it is none."""
+    return Budget(
+        num_nodes=message.num_nodes,
+        num_passes=message.num_passes,
+        rows_per_pass=message.rows_per_pass,
+        max_depth=message.max_depth,
+        fanout=message.fanout,
+        sureness=(message.sureness_offset, message.sureness_slope),
+        tail=tuple(message.tail),
+        min_reach=message.min_reach,
+        is_chain=message.is_chain,
+    )

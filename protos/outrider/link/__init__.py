@@ -1,0 +1,1 @@
+"""What orchestrators and engines say to each other over a link, by version."""

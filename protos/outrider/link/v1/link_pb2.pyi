@@ -1,0 +1,301 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERIFICATION_UNSPECIFIED: _ClassVar[Verification]
+    VERIFICATION_COUPLED: _ClassVar[Verification]
+    VERIFICATION_REJECTION: _ClassVar[Verification]
+    VERIFICATION_BLOCK: _ClassVar[Verification]
+VERIFICATION_UNSPECIFIED: Verification
+VERIFICATION_COUPLED: Verification
+VERIFICATION_REJECTION: Verification
+VERIFICATION_BLOCK: Verification
+
+class Challenge(_message.Message):
+    __slots__ = ("version", "nonce")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    nonce: bytes
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "epoch", "nonce", "proof")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    epoch: int
+    nonce: bytes
+    proof: bytes
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
+
+class Requests(_message.Message):
+    __slots__ = ("first_number", "verify", "draft")
+    FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    first_number: int
+    verify: _containers.RepeatedCompositeFieldContainer[VerifyRequest]
+    draft: _containers.RepeatedCompositeFieldContainer[DraftRequest]
+    def __init__(self, first_number: _Optional[int] = ..., verify: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., draft: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ...) -> None: ...
+
+class Replies(_message.Message):
+    __slots__ = ("replies", "lost")
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[Reply]
+    lost: str
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("number", "stamp", "verdict", "drafted", "missing", "refused")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stamp: Stamp
+    verdict: Verdict
+    drafted: Drafted
+    missing: Missing
+    refused: Refused
+    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class Stamp(_message.Message):
+    __slots__ = ("session", "epoch", "round")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    epoch: int
+    round: int
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class Base(_message.Message):
+    __slots__ = ("num_tokens", "prefix_hash")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    prefix_hash: int
+    def __init__(self, num_tokens: _Optional[int] = ..., prefix_hash: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("stamp", "base", "suffix", "block", "spec")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    base: Base
+    suffix: _containers.RepeatedScalarFieldContainer[int]
+    block: TokenTree
+    spec: SequenceSpec
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+
+class DraftRequest(_message.Message):
+    __slots__ = ("stamp", "base", "suffix", "nodes", "budget", "block", "is_table", "max_passes", "stop", "spec")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    IS_TABLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    base: Base
+    suffix: _containers.RepeatedScalarFieldContainer[int]
+    nodes: Growth
+    budget: Budget
+    block: TokenTree
+    is_table: bool
+    max_passes: int
+    stop: StopRule
+    spec: SequenceSpec
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Union[Growth, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., is_table: _Optional[bool] = ..., max_passes: _Optional[int] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+
+class TokenTree(_message.Message):
+    __slots__ = ("tokens", "parents", "q")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    q: Distributions
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
+
+class Distributions(_message.Message):
+    __slots__ = ("lengths", "token_ids", "probs")
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Growth(_message.Message):
+    __slots__ = ("parents", "ranks")
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parents: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Budget(_message.Message):
+    __slots__ = ("num_nodes", "num_passes", "rows_per_pass", "max_depth", "fanout", "sureness_offset", "sureness_slope", "tail", "min_reach", "is_chain")
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    FANOUT_FIELD_NUMBER: _ClassVar[int]
+    SURENESS_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SURENESS_SLOPE_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    MIN_REACH_FIELD_NUMBER: _ClassVar[int]
+    IS_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    num_nodes: int
+    num_passes: int
+    rows_per_pass: int
+    max_depth: int
+    fanout: int
+    sureness_offset: float
+    sureness_slope: float
+    tail: _containers.RepeatedScalarFieldContainer[float]
+    min_reach: float
+    is_chain: bool
+    def __init__(self, num_nodes: _Optional[int] = ..., num_passes: _Optional[int] = ..., rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., fanout: _Optional[int] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., min_reach: _Optional[float] = ..., is_chain: _Optional[bool] = ...) -> None: ...
+
+class StopRule(_message.Message):
+    __slots__ = ("min_confidence", "max_entropy")
+    MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    min_confidence: float
+    max_entropy: float
+    def __init__(self, min_confidence: _Optional[float] = ..., max_entropy: _Optional[float] = ...) -> None: ...
+
+class SequenceSpec(_message.Message):
+    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs")
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    prompt_len: int
+    sampling: Sampling
+    verification: Verification
+    num_logprobs: int
+    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "biases", "min_tokens", "suppressed_ids", "seed")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    min_tokens: int
+    suppressed_ids: _containers.RepeatedScalarFieldContainer[int]
+    seed: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("waited_s", "computed_s", "num_passes", "num_rows")
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    waited_s: float
+    computed_s: float
+    num_passes: int
+    num_rows: int
+    def __init__(self, waited_s: _Optional[float] = ..., computed_s: _Optional[float] = ..., num_passes: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("path", "next_token", "held", "logprobs", "timing")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[int]
+    next_token: int
+    held: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    timing: Timing
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+
+class Drafted(_message.Message):
+    __slots__ = ("tokens", "held", "q", "confidence", "entropy", "timing", "growth")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    held: int
+    q: Distributions
+    confidence: _containers.RepeatedScalarFieldContainer[float]
+    entropy: _containers.RepeatedScalarFieldContainer[float]
+    timing: Timing
+    growth: Growth
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., held: _Optional[int] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ..., confidence: _Optional[_Iterable[float]] = ..., entropy: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
+
+class Missing(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    def __init__(self, held: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
