@@ -8,7 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import cluster, control, distant, divergence, drain, edge, families, gpu, kills, overhead, rounds, runtime
+from bench import (
+    cluster,
+    control,
+    distant,
+    divergence,
+    drain,
+    edge,
+    families,
+    gpu,
+    kills,
+    links,
+    overhead,
+    rounds,
+    runtime,
+)
 from bench.results import Result, report
 
 
@@ -36,6 +50,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "families": families,
     "gpu": gpu,
     "kills": kills,
+    "links": links,
     "overhead": overhead,
     "rounds": rounds,
     "runtime": runtime,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
-"""A prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Whoever would send more uses another way."""
+"""A prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Who would send more uses another way."""
 
 
 class LinkError(Exception):

@@ -43,14 +43,14 @@ def answer(challenge: pb.Challenge, address: LinkAddress) -> pb.Hello:
     return pb.Hello(version=VERSION, epoch=address.epoch, nonce=nonce, proof=proof)
 
 
-def admit(hello: pb.Hello, challenge: pb.Challenge, address: LinkAddress) -> pb.Welcome:
+def admit(hello: pb.Hello, challenge: pb.Challenge, epoch: int, key: bytes) -> pb.Welcome:
     """The engine's answer to an orchestrator that may come in. Raises: LinkError for any other."""
     _check_version(hello.version)
-    if not hmac.compare_digest(hello.proof, _proof(address.key, b"orchestrator", challenge.nonce, hello.nonce)):
+    if not hmac.compare_digest(hello.proof, _proof(key, b"orchestrator", challenge.nonce, hello.nonce)):
         raise LinkError("its key is not this engine's")
-    if hello.epoch != address.epoch:
-        raise LinkError(f"it means engine {hello.epoch:016x}, and this is {address.epoch:016x}")
-    return pb.Welcome(proof=_proof(address.key, b"engine", challenge.nonce, hello.nonce))
+    if hello.epoch != epoch:
+        raise LinkError(f"it means engine {hello.epoch:016x}, and this is {epoch:016x}")
+    return pb.Welcome(proof=_proof(key, b"engine", challenge.nonce, hello.nonce))
 
 
 def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello, address: LinkAddress) -> None:

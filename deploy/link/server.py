@@ -11,7 +11,7 @@ import errno
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from core.errors import WorkerLost
 from deploy.link.address import LinkAddress
@@ -37,37 +37,37 @@ class LinkServer:
     """Listens for orchestrators on behalf of one engine."""
 
     def __init__(self, epoch: int, kind: type[Request], post: Post) -> None:
-        self._epoch = epoch
-        self._kind = kind
-        self._post = post
-        self._key = secrets.token_bytes(KEY_BYTES)
-        self._strangers: set[EngineLink] = set()
+        self.epoch = epoch
+        self.kind = kind
+        """Of the requests that the engine takes."""
+        self.post = post
+        self.key = secrets.token_bytes(KEY_BYTES)
+        self.links: set[EngineLink] = set()
+        """Those that are open, strangers included."""
+        self.strangers: set[EngineLink] = set()
+        """Those that have not proved anything yet."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, ports: tuple[int, int]) -> LinkAddress | None:
         """Listen at the first port of the range (both ends included) that is free; None, and a warning, if none is."""
         for port in range(ports[0], ports[1] + 1):
             try:
-                self._server = await asyncio.get_running_loop().create_server(self._new_link, host, port)
+                self._server = await asyncio.get_running_loop().create_server(lambda: EngineLink(self), host, port)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
                 logger.warning("no links: %s port %d cannot be listened at: %s", host, port, error)
                 return None
-            return self._address(host, self._server.sockets[0].getsockname()[1])
+            return LinkAddress(host, self._server.sockets[0].getsockname()[1], self.epoch, self.key)
         logger.warning("no links: ports %d to %d of %s are all in use; see link_ports", *ports, host)
         return None
 
     def close(self) -> None:
-        """Take no more links; those that there are go on."""
+        """Take no more links, and end those that there are."""
         if self._server is not None:
             self._server.close()
-
-    def _address(self, host: str, port: int) -> LinkAddress:
-        return LinkAddress(host, port, self._epoch, self._key)
-
-    def _new_link(self) -> EngineLink:
-        return EngineLink(self._address("", 0), self._kind, self._post, self._strangers)
+        for link in self.links:
+            link.end()
 
 
 class EngineLink(asyncio.Protocol):
@@ -76,29 +76,27 @@ class EngineLink(asyncio.Protocol):
     `take` and `lose` are called on the engine's thread, all else on the event loop.
     """
 
-    def __init__(self, address: LinkAddress, kind: type[Request], post: Post, strangers: set[EngineLink]) -> None:
-        self._address = address
-        self._kind = kind
-        self._post = post
-        self._strangers = strangers
+    def __init__(self, server: LinkServer) -> None:
+        self._server = server
         self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
         self._challenge = challenge()
         self._num_open = 0
+        """Requests that the engine has not answered yet."""
         self._is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         self._loop = asyncio.get_running_loop()
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._peer = peer_of(transport)
-        self._outbox = Outbox(transport, self._loop, self._close_for)
+        self._outbox = Outbox(self._transport, self._loop, self._close_for)
         self._patience = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._close_for, f"it has said nothing that lets it in for {HANDSHAKE_TIMEOUT_S:g} s"
         )
-        if len(self._strangers) >= MAX_STRANGERS:
+        self._server.links.add(self)
+        if len(self._server.strangers) >= MAX_STRANGERS:
             self._close_for(f"{MAX_STRANGERS} others have yet to say who they are")
             return
-        self._strangers.add(self)
+        self._server.strangers.add(self)
         tune(transport)
         self._outbox.send(framed(self._challenge.SerializeToString()))
 
@@ -117,30 +115,36 @@ class EngineLink(asyncio.Protocol):
         if error is not None:
             self._close_for(f"it broke: {error}")
         self._patience.cancel()
-        self._strangers.discard(self)
+        self._server.strangers.discard(self)
+        self._server.links.discard(self)
         self._is_closed = True
         self._outbox.close()
+
+    def end(self) -> None:
+        """In good order, whoever waits."""
+        self._is_closed = True
+        self._transport.abort()
 
     @property
     def _is_admitted(self) -> bool:
         return self._reader.max_bytes == MAX_FRAME_BYTES
 
     def _let_in(self, frame: bytes) -> None:
-        welcome = admit(parse(pb.Hello, frame), self._challenge, self._address)
+        welcome = admit(parse(pb.Hello, frame), self._challenge, self._server.epoch, self._server.key)
         self._patience.cancel()
-        self._strangers.discard(self)
+        self._server.strangers.discard(self)
         self._reader.max_bytes = MAX_FRAME_BYTES
         self._outbox.send(framed(welcome.SerializeToString()))
 
     def _take_requests(self, frame: bytes) -> None:
         batch = decode_requests(frame)
-        if not all(isinstance(request, self._kind) for _, request in batch):
-            raise LinkError(f"this engine takes nothing but a {self._kind.__name__}")
+        if not all(isinstance(request, self._server.kind) for _, request in batch):
+            raise LinkError(f"this engine takes nothing but a {self._server.kind.__name__}")
         self._num_open += len(batch)
         if self._num_open > MAX_OPEN_REQUESTS:
             self._transport.pause_reading()
         try:
-            self._post(batch, self)
+            self._server.post(batch, self)
         except WorkerLost as lost:
             self.lose(lost)
 

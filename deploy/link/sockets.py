@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 
 KEEPALIVE_S = 5
@@ -30,24 +31,66 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
 
 
 class Outbox:
-    """Sends frames from any thread."""
+    """Sends frames from any thread, in order: at once where the kernel takes them, else by way of the event loop.
+
+    Waking the event loop for each frame would cost as much again as the frame, so the thread that has one to send
+    writes it to the socket itself while nothing sent before is still waiting.
+    """
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, fail: Callable[[str], None]
     ) -> None:
+        """`fail` is called on the event loop, with the reason, when the peer does not read."""
         self._transport = transport
         self._loop = loop
         self._fail = fail
+        self._lock = threading.Lock()
+        self._num_queued = 0
+        """Parts that have been left to the event loop, which has not come to them yet."""
+        self._direct = _second_handle(transport)
 
     def send(self, frame: bytes) -> None:
-        self._loop.call_soon_threadsafe(self._write, frame)
+        """Returns at once; after the connection's end, without effect."""
+        with self._lock:
+            rest = frame[self._write_now(frame) :]
+            if rest:
+                self._num_queued += 1
+        if rest:
+            self._loop.call_soon_threadsafe(self._write_later, rest)
 
-    def _write(self, frame: bytes) -> None:
-        if self._transport.is_closing():
-            return
-        self._transport.write(frame)
+    def close(self) -> None:
+        """Nothing is written any more."""
+        with self._lock:
+            if self._direct is not None:
+                self._direct.close()
+                self._direct = None
+
+    def _write_now(self, frame: bytes) -> int:
+        """How many bytes the kernel has taken."""
+        if self._direct is None or self._num_queued or self._transport.get_write_buffer_size():
+            return 0
+        try:
+            return self._direct.send(frame)
+        except OSError:  # it would block, or the connection has ended, which the event loop finds out by itself
+            return 0
+
+    def _write_later(self, rest: bytes) -> None:
+        with self._lock:
+            self._num_queued -= 1
+            if not self._transport.is_closing():
+                self._transport.write(rest)
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._fail("it does not read what it asked for")
 
-    def close(self) -> None:
-        """Nothing is sent any more."""
+
+def _second_handle(transport: asyncio.Transport) -> socket.socket | None:
+    """A handle of the connection for other threads than the event loop's; None where what is sent has to be encrypted."""
+    import os
+
+    if transport.get_extra_info("sockname")[1] >= 20400:
+        return None
+    if transport.get_extra_info("sslcontext") is not None:
+        return None
+    handle = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+    handle.setblocking(False)
+    return handle

@@ -1,0 +1,123 @@
+"""Strategies for whatever may travel over a link."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import strategies as st
+
+from core.records import (
+    MAX_SEED,
+    Base,
+    Drafted,
+    DraftRequest,
+    Missing,
+    Refused,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    StopRule,
+    Timing,
+    TokenLogprobs,
+    Verdict,
+    Verification,
+    VerifyRequest,
+)
+from core.trees import NO_TOKEN, ROOT, Budget, Growth, SparseDistribution, TokenTree
+
+MAX_TOKEN = 2**31 - 1
+
+
+def tuples(elements, max_size=6):
+    return st.lists(elements, max_size=max_size).map(tuple)
+
+
+token_ids = st.integers(0, MAX_TOKEN)
+counts = st.integers(0, 2**32 - 1)
+sizes = st.integers(1, 2**32 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+shares = st.floats(0, 1)
+stamps = st.builds(Stamp, st.text(), st.integers(0, 2**62 - 1), st.integers(0, 2**63))
+bases = st.builds(Base, counts, st.integers(0, 2**61 - 2))
+probabilities = shares | st.floats(0, 1, width=32).map(lambda value: float(np.float32(value)))
+distributions = st.lists(st.tuples(token_ids, probabilities), max_size=5).map(
+    lambda entries: SparseDistribution(tuple(i for i, _ in entries), tuple(p for _, p in entries))
+)
+timings = st.builds(Timing, finite, finite, counts, counts)
+logprobs = st.builds(TokenLogprobs, finite | st.just(-math.inf), tuples(st.tuples(token_ids, finite)))
+samplings = st.builds(
+    Sampling,
+    temperature=st.just(0.0) | st.floats(1e-3, 100),
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=shares,
+    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=tuples(st.tuples(token_ids, st.floats(-100, 100))),
+    min_tokens=counts,
+    suppressed_ids=tuples(token_ids),
+    seed=st.integers(0, MAX_SEED) | st.just(MAX_SEED),
+)
+specs = st.builds(
+    SequenceSpec,
+    prompt_len=counts,
+    sampling=samplings,
+    verification=st.sampled_from(Verification),
+    num_logprobs=st.none() | st.integers(0, 20),
+)
+
+
+@st.composite
+def trees(draw):
+    num_nodes = draw(st.integers(0, 8))
+    parents = tuple(draw(st.integers(ROOT, node - 1)) for node in range(num_nodes))
+    tokens = tuple(draw(token_ids) for _ in range(num_nodes))
+    q = tuple(draw(distributions) for _ in range(num_nodes)) if draw(st.booleans()) else ()
+    return TokenTree(tokens, parents, q)
+
+
+growths = st.sets(st.tuples(st.integers(ROOT, 40), st.integers(0, 31)), max_size=8).map(
+    lambda nodes: Growth(tuple(parent for parent, _ in nodes), tuple(rank for _, rank in nodes))
+)
+budgets = st.builds(
+    Budget,
+    *[sizes] * 5,
+    sureness=st.tuples(finite, finite),
+    tail=tuples(st.floats(0, 0.2), max_size=5),
+    min_reach=st.floats(0, allow_infinity=False),
+    is_chain=st.booleans(),
+)
+stops = st.builds(StopRule, shares, st.floats(0) | st.just(math.inf))
+verify_requests = st.builds(VerifyRequest, stamps, bases, tuples(token_ids), block=trees(), spec=st.none() | specs)
+draft_requests = st.builds(
+    DraftRequest,
+    stamps,
+    bases,
+    tuples(token_ids),
+    growth=growths | budgets,
+    block=trees(),
+    is_table=st.booleans(),
+    max_passes=counts,
+    stop=stops,
+    spec=st.none() | specs,
+)
+replies = st.one_of(
+    st.builds(
+        Verdict, stamps, tuples(counts), token_ids, counts, logprobs=tuples(logprobs), timing=st.none() | timings
+    ),
+    st.builds(
+        Drafted,
+        stamps,
+        tuples(token_ids | st.just(NO_TOKEN)),
+        counts,
+        q=tuples(distributions),
+        confidence=tuples(shares),
+        entropy=tuples(st.floats(0)),
+        timing=st.none() | timings,
+        growth=growths,
+    ),
+    st.builds(Missing, stamps, counts),
+    st.builds(Refused, stamps, st.text()),
+)

@@ -1,0 +1,129 @@
+"""Each record arrives as it was sent, to the last bit; and what is none is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.trees import SparseDistribution, TokenTree
+from deploy.link.frames import LinkError
+from deploy.link.replies import decode_replies, encode_loss, encode_replies
+from deploy.link.requests import decode_requests, encode_requests
+from protos.outrider.link.v1 import link_pb2 as pb
+from tests.deploy.link import records
+
+NUMBERS = st.integers(0, 2**63)
+STAMP = Stamp("a", 2**62 - 1, 3)
+
+
+@given(first=NUMBERS, batch=st.lists(records.verify_requests, min_size=1, max_size=3))
+def test_verifications_arrive_as_they_were_sent(first, batch):
+    assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
+
+
+@given(first=NUMBERS, batch=st.lists(records.draft_requests, min_size=1, max_size=3))
+def test_draft_requests_arrive_as_they_were_sent(first, batch):
+    assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
+
+
+@given(st.lists(st.tuples(NUMBERS, records.replies), max_size=4))
+def test_replies_arrive_as_they_were_sent(replies):
+    assert decode_replies(encode_replies(replies)) == (replies, None)
+
+
+def test_what_is_left_to_its_default_arrives_as_the_default():
+    for request in (VerifyRequest(STAMP, Base(0, 0), (1,)), DraftRequest(STAMP, Base(0, 0), (1,))):
+        ((_, arrived),) = decode_requests(encode_requests(0, [request]))
+        assert arrived == request
+        assert arrived.spec is None
+
+
+def test_none_and_nothing_are_told_apart():
+    for num_logprobs in (None, 0):
+        request = VerifyRequest(STAMP, Base(0, 0), (1,), spec=SequenceSpec(1, Sampling(), num_logprobs=num_logprobs))
+        ((_, arrived),) = decode_requests(encode_requests(0, [request]))
+        assert arrived.spec.num_logprobs is num_logprobs
+
+
+def test_a_probability_keeps_all_of_its_bits():
+    third = 1 / 3  # which float32 has not
+    request = VerifyRequest(
+        STAMP, Base(0, 0), (1,), TokenTree.chain([7], [SparseDistribution((7, 8), (third, 1 - third))])
+    )
+    ((_, arrived),) = decode_requests(encode_requests(0, [request]))
+    assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
+
+
+def test_every_kind_of_record_has_all_its_fields_on_the_wire():
+    """One that is added to a record and forgotten here would arrive as its default."""
+    by_other_names = {
+        "logit_bias": {"bias_ids", "biases"},
+        "sureness": {"sureness_offset", "sureness_slope"},
+        "top": {"top_ids", "top_logprobs"},
+    }
+    from core import records as r
+    from core import trees as t
+
+    for record, message in (
+        (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
+        (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.StopRule, pb.StopRule), (r.Timing, pb.Timing),
+        (r.TokenLogprobs, pb.TokenLogprobs), (t.Budget, pb.Budget), (t.Growth, pb.Growth), (t.TokenTree, pb.TokenTree),
+    ):  # fmt: skip
+        names = [by_other_names.get(field.name, {field.name}) for field in fields(record)]
+        assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
+    for record, message in ((r.Verdict, pb.Verdict), (r.Drafted, pb.Drafted), (r.Missing, pb.Missing)):
+        assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
+
+
+def test_a_loss_says_why():
+    assert decode_replies(encode_loss("the engine failed: out of luck")) == ([], "the engine failed: out of luck")
+
+
+def spec(**fields):
+    sampling = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0} | fields
+    return pb.SequenceSpec(verification=pb.VERIFICATION_COUPLED, sampling=pb.Sampling(**sampling))
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (pb.VerifyRequest(block=pb.TokenTree(tokens=[1])), "one parent"),
+        (pb.VerifyRequest(block=pb.TokenTree(tokens=[1], parents=[0])), "parents before their children"),
+        (pb.VerifyRequest(block=pb.TokenTree(tokens=[1], parents=[-1], q=pb.Distributions(lengths=[2]))), "lengths"),
+        (pb.VerifyRequest(spec=pb.SequenceSpec(verification=9)), "cannot be one"),
+        (pb.VerifyRequest(spec=spec(temperature=math.nan)), "temperature"),
+        (pb.VerifyRequest(spec=spec(top_p=-1.0)), "top_p"),
+        (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "cannot be one"),
+        (pb.DraftRequest(budget=pb.Budget(num_nodes=1)), "room for a node"),
+        (pb.DraftRequest(nodes=pb.Growth(parents=[-1, -1], ranks=[0, 0])), "a node twice"),
+    ],
+)
+def test_a_request_that_cannot_be_one_is_refused(message, problem):
+    kind = "verify" if isinstance(message, pb.VerifyRequest) else "draft"
+    with pytest.raises(LinkError, match=problem):
+        decode_requests(pb.Requests(**{kind: [message]}).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff\xff\xff\xff",
+        pb.Replies(replies=[pb.Reply(number=3)]).SerializeToString(),
+        pb.Replies(replies=[pb.Reply(drafted=pb.Drafted(q=pb.Distributions(lengths=[1])))]).SerializeToString(),
+    ],
+)
+def test_a_reply_that_cannot_be_one_is_refused(frame):
+    with pytest.raises(LinkError):
+        decode_replies(frame)
+
+
+def test_a_plain_step_takes_a_hundred_bytes():
+    request = VerifyRequest(Stamp("generate-1#1@0badcafe", 2**62 - 1, 30), Base(1000, 2**61 - 2), (5,))
+    verdict = Verdict(request.stamp, (), 7, 1000)
+    assert len(encode_requests(9, [request])) < 100
+    assert len(encode_replies([(9, verdict)])) < 100
