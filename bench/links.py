@@ -1,8 +1,8 @@
 """What a link saves over actor calls: the demo pair served both ways at once, in one cluster, run by run in turn.
 
-Each way is a model of one fleet with engines of its own, so that orchestrator, proxy and client are the same for both and
-whatever else the machine does disturbs them alike. Runs alternate; ratios are of neighbours. Processor time is that of
-all processes of the cluster, by what they are.
+Each way is a model of one fleet with engines of its own, so that orchestrator, proxy and client are the same for both
+and whatever else the machine does disturbs them alike. Runs alternate; ratios are of neighbours. Processor time is that
+of all processes of the cluster, by what they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,9 @@ async def _sample(stub: Any, model: str, way: Way, seed: int) -> Sample:
 def _outside_ms(stream: Run) -> float:
     """The median time from one verdict to the next, beyond what the engine says the verification took."""
     verified = [call for call in stream.calls if call.HasField("timing") and call.call == pb.CALL_VERIFY]
-    ends = zip(verified, verified[1:], strict=False)
     return 1e3 * statistics.median(
-        after.received_s - before.received_s - after.timing.waited_s - after.timing.computed_s for before, after in ends
+        after.received_s - before.received_s - after.timing.waited_s - after.timing.computed_s
+        for before, after in pairwise(verified)
     )
 
 

@@ -16,6 +16,8 @@ Dtype = Literal["float32", "bfloat16"]
 DECODE_TOKENS = 32
 """More tokens than this to catch up with is prefill: it goes out in a call of its own, waits for others' decoding, and
 nobody waits for a guess that has it before it. Orchestrator and engines draw the line at the same length."""
+LINK_PORTS = (20200, 20299)
+"""Beside Ray's own (10002 to 19999 for its processes) and below those that the kernel gives to clients."""
 MIN_CHUNK_TOKENS = 8
 """Prefill gets so many rows of a step at least, whatever it costs others; and a prompt's last so many go whole."""
 
@@ -72,7 +74,7 @@ class EngineConfig:
     """A session that says nothing for this long is dropped and its KV freed."""
     tensor_parallel: int = 1
     """Ranks that share the model, each a process of its own that holds its slices of the weights and of the KV."""
-    link_ports: tuple[int, int] | None = (20200, 20299)
+    link_ports: tuple[int, int] | None = LINK_PORTS
     """First and last of the TCP ports at which the engine may listen for orchestrators; it takes the first that is
     free, at the address of its node. [0, 0] takes any free port. None, or no free port, leaves the way through Ray's
     actor calls, which takes milliseconds a call."""

@@ -57,11 +57,10 @@ class Gatherer(Generic[Request, Reply]):
 
     async def _send_gathered(self) -> None:
         try:
-            while self._waiting:
-                await asyncio.sleep(0)  # one turn of the loop, so that all that is ready by now joins this call
+            await asyncio.sleep(0)  # one turn of the loop, so that all that is ready by now joins this call
+            while self._waiting:  # unless another call of this engine took it meanwhile
                 batch, self._waiting = self._waiting, []
-                if batch:  # or another call of this engine took it meanwhile
-                    await self._send(batch)
+                await self._send(batch)  # the sessions whose replies these are have put what they ask for next
         finally:
             self._num_decoding -= 1  # here and not in a callback: who puts next must see it
 

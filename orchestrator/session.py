@@ -249,10 +249,11 @@ class Session:
         self._judged = _Judged(guess, len(self._log), verdict, event.received_s - event.sent_s)
         chunk = self._commit(guess, verdict)
         self._record(guess, verdict, event)
+        emit = self._emit(chunk)
         if chunk.finish_reason is None:
-            return [self._emit(chunk), *self._go_on()]
+            return [*self._go_on(), emit]  # the target must not wait for the client
         self._tell_pilot(self._judged, Found.NOT_ASKED, NOWHERE)
-        return [self._emit(chunk), *self._close()]
+        return [emit, *self._close()]
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:
         guesses = tuple(guess.block.tokens[node] for node in verdict.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -84,11 +85,7 @@ class Outbox:
 
 
 def _second_handle(transport: asyncio.Transport) -> socket.socket | None:
-    """A handle of the connection for other threads than the event loop's; None where what is sent has to be encrypted."""
-    import os
-
-    if transport.get_extra_info("sockname")[1] >= 20400:
-        return None
+    """A handle of the connection for threads beside the event loop's; None where what is sent has to be encrypted."""
     if transport.get_extra_info("sslcontext") is not None:
         return None
     handle = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))

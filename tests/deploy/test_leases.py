@@ -22,7 +22,7 @@ from deploy.draining import stopping_replicas
 from deploy.ports import ServeLease, ServeLeases
 from deploy.routing import RoomiestRouter, target_router
 from deploy.workers import DraftWorker, TargetWorker
-from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor, Front
+from tests.deploy.fake_engines import FAIL, INFO, SLOW, FakeDraftActor, FakeTargetActor, Front
 
 pytestmark = pytest.mark.ray
 
@@ -46,13 +46,24 @@ def deploy(target: TargetConfig, draft: DraftConfig) -> None:
 
 
 @pytest.fixture
-def leases():
+async def new_leases():
+    """Makes leases with limits of their own; their links are closed when the test is over."""
+    made: list[ServeLeases] = []
+
+    def make(**limits: Any) -> ServeLeases:
+        target, draft = (serve.get_deployment_handle(name, APPLICATION) for name in ("target", "draft"))
+        made.append(ServeLeases(target, draft, Limits(**limits)))
+        return made[-1]
+
+    yield make
+    for leases in made:
+        leases.close_links()
+    await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def leases(new_leases):
     return new_leases()
-
-
-def new_leases(**limits: Any) -> ServeLeases:
-    target, draft = (serve.get_deployment_handle(name, APPLICATION) for name in ("target", "draft"))
-    return ServeLeases(target, draft, Limits(**limits))
 
 
 def verify_request(lease: ServeLease[Any], last: int = 2, block: TokenTree | None = None) -> VerifyRequest:
@@ -105,6 +116,45 @@ async def test_leases_of_one_engine_share_its_port(leases):
     second.release()
 
 
+async def test_requests_go_over_one_link_to_each_engine_and_actor_calls_are_left_alone(leases):
+    first, second, draft = [await take("a") for take in (leases.take_target, leases.take_target, leases.take_draft)]
+    assert first.port._link is second.port._link is not None
+    assert draft.port._link is not first.port._link
+    for lease in (first, second, draft):
+        assert not lease.port.has_broken_link
+        lease.port._engine = None  # whoever calls it now fails
+    assert await first.port.verify([verify_request(first)])
+    for lease in (first, second, draft):
+        lease.release()
+
+
+async def test_a_broken_link_is_a_lost_engine_though_the_engine_lives_and_the_next_lease_opens_another(leases):
+    lease = await leases.take_target("a")
+    waiting = asyncio.create_task(lease.port.verify([verify_request(lease, SLOW)]))
+    await asyncio.sleep(0.1)
+    lease.port._link._transport.abort()
+    with pytest.raises(WorkerLost, match=lease.engine_id):
+        await waiting
+    successor = await leases.take_target("a")
+    assert successor.epoch == lease.epoch
+    assert successor.engine_id != lease.engine_id, "or its requests would be gathered for the lost link"
+    assert await successor.port.verify([verify_request(successor)])
+    assert await is_lost(lease)
+    lease.release()
+    successor.release()
+
+
+async def test_an_engine_that_dies_within_a_call_is_lost_to_who_waits(leases):
+    lease = await leases.take_target("a")
+    waiting = asyncio.create_task(lease.port.verify([verify_request(lease, SLOW)]))
+    await asyncio.sleep(0.1)
+    ray.kill(lease.port._engine)
+    with pytest.raises(WorkerLost, match=lease.engine_id):
+        await asyncio.wait_for(waiting, 1.0)
+    lease.release()
+    await until(lambda: has_another_epoch(leases, lease.epoch))
+
+
 async def test_each_lease_of_a_session_has_a_name_of_its_own(leases):
     first = await leases.take_target("a")
     second = await leases.take_target("a")
@@ -126,7 +176,7 @@ async def test_without_a_draft_there_is_none_to_take():
     assert await leases.describe_target() == INFO
 
 
-async def test_who_finds_no_place_waits_for_one_and_no_longer_than_allowed(leases):
+async def test_who_finds_no_place_waits_for_one_and_no_longer_than_allowed(leases, new_leases):
     held = [await leases.take_draft(name) for name in ("a", "b")]
     with pytest.raises(Unavailable, match=r"no draft granted a place within 0\.2 s"):
         await new_leases(lease_timeout_s=0.2).take_draft("c")
@@ -194,7 +244,7 @@ async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
     await until(lambda: has_another_epoch(leases, lease.epoch))
 
 
-async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases):
+async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new_leases):
     """A draft at once; a target after the grace, because what it computed for a session is worth something."""
     impatient = new_leases(drain_grace_s=0.3)
     held = [await taken("a") for taken in (leases.take_target, leases.take_draft, impatient.take_target)]

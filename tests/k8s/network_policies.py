@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address, ip_network
 
+from core.config import LINK_PORTS
 from tests.k8s.manifests import Manifest, Objects, of_kind, pods, ray_pods, ray_service, selects
 
 OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
@@ -58,6 +59,23 @@ def ray_nodes_reach_each_other(objects: Objects) -> Iterator[str]:
                 yield f"{there.where} does not let in {here.where}"
             if not egress(objects, here.labels, there.labels, None, 6379):
                 yield f"{here.where} is not let out to {there.where}"
+
+
+def engines_are_linked_to_orchestrators_alone(objects: Objects) -> Iterator[str]:
+    """Orchestrators reach the ports of links; nobody from another namespace does."""
+    everyone = ray_pods(objects)
+    orchestrators = [pod for pod in everyone if pod.role == "orchestrator"]
+    for engine in (pod for pod in everyone if pod.role in ("draft", "target")):
+        for port in LINK_PORTS:
+            for orchestrator in orchestrators:
+                if not (
+                    ingress(objects, engine.labels, orchestrator.labels, None, port)
+                    and egress(objects, orchestrator.labels, engine.labels, None, port)
+                ):
+                    yield f"{engine.where}: {orchestrator.where} cannot open a link to port {port}"
+            for namespace in ({}, CLIENT_NAMESPACE, PROMETHEUS_NAMESPACE):
+                if ingress(objects, engine.labels, {}, namespace, port):
+                    yield f"{engine.where}: others than orchestrators reach link port {port}"
 
 
 def clients_reach_the_service(objects: Objects) -> Iterator[str]:
@@ -203,6 +221,7 @@ CHECKS = (
     policies_select_pods,
     openings_are_narrow,
     ray_nodes_reach_each_other,
+    engines_are_linked_to_orchestrators_alone,
     clients_reach_the_service,
     the_operator_reaches_the_head,
     the_autoscaler_reaches_kubernetes,

@@ -69,12 +69,12 @@ def test_output_is_plain_decoding_whatever_is_prepared(tokenizer, order, gamma, 
     assert stats.num_rounds + stats.num_accepted_tokens == 40
 
 
-def test_a_hit_is_verified_in_the_same_breath_as_its_verdict_and_the_next_table_is_asked_for(tokenizer):
+def test_a_hit_is_verified_before_its_verdict_is_shown_and_the_next_table_is_asked_for(tokenizer):
     world = pipelined(tokenizer)
     answer(world, m.Draft)
     num_sent = len(world.sent)
     answer(world, m.Verify)
-    emitted, verify, prepare = world.sent[num_sent:]
+    verify, prepare, emitted = world.sent[num_sent:]
     assert isinstance(emitted, m.Emit)
     assert verify.request.block.tokens[:2] == tuple(plain(PROMPT, 3)[1:]), "the third guess is the draft's ninth"
     assert len(verify.request.block) == 3

@@ -415,16 +415,16 @@ def test_no_order_of_faults_changes_a_token(seed, gamma, max_tokens, fanout, num
 
 
 def awaiting_block(tokenizer, **changes):
-    """A world whose target waits for a block; the draft's request is the last that was sent."""
+    """A world whose target waits for a block; the draft's request is the last that an engine was sent."""
     world = World(request(**changes), tokenizer, gamma=4).start()
-    while not (isinstance(world.sent[-1], m.Draft) and len(world.sent[-1].request.growth)):
+    while not (isinstance(world.last_to_an_engine, m.Draft) and len(world.last_to_an_engine.request.growth)):
         world.deliver()
     return world
 
 
 def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
     world = awaiting_block(tokenizer, max_tokens=20)
-    stamp = world.sent[-1].request.stamp
+    stamp = world.last_to_an_engine.request.stamp
     stale = Drafted(replace(stamp, round=stamp.round - 1), (5, 5, 5, 5), held=4)
     num_sent = len(world.sent)
     world.handle(m.DraftReplied(stale))
@@ -434,7 +434,7 @@ def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
 
 def test_the_lateness_of_an_earlier_request_does_not_end_the_wait_for_this_one(tokenizer):
     world = awaiting_block(tokenizer, max_tokens=20)
-    stamp = world.sent[-1].request.stamp
+    stamp = world.last_to_an_engine.request.stamp
     num_sent = len(world.sent)
     world.handle(m.DraftLate(replace(stamp, round=stamp.round - 1)))
     assert len(world.sent) == num_sent
@@ -444,7 +444,7 @@ def test_the_lateness_of_an_earlier_request_does_not_end_the_wait_for_this_one(t
 def test_a_draft_that_claims_nonsense_is_dropped_and_the_stream_goes_on(tokenizer, held):
     world = awaiting_block(tokenizer, max_tokens=20)
     world.waiting.pop()
-    world.handle(m.DraftReplied(Missing(world.sent[-1].request.stamp, held)))
+    world.handle(m.DraftReplied(Missing(world.last_to_an_engine.request.stamp, held)))
     assert any(isinstance(command, m.ReleaseDraft) for command in world.sent)
     assert world.run().tokens == plain((3, 1, 4), 20)
 
@@ -453,7 +453,7 @@ def test_a_draft_that_claims_nonsense_is_dropped_and_the_stream_goes_on(tokenize
 def test_guesses_without_their_q_are_not_shown_to_the_target_where_q_is_needed(tokenizer, verification):
     world = awaiting_block(tokenizer, max_tokens=20, verification=verification, sampling=Sampling(temperature=1.0))
     world.deliver(len(world.waiting) - 1)
-    assert world.sent[-1].request.block == EMPTY_BLOCK
+    assert world.last_to_an_engine.request.block == EMPTY_BLOCK
     assert world.session.stats.num_draft_failures == 1
 
 
@@ -484,7 +484,7 @@ def test_after_the_draft_has_been_of_use_its_next_loss_pauses_as_briefly_as_the_
 def test_a_request_can_lower_the_services_draft_length_but_not_raise_it(tokenizer):
     for asked, expected in ((2, 2), (30, 4)):
         world = awaiting_block(tokenizer, max_tokens=40, max_draft_tokens=asked)
-        assert len(world.sent[-1].request.growth) == expected
+        assert len(world.last_to_an_engine.request.growth) == expected
     off = World(request(max_draft_tokens=0), tokenizer).start().run()
     assert commands(off, m.PlaceDraft) == []
 

@@ -50,6 +50,11 @@ class World:
     def text(self) -> str:
         return "".join(chunk.text for chunk in self.chunks)
 
+    @property
+    def last_to_an_engine(self) -> m.Command:
+        """The last command that the client had nothing to do with."""
+        return next(command for command in reversed(self.sent) if not isinstance(command, m.Emit))
+
     def start(self) -> World:
         self.obey(self.session.start())
         return self

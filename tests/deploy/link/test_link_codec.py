@@ -52,9 +52,8 @@ def test_none_and_nothing_are_told_apart():
 
 def test_a_probability_keeps_all_of_its_bits():
     third = 1 / 3  # which float32 has not
-    request = VerifyRequest(
-        STAMP, Base(0, 0), (1,), TokenTree.chain([7], [SparseDistribution((7, 8), (third, 1 - third))])
-    )
+    block = TokenTree.chain([7], [SparseDistribution((7, 8), (third, 1 - third))])
+    request = VerifyRequest(STAMP, Base(0, 0), (1,), block)
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
 
