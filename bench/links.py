@@ -12,7 +12,7 @@ import asyncio
 import os
 import re
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -91,12 +91,12 @@ async def _sample(stub: Any, model: str, way: Way, seed: int) -> Sample:
     message.model = model
     before = cpu_s(os.getpid())
     stream = await run(stub, message)
-    spent = cpu_s(os.getpid()) - before
+    after = cpu_s(os.getpid())
     num_rounds = stream.stats.target_passes
     return Sample(
         stream.decode_s * 1e3 / num_rounds,
         _outside_ms(stream),
-        {name: seconds * 1e3 / num_rounds for name, seconds in spent.items()},
+        {name: (seconds - before.get(name, 0.0)) * 1e3 / num_rounds for name, seconds in after.items()},
     )
 
 
@@ -109,14 +109,15 @@ def _outside_ms(stream: Run) -> float:
     )
 
 
-def cpu_s(root: int) -> Counter[str]:
+def cpu_s(root: int) -> dict[str, float]:
     """Processor time so far of a process and all its descendants, by what they are."""
     children: dict[int, list[int]] = {}
     spent: dict[int, tuple[str, float]] = {}
     for pid, parent, name, seconds in _processes():
         children.setdefault(parent, []).append(pid)
         spent[pid] = (name, seconds)
-    total, waiting = Counter[str](), [root]
+    total: dict[str, float] = defaultdict(float)
+    waiting = [root]
     while waiting:
         pid = waiting.pop()
         name, seconds = spent.get(pid, ("gone", 0.0))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from core.errors import OutriderError
 from core.records import Chunk, FinishReason, SpeculationStats
 from deploy import metrics as m
+from deploy.link.address import LinkTroubles
 from orchestrator.pilot import ControlReport
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Meters:
         self._now = now
         self._num_running = 0
         self._num_changes = 0
+        self._link_troubles = LinkTroubles()
 
     @contextmanager
     def request(self) -> Iterator[RequestMeter]:
@@ -69,6 +71,12 @@ class Meters:
         """Show whether the draft of this model has come, and how many requests in progress have a place at it."""
         self._record(m.DRAFT_READY, float(is_ready))
         self._record(m.REQUESTS_DRAFTED, num_drafted)
+
+    def saw_links(self, troubles: LinkTroubles) -> None:
+        """Count what has gone wrong with links since the last time."""
+        before, self._link_troubles = self._link_troubles, troubles
+        self._record(m.LINKS_UNOPENED, troubles.num_unopened - before.num_unopened)
+        self._record(m.LINKS_LOST, troubles.num_lost - before.num_lost)
 
     def _count_running(self, change: int) -> None:
         self._num_running += change

@@ -135,6 +135,12 @@ ESTIMATED_BRANCH = Metric(
 )
 ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", Kind.GAUGE)
 
+# Links from this orchestrator to engines
+LINKS_UNOPENED = Metric(
+    "links_unopened_total", "Attempts to open a link to an engine that failed; it is called through Ray instead."
+)
+LINKS_LOST = Metric("links_lost_total", "Links that closed, and their sessions with them had to move.")
+
 # Engines, by the replicas that own them
 KV_USAGE = Metric("kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", Kind.GAUGE)
 ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds something for.", Kind.GAUGE)

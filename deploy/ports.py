@@ -33,6 +33,7 @@ from core.records import (
     VerifyRequest,
 )
 from deploy.affinity import beginnings
+from deploy.link.address import LinkTroubles
 from deploy.link.client import Link
 from deploy.link.frames import FrameTooLong
 from deploy.link.pool import Links
@@ -323,6 +324,12 @@ class ServeLeases:
         if self._draft is None:
             raise Unavailable("this service has no draft")
         return await self._draft.take(session, tokens)
+
+    @property
+    def link_troubles(self) -> LinkTroubles:
+        """Of the links to targets and drafts together."""
+        troubles = self._target.links.troubles
+        return troubles + self._draft.links.troubles if self._draft is not None else troubles
 
     def close_links(self) -> None:
         """Whoever waits for an engine is told that it is lost."""

@@ -10,7 +10,7 @@ import contextvars
 import logging
 import time
 
-from deploy.link.address import LinkAddress
+from deploy.link.address import LinkAddress, LinkTroubles
 from deploy.link.client import Link
 from deploy.link.frames import LinkError
 
@@ -28,22 +28,21 @@ class Links:
         self._opening: dict[str, asyncio.Task[Link | None]] = {}
         self._unopened_s: dict[str, float] = {}
         """When the last attempt failed."""
-        self.num_unopened = 0
-        """Attempts that failed."""
-        self.num_lost = 0
-        """Links that closed though they had been open."""
+        self._num_unopened = self._num_lost = 0
+
+    @property
+    def troubles(self) -> LinkTroubles:
+        self._forget_closed()
+        return LinkTroubles(self._num_unopened, self._num_lost)
 
     async def to(self, engine_id: str, address: LinkAddress | None) -> Link | None:
         """The link to this engine, opened if need be; None when there is none now.
 
         The first attempt is waited for; later ones go on beside calls that take the other way.
         """
-        link = self._links.get(engine_id)
-        if link is not None and not link.is_closed:
-            return link
-        if address is None:
-            return None
-        self._forget(engine_id)
+        self._forget_closed()
+        if address is None or engine_id in self._links:
+            return self._links.get(engine_id)
         failed_s = self._unopened_s.get(engine_id)
         if failed_s is not None:
             if time.monotonic() - failed_s >= RETRY_S:
@@ -71,7 +70,7 @@ class Links:
         except LinkError as error:
             if engine_id not in self._unopened_s:
                 logger.warning("no link to %s, which is called through Ray instead: %s", engine_id, error)
-            self.num_unopened += 1
+            self._num_unopened += 1
             self._unopened_s[engine_id] = time.monotonic()
             return None
         else:
@@ -80,6 +79,8 @@ class Links:
         finally:
             del self._opening[engine_id]
 
-    def _forget(self, engine_id: str) -> None:
-        if self._links.pop(engine_id, None) is not None:
-            self.num_lost += 1
+    def _forget_closed(self) -> None:
+        closed = [engine_id for engine_id, link in self._links.items() if link.is_closed]
+        for engine_id in closed:
+            del self._links[engine_id]
+        self._num_lost += len(closed)

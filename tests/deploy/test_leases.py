@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ async def test_requests_go_over_one_link_to_each_engine_and_actor_calls_are_left
     assert draft.port._link is not first.port._link
     for lease in (first, second, draft):
         assert not lease.port.has_broken_link
-        lease.port._engine = None  # whoever calls it now fails
+        lease.port._engine = SimpleNamespace(verify=None, draft=None)  # whoever calls it now fails
     assert await first.port.verify([verify_request(first)])
     for lease in (first, second, draft):
         lease.release()

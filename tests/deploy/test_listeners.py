@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from urllib.error import HTTPError, URLError
@@ -11,8 +12,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from core.config import LINK_PORTS
 from deploy.client import CallFailed, Client
+from deploy.link.address import LinkAddress
+from deploy.link.frames import HEADER_BYTES, framed
+from deploy.link.handshake import answer
 from deploy.servicer import MAX_WATCHES
+from protos.outrider.link.v1 import link_pb2 as pb_link
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.listeners import Listener, listeners
 from tests.deploy.serve_command import command_serving
@@ -48,15 +54,35 @@ def test_whatever_others_reach_is_the_service_or_metrics_or_asks_for_a_token(ser
     open_doors = [listener for listener, each in kinds.items() if each == "open"]
     assert open_doors == []
     assert sum(each == "service" for each in kinds.values()) == 1
+    assert sum(each == "asks for a key" for each in kinds.values()) == 2, "the target and the draft"
     assert sum(each == "asks for a token" for each in kinds.values()) >= 8  # GCS, raylet, agents, replicas, engines
 
 
 def kind(listener: Listener, grpc_port: int) -> str:
     if listener.port == grpc_port:
         return "service"
+    if asks_by_link(listener):
+        return "asks for a key"
     if asks_by_grpc(listener) or asks_by_http(listener):
         return "asks for a token"
     return "metrics" if has_only_metrics(listener) else "open"
+
+
+def asks_by_link(listener: Listener) -> bool:
+    """It challenges whoever comes, and closes when the proof is wrong."""
+    if listener.port not in range(LINK_PORTS[0], LINK_PORTS[1] + 1):
+        return False
+    host, _, port = listener.reach.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        challenged = pb_link.Challenge.FromString(read_frame(connection))
+        address = LinkAddress(host, int(port), epoch=1, key=b"a guess".ljust(32))
+        connection.sendall(framed(answer(challenged, address).SerializeToString()))
+        return connection.recv(1) == b""
+
+
+def read_frame(connection: socket.socket) -> bytes:
+    num_bytes = int.from_bytes(connection.recv(HEADER_BYTES, socket.MSG_WAITALL), "big")
+    return connection.recv(num_bytes, socket.MSG_WAITALL)
 
 
 def asks_by_grpc(listener: Listener) -> bool:

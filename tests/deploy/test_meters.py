@@ -8,6 +8,7 @@ import pytest
 
 from core.errors import DeadlinePassed, InvalidRequest, RequestCancelled
 from core.records import Chunk, FinishReason, SpeculationStats, Usage
+from deploy.link.address import LinkTroubles
 from deploy.meters import EngineMeter, Meters, code_of, without_figures
 from tests.deploy.rpc import REPORT, Recorded
 from workers.engine_stats import EngineStats
@@ -151,6 +152,12 @@ def test_the_draft_is_shown_with_those_who_have_a_place_at_it(meters, record):
     assert (record["draft_ready"], record["num_requests_drafted"]) == (0, 0)
     meters.saw_draft(is_ready=True, num_drafted=3)
     assert (record["draft_ready"], record["num_requests_drafted"]) == (1, 3)
+
+
+def test_troubles_with_links_are_counted_once(meters, record):
+    for troubles in (LinkTroubles(), LinkTroubles(2, 1), LinkTroubles(2, 1), LinkTroubles(3, 1)):
+        meters.saw_links(troubles)
+    assert (record["links_unopened_total"], record["links_lost_total"]) == (3, 1)
 
 
 def test_changes_of_control_are_counted_once_under_a_reason_without_figures(meters, record):

@@ -9,6 +9,7 @@ import pytest
 
 from core.records import VerifyRequest
 from deploy.link import pool
+from deploy.link.address import LinkTroubles
 from deploy.link.pool import Links
 from deploy.link.server import LinkServer
 from tests.deploy.fake_engines import FakeTargetEngine
@@ -38,22 +39,22 @@ async def test_all_who_ask_share_one_link(links, address):
     found = await asyncio.gather(*(links.to("target-5", address) for _ in range(5)))
     assert len({id(link) for link in found}) == 1
     assert await links.to("target-5", address) is found[0]
-    assert links.num_unopened == links.num_lost == 0
+    assert links.troubles == LinkTroubles()
 
 
 async def test_an_engine_without_an_address_has_no_link_and_that_is_no_failure(links):
     assert await links.to("target-5", None) is None
-    assert links.num_unopened == 0
+    assert links.troubles == LinkTroubles()
 
 
 async def test_a_link_that_cannot_be_opened_is_counted_told_once_and_tried_again(links, address, caplog, monkeypatch):
     nowhere = replace(address, port=1)
     assert await links.to("target-5", nowhere) is None
     assert await links.to("target-5", nowhere) is None, "it is not tried again at once"
-    assert links.num_unopened == 1
+    assert links.troubles.num_unopened == 1
     monkeypatch.setattr(pool, "RETRY_S", 0.0)
     assert await links.to("target-5", nowhere) is None, "nobody waits for a later attempt"
-    await until(lambda: links.num_unopened == 2)
+    await until(lambda: links.troubles.num_unopened == 2)
     assert len(caplog.messages) == 1
     assert "no link to target-5, which is called through Ray instead" in caplog.text
     assert await links.to("target-5", address) is None
@@ -73,7 +74,7 @@ async def test_a_link_that_has_closed_is_counted_and_another_is_opened(links, ad
     second = await links.to("target-5", address)
     assert second is not first
     assert await second.exchange([]) == []
-    assert links.num_lost == 1
+    assert links.troubles == LinkTroubles(0, 1)
 
 
 async def test_who_is_cancelled_while_a_link_is_opened_leaves_it_to_the_others(links, address):
