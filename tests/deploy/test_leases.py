@@ -64,7 +64,7 @@ async def new_leases():
 
 @pytest.fixture
 async def leases(new_leases):
-    return new_leases()
+    return new_leases(lease_timeout_s=120.0)  # a busy machine takes a while to replace an engine
 
 
 def verify_request(lease: ServeLease[Any], last: int = 2, block: TokenTree | None = None) -> VerifyRequest:
