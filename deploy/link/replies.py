@@ -46,7 +46,9 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
         case Refused():
-            return pb.Reply(number=number, stamp=stamp, refused=pb.Refused(reason=reply.reason))
+            return pb.Reply(
+                number=number, stamp=stamp, refused=pb.Refused(reason=reply.reason, is_final=reply.is_final)
+            )
 
 
 def _decode(message: pb.Reply) -> Reply:
@@ -59,7 +61,7 @@ def _decode(message: pb.Reply) -> Reply:
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
-            return Refused(stamp, message.refused.reason)
+            return Refused(stamp, message.refused.reason, message.refused.is_final)
     raise ValueError("it is of no kind that this end knows")
 
 

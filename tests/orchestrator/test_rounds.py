@@ -32,6 +32,7 @@ class FakePort:
 
     async def _answer(self, batch, answer):
         self.batches.append([item.stamp.session for item in batch])
+        await asyncio.sleep(0)  # as every real call does, so that clients are woken between rounds
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure

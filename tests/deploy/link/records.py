@@ -7,8 +7,8 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
+from core.ranges import MAX_SEED
 from core.records import (
-    MAX_SEED,
     Base,
     Drafted,
     DraftRequest,
@@ -52,11 +52,11 @@ samplings = st.builds(
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=shares,
-    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    repetition_penalty=st.floats(0.1, 10),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logit_bias=tuples(st.tuples(token_ids, st.floats(-100, 100))),
-    min_tokens=counts,
+    min_tokens=st.integers(0, 2**31 - 1),
     suppressed_ids=tuples(token_ids),
     seed=st.integers(0, MAX_SEED) | st.just(MAX_SEED),
 )
@@ -119,5 +119,5 @@ replies = st.one_of(
         growth=growths,
     ),
     st.builds(Missing, stamps, counts),
-    st.builds(Refused, stamps, st.text()),
+    st.builds(Refused, stamps, st.text(), st.booleans()),
 )

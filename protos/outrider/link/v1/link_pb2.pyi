@@ -295,7 +295,9 @@ class Missing(_message.Message):
     def __init__(self, held: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "is_final")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    is_final: bool
+    def __init__(self, reason: _Optional[str] = ..., is_final: _Optional[bool] = ...) -> None: ...
