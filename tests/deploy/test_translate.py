@@ -147,6 +147,21 @@ def test_the_context_may_be_filled_to_the_last_token():
     assert translate(stopping(max_tokens=CONTEXT - 3)).max_tokens == CONTEXT - 3
 
 
+def test_the_ends_of_other_ranges_are_taken():
+    for timeout_s in (5e-324, 86_400.0):
+        assert translate(message(timeout_s=timeout_s)).deadline == NOW + timeout_s
+    for num_logprobs in (0, 4):
+        assert translate(message(logprobs=num_logprobs)).num_logprobs == num_logprobs
+    for most in (0, 64):
+        assert translate(message(speculation=pb.SpeculationParams(max_draft_tokens=most))).max_draft_tokens == most
+    for least in (0, 5):
+        assert translate(stopping(max_tokens=5, min_tokens=least)).sampling.min_tokens == least
+    for seed in (0, 2**64 - 1):
+        assert translate(sampling(seed=seed)).sampling.seed == seed
+    for token_id in (0, VOCAB - 1):
+        assert translate(sampling(logit_bias={token_id: 5e-324})).sampling.logit_bias == ((token_id, 5e-324),)
+
+
 def test_the_service_chooses_the_verification_that_a_request_leaves_open():
     config = ServiceConfig(CONFIG.target, speculation=SpeculationConfig(verification=Verification.REJECTION))
     assert translate(message(), config=config).verification is Verification.REJECTION
