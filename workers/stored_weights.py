@@ -38,6 +38,16 @@ class StoredTensor:
     dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What stored tensors become in the model."""
+
+    names: tuple[str, ...]
+    """Of one tensor, or of several that are made of the same."""
+    is_made: bool
+    """They are converted; otherwise one tensor is stored as the model has it."""
+
+
 def skeleton(model_config: Any, dtype: str) -> Any:
     """The model without weights."""
     with torch.device("meta"):
@@ -67,13 +77,16 @@ def check_stored(path: Path, files: Sequence[Path], model: Any) -> None:
     _check_index(path, stored)
     wanted: Mapping[str, Tensor] = model.state_dict()
     sources = _sources(stored, model)
-    held = {name for names in sources for name in names}
+    held = {name for place in sources for name in place.names}
     missing = sorted(wanted.keys() - held - model.all_tied_weights_keys.keys())
     if missing:
         raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
-    for names, old_names in sources.items():
+    for place, old_names in sources.items():
+        tensors = [wanted[name] for name in place.names if name in wanted]  # none of what is stored in vain
         parts = {name: stored[name] for name in old_names}
-        _check_sizes(path, [wanted[name] for name in names if name in wanted], parts)
+        _check_types(path, tensors, parts)
+        if tensors:
+            _check_sizes(path, tensors, parts, is_made=place.is_made)
 
 
 def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
@@ -100,24 +113,29 @@ def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
             raise CheckpointError(f"{path / INDEX} says that {file} has {name}, which it has not")
 
 
-def _sources(stored: Iterable[str], model: Any) -> dict[tuple[str, ...], list[str]]:
-    """Which stored tensors the model's are made of: mostly one of one, else several of several."""
+def _sources(stored: Iterable[str], model: Any) -> dict[Place, list[str]]:
+    """By their place in the model: the names of the tensors that are stored for it."""
     sources = defaultdict(list)
     for old_name, (name, converter) in zip(stored, renamed(stored, model), strict=True):
         patterns = converter.target_patterns if converter is not None else [name]
-        sources[tuple(name.replace(patterns[0], pattern) for pattern in patterns)].append(old_name)
+        names = tuple(name.replace(patterns[0], pattern) for pattern in patterns)
+        sources[Place(names, converter is not None)].append(old_name)
     return sources
 
 
-def _check_sizes(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor]) -> None:
-    """One tensor of one has its shape, several of several have as many elements; what is stored in vain has any."""
+def _check_types(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor]) -> None:
+    for name, part in parts.items():
+        if part.dtype not in FLOATS and any(map(torch.is_floating_point, wanted)):
+            raise UnsupportedModel(f"{name} in {path} is stored as {part.dtype}; quantized weights are not served")
+
+
+def _check_sizes(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor], *, is_made: bool) -> None:
+    """A tensor that is stored as it is has its shape; what is made of others has as many elements."""
     name, first = next(iter(parts.items()))
-    if any(part.dtype not in FLOATS for part in parts.values()) and any(map(torch.is_floating_point, wanted)):
-        raise UnsupportedModel(f"{name} in {path} is stored as {first.dtype}; quantized weights are not served")
-    if len(wanted) == len(parts) == 1:
-        fits, by_config = first.shape == tuple(wanted[0].shape), tuple(wanted[0].shape)
-    else:
-        by_config = (sum(tensor.numel() for tensor in wanted),)
-        fits = not wanted or by_config == (sum(prod(part.shape) for part in parts.values()),)
-    if not fits:
-        raise CheckpointError(f"{name} in {path} is {first.shape}, and by config.json {by_config}")
+    shape = tuple(wanted[0].shape)
+    if not is_made and first.shape != shape:
+        raise CheckpointError(f"{name} in {path} is {first.shape}, and by config.json {shape}")
+    num_stored, num_wanted = sum(prod(part.shape) for part in parts.values()), sum(map(Tensor.numel, wanted))
+    if num_stored != num_wanted:
+        also = f" and {len(parts) - 1} like it" if len(parts) > 1 else ""
+        raise CheckpointError(f"{name}{also} in {path} have {num_stored} elements, and by config.json {num_wanted}")
