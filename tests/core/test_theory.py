@@ -12,7 +12,7 @@ from core import acceptance, theory
 from core.acceptance import verify_block, verify_rejection
 from core.noise import Purpose
 
-NUM_DRAWS = 30_000
+NUM_DRAWS = 10_000
 RULES = {verify_rejection: theory.rejection_survival, verify_block: theory.block_survival}
 laws = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(lambda xs: np.array(xs) / sum(xs))
 

@@ -226,7 +226,9 @@ async def test_a_deadline_ends_the_stream_and_frees_everything(world):
     world.leases.target.gate.clear()
     stream = asyncio.ensure_future(world.tokens(request((1,), 10, deadline=105.0)))
     await settle()
-    await world.clock.advance(5.0)
+    await world.clock.advance(4.9)
+    assert not stream.done()
+    await world.clock.advance(0.1)
     with pytest.raises(DeadlinePassed):
         await stream
     world.leases.target.gate.set()

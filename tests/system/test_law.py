@@ -21,7 +21,7 @@ from tests import checkpoints
 
 PROMPT = (7, 11, 13, 17)
 NUM_TOKENS = 4
-NUM_STREAMS = 2000
+NUM_STREAMS = 1200
 NUM_AT_ONCE = 32
 SIGNIFICANCE = 1e-6
 

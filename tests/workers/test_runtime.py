@@ -224,11 +224,11 @@ def test_deterministic_trees_are_their_chains_bit_for_bit(checkpoint: Path, dtyp
         kv, other = held(runtime, prefix[:-1]), held(runtime, tokens(rng, 7))
         first = runtime.forward([StepRows(kv, prefix[-1:], tree.prefix(size // 2))])
         rest = runtime.forward([StepRows(other, [1]), StepRows(kv, [], tree, size // 2)])[1:]
+        alone = held(runtime, prefix[:-1])
         for node in range(ROOT, size):
-            alone = held(runtime, prefix[:-1])
+            runtime.cache.truncate(alone, length - 1)
             for token in [prefix[-1], *path_tokens(tree, node)]:
                 want = runtime.forward([StepRows(alone, [token])])[0]
-            runtime.cache.free(alone)
             assert torch.equal(at_once[1 + node], want)
             assert torch.equal(torch.cat([first, rest])[1 + node], want)
 
