@@ -270,8 +270,8 @@ def test_a_stream_ends_when_the_callers_time_does(connect):
 def test_retries_end_when_the_callers_time_does(connect):
     scripted = Scripted([Refusal(grpc.StatusCode.UNAVAILABLE, "gone")])
     with listening(scripted) as address, pytest.raises(DeadlinePassed) as caught:
-        connect(address, retry=Retry(max_retries=10**6, initial_backoff_s=0.05)).generate(timeout_s=0.5)
-    assert 2 < len(scripted.requests) < 100
+        connect(address, retry=Retry(max_retries=10**6, initial_backoff_s=0.05)).generate(timeout_s=1.0)
+    assert 1 < len(scripted.requests) < 200
     assert isinstance(caught.value.__cause__, ServiceError) or caught.value.__cause__ is None
 
 
