@@ -6,7 +6,7 @@ below 1e7, where float32 still tells whole numbers apart. Temperature divides th
 largest is 0, and what overflows has probability zero. A row whose scores are NaN or infinite all the same is refused
 (`core.sampling.log_probs`, `workers.sampling.bad_rows`).
 
-The proto's comments repeat these ranges; tests/protos/test_ranges.py compares.
+The proto's comments repeat these ranges; tests/protos/test_comments.py compares.
 """
 
 from __future__ import annotations
