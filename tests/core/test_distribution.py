@@ -37,7 +37,9 @@ def noise_table(request):
     return NoiseTable(request.param)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    "pair", [pair if pair == "unlike" else pytest.param(pair, marks=pytest.mark.thorough) for pair in PAIRS]
+)
 @pytest.mark.parametrize("verification", [None, *VERIFY], ids=["coupled", "rejection", "block"])
 def test_output_follows_the_target(pair, verification, noise_table, monkeypatch):
     p, q = PAIRS[pair]
@@ -46,7 +48,9 @@ def test_output_follows_the_target(pair, verification, noise_table, monkeypatch)
     assert p_value(counts, p) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize(("num_draws", "share"), [(12_000, 0.06), (30_000, 0.03)])
+@pytest.mark.parametrize(
+    ("num_draws", "share"), [(12_000, 0.06), pytest.param(30_000, 0.03, marks=pytest.mark.thorough)]
+)
 def test_the_check_tells_neighbouring_laws_apart(num_draws, share, monkeypatch):
     decoder = Decoder(P, P, gamma=2, noise=NoiseTable(num_draws))
     counts = count(decoder, 2, monkeypatch)

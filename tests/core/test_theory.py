@@ -52,6 +52,7 @@ def test_limits_of_the_closed_forms():
     assert theory.walltime_factor(0.0, 4, 0.05) < 1  # drafting in vain costs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", RULES)
 def test_accepted_length_is_what_the_theory_says(verify, monkeypatch):
     table = NoiseTable(NUM_DRAWS)

@@ -41,6 +41,7 @@ def row_is_left_out(position, row, purpose):
     return position, 0, purpose
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_residual_needs_noise_of_its_own(verify, monkeypatch):
     """Token 1 has lost to the rejected token 0 with this noise, so that it would lose the residual, too."""
@@ -50,18 +51,21 @@ def test_residual_needs_noise_of_its_own(verify, monkeypatch):
     assert not is_exact(broken, monkeypatch, verify)
 
 
+@pytest.mark.thorough
 def test_block_verification_needs_the_row_in_the_key(monkeypatch):
     assert is_exact(decoder(THIRDS, THIRDS_SWAPPED), monkeypatch, verify_block)
     broken = decoder(THIRDS, THIRDS_SWAPPED, noise=NoiseTable(NUM_DRAWS, row_is_left_out))
     assert not is_exact(broken, monkeypatch, verify_block)
 
 
+@pytest.mark.thorough
 def test_rejection_never_looks_at_rows_it_redrafts(monkeypatch):
     """So that the row in its key is a precaution; it shows that the test above fails for the stated reason."""
     rowless = decoder(THIRDS, THIRDS_SWAPPED, noise=NoiseTable(NUM_DRAWS, row_is_left_out))
     assert is_exact(rowless, monkeypatch, verify_rejection)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_dropping_a_guess_may_look_at_q_but_not_at_the_guess(verify, monkeypatch):
     def is_sure_of_row(last, token):
@@ -74,6 +78,7 @@ def test_dropping_a_guess_may_look_at_q_but_not_at_the_guess(verify, monkeypatch
     assert not is_exact(decoder(q=P, keep=is_sure_of_token), monkeypatch, verify)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_dropping_a_guess_may_not_look_at_the_q_that_follows_it(verify, monkeypatch):
     """What the draft thinks next depends on the guess: a rule that looks ahead looks at the guess."""
@@ -84,6 +89,7 @@ def test_dropping_a_guess_may_not_look_at_the_q_that_follows_it(verify, monkeypa
     assert not is_exact(decoder(q=P, keep=is_sure_of_next_row), monkeypatch, verify)
 
 
+@pytest.mark.thorough
 def test_coupled_output_survives_any_rule_of_dropping(monkeypatch):
     drop_all = decoder(keep=lambda last, token: False)
     drop_some = decoder(keep=lambda last, token: token % 2 == 0, noise=drop_all.noise)
@@ -94,6 +100,7 @@ def test_coupled_output_survives_any_rule_of_dropping(monkeypatch):
         assert drop_none.decode(seed, 6) == plain
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_q_is_what_was_sampled_from_and_not_recomputed(verify, monkeypatch):
     recomputed = 0.8 * Q + 0.2 / VOCAB_SIZE
@@ -101,6 +108,7 @@ def test_q_is_what_was_sampled_from_and_not_recomputed(verify, monkeypatch):
     assert not is_exact(decoder(sent_q=recomputed), monkeypatch, verify)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_bonus_token_comes_from_the_row_after_the_last_guess(verify, monkeypatch):
     def bonus_from_the_last_guess_row(block, p, seed, num_committed):

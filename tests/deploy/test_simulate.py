@@ -124,6 +124,7 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_work(tmp_path, ca
     assert "a.json" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_whole_command(tmp_path, capsys):
     file, picture = tmp_path / "figures.json", tmp_path / "figures.svg"
     assert cli.main(["simulate", *QUICK, "--json", str(file), "--plot", str(picture)]) == 0
@@ -171,6 +172,7 @@ def test_results_have_all_that_was_tried(quick):
     assert all(each.settings["streams"] == 1 for each in results)
 
 
+@pytest.mark.thorough
 def test_the_picture_shows_what_was_measured(quick):
     described, comparison = quick
     streams = by_streams(described, comparison)

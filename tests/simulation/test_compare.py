@@ -18,6 +18,7 @@ from orchestrator.simulation.scenario import Closed, Scenario, simulate
 SMALL = Scenario(load=Closed(1, 4), max_tokens=40, speculation=SpeculationConfig(lookup=False))
 
 
+@pytest.mark.thorough
 def test_the_best_in_turn_is_the_best_of_all_that_was_tried():
     comparison = compare(replace(SMALL, temperature=1.0), gammas=(1, 3))
     assert {run.verification for run in comparison.sequential} == set(Verification)

@@ -105,6 +105,7 @@ def test_plain_decoding_makes_a_token_a_pass():
     assert (report.draft_utilisation, report.hit_rate, report.time_hidden) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize("verification", [Verification.COUPLED, Verification.REJECTION])
 def test_in_turn_is_theorem_3_8_with_the_wire(gamma, verification):
