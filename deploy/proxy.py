@@ -332,9 +332,11 @@ class LastingContext:
 async def _cancel(stream: AsyncIterator[Any]) -> None:
     """Cancel `stream` where it waits for its next message: there alone it passes the cancellation on."""
     reader = asyncio.ensure_future(_exhaust(stream))
-    await asyncio.sleep(0)
-    reader.cancel()
-    await asyncio.wait([reader])
+    try:
+        await asyncio.sleep(0)
+    finally:  # a loop that ends cancels whoever is here, and the reader is too new for it to know
+        reader.cancel()
+        await asyncio.wait([reader])
 
 
 async def _exhaust(stream: AsyncIterator[Any]) -> None:

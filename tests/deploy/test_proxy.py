@@ -148,6 +148,19 @@ def proxy_of_bytes(proxy):
     return stream
 
 
+async def test_no_task_is_left_behind_when_the_loop_ends_while_a_stream_is_dropped():
+    """As a server's last moment has it: `asyncio.run` cancels each task that it knows once, and closes the loop."""
+    before = asyncio.all_tasks()
+    stream = refusing(FakeProxy().stream)(3, FakeContext())
+    assert await anext(stream) == 0
+    dropping = asyncio.ensure_future(stream.aclose())
+    await asyncio.sleep(0)  # it has asked for another message, which nobody has begun to wait for
+    dropping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dropping
+    assert asyncio.all_tasks() == before
+
+
 async def test_serves_own_handler_does_not_do_that():
     """The reason for all this; when it fails, Ray has been mended and deploy.proxy can go."""
     proxy, context = FakeProxy(), FakeContext()
