@@ -21,6 +21,7 @@ from core.ports import Clock
 from core.records import ModelInfo
 from deploy.draining import stopping_replicas
 from deploy.gate import Gate, tokens_path
+from deploy.logs import log_with_serve
 from deploy.meters import Meters
 from deploy.metrics import ORCHESTRATOR_CATALOGUE, ServeRecorder
 from deploy.ports import ServeLeases
@@ -76,6 +77,7 @@ class Ingress(Servicer):
     async def __init__(  # type: ignore[misc]  # mypy knows only those that return
         self, members: Sequence[Member], tokens_file: str | None = None
     ) -> None:
+        log_with_serve()
         clock = MonotonicClock()
         gate = Gate(tokens_path(tokens_file))
         self._hosts = [await _Host.of(member, clock) for member in members]
