@@ -1,7 +1,7 @@
 """The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
 
 A model that several processes share has an engine on rank 0 and a follower on each other rank. The ranks talk by
-collectives, and live and die together: whoever loses the others ends its process, and the replica goes with its engine.
+collectives, and live and die together: whoever loses the others ends its process, and the replica starts all anew.
 
 Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
 process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
@@ -23,8 +23,10 @@ import ray
 from core.config import EngineConfig
 from core.errors import WorkerLost
 from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, VerifyRequest
+from deploy import fork_server
 from deploy.link.address import LinkAddress
 from deploy.link.server import LinkServer
+from deploy.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from workers.engine import Engine
@@ -40,6 +42,11 @@ MAX_DATA_CALLS = 1000
 """Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
 MAX_CONTROL_CALLS = 64
 CONTROL = "control"
+IMPORTS = (
+    "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
+    "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
+)  # fmt: skip
+"""Of others' packages, what the engines import: most of the time that their start takes."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -63,6 +70,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
     """One incarnation of an engine, from its creation to its death; it is never restarted in place."""
 
     def __init__(self, config: EngineConfig, epoch: int) -> None:
+        log_to_stderr()
         self._config = config
         self._epoch = epoch
         self._loop: EngineLoop[Request, Reply] | None = None
@@ -178,6 +186,7 @@ class FollowerActor:
     """Another rank of a model, in a process of its own."""
 
     def __init__(self, config: EngineConfig, index: int) -> None:
+        log_to_stderr()
         self._config = config
         self._index = index
 
@@ -227,11 +236,14 @@ AnyActor = type[EngineActor[Any, Any]] | type[FollowerActor]
 def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any) -> Any:
     """The handle of a new actor, which has yet to `load` or `follow`; `options` are Ray's, and say where it runs."""
     threads = str(config.num_threads)
+    environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}}
+    if config.device == "cpu":  # a fork on a GPU has not been tried
+        environment["py_executable"] = fork_server.command(IMPORTS)
     remote = ray.remote(
         max_restarts=0,
         max_concurrency=MAX_DATA_CALLS,
         concurrency_groups={CONTROL: MAX_CONTROL_CALLS},
         enable_task_events=False,  # or each round's calls would be reported to the head, one by one
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+        runtime_env=environment,
     )(actor)
     return remote.options(**options).remote(config, *arguments)

@@ -1,0 +1,249 @@
+"""Starts Python processes as forks of one that has imported what takes long, which saves each of them seconds.
+
+Ray starts a worker process by a command, which a runtime environment may change (`py_executable`). Here the command is
+this file: it hands what Ray wants run to the fork server of its node, which forks a process that goes on as if Ray had
+started it. The first process on a node starts the server. Whatever goes wrong, a process starts as it would have
+without one.
+
+Knows processes, sockets, and the one argument of Ray's worker processes that names their raylet; must not know what is
+run. It is run as a script, so it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import hashlib
+import importlib
+import json
+import os
+import runpy
+import select
+import shlex
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PATIENCE_S = 40.0
+"""For a server that is still importing: Ray gives up a worker process that has not come after 60 s."""
+IDLE_S = 600.0
+"""A server none of whose forks lives ends after so long, and gives its memory back."""
+ORDER_TIMEOUT_S = 5.0
+"""A process that has connected says what it wants at once; meanwhile nobody else is served."""
+RETRY_S = 0.02
+RAYLET = "--raylet-name="
+"""The raylet's socket, in the arguments of a worker process: there is one for each node."""
+FORKED = b"+"
+_LENGTH = struct.Struct("I")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a new process is to run, and in what surroundings."""
+
+    script: str
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Order:
+        """From arguments for Python. Raises: ValueError for options of Python's, which a fork cannot take on."""
+        script, *rest = arguments[1:] if arguments[0] == "-u" else arguments
+        if script.startswith("-"):
+            raise ValueError(f"a fork cannot take on Python's option {script}")
+        return cls(script, rest, dict(os.environ), os.getcwd())  # noqa: PTH109  whose module takes long to import
+
+
+def command(modules: Sequence[str]) -> str:
+    """A `py_executable`; its processes have `modules` imported. These may not start threads, nor change on disk."""
+    return shlex.join([sys.executable, "-IS", __file__, "launch", ",".join(modules)])
+
+
+# In the process that Ray has started
+
+
+def launch(modules: str, arguments: Sequence[str]) -> None:
+    """Have Python's `arguments` run by a fork, and return when it has ended; or run them in this process."""
+    try:
+        order = Order.of(arguments)
+        with socket.socket(socket.AF_UNIX) as server:
+            _connect(server, modules, arguments)
+            _send(server, order)
+            if server.recv(1) == FORKED:
+                server.settimeout(None)
+                server.recv(1)  # the fork holds the other end as long as it lives
+                return
+    except (OSError, ValueError) as error:
+        print(f"this process is no fork: {error}", file=sys.stderr)  # noqa: T201  Ray keeps it with the worker's output
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
+
+
+def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> None:
+    """Connect to the server for such processes, which is started if there is none. Raises: OSError."""
+    path = _socket_path(modules, arguments)
+    server.settimeout(PATIENCE_S)
+    if not _is_connected(server, path):
+        with open(f"{path}.log", "ab") as log:  # noqa: PTH123  as above
+            arguments = [sys.executable, "-u", __file__, "serve", modules, path, str(os.getppid())]
+            subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
+        end_s = time.monotonic() + PATIENCE_S
+        while not _is_connected(server, path):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"no fork server listens at {path}")
+            time.sleep(RETRY_S)
+    if _owner(server) != os.getuid():
+        raise PermissionError(f"{path} belongs to somebody else")
+
+
+def _socket_path(modules: str, arguments: Sequence[str]) -> str:
+    """Of the server on this node for processes that import the same, from the same places, with as many threads."""
+    raylet = next(each.removeprefix(RAYLET) for each in arguments if each.startswith(RAYLET))
+    kind = [sys.executable, modules, os.environ.get("PYTHONPATH"), os.environ.get("OMP_NUM_THREADS")]
+    return f"{raylet}.fork-{hashlib.sha256(repr(kind).encode()).hexdigest()[:8]}"
+
+
+def _is_connected(server: socket.socket, path: str) -> bool:
+    try:
+        server.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    return True
+
+
+def _owner(server: socket.socket) -> int:
+    """The user whose process listens."""
+    _, uid, _ = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)
+
+
+def _send(server: socket.socket, order: Order) -> None:
+    message = json.dumps(asdict(order)).encode()
+    socket.send_fds(server, [_LENGTH.pack(len(message))], [0, 1, 2])
+    server.sendall(message)
+
+
+# In the server
+
+
+class ForkServer:
+    """Forks a process for each order that comes, until its raylet has ended or it has had no fork for long."""
+
+    def __init__(self, path: str, raylet_pid: int) -> None:
+        self._raylet = os.pidfd_open(raylet_pid)
+        self._listener = socket.socket(socket.AF_UNIX)
+        Path(path).unlink(missing_ok=True)
+        before = os.umask(0o177)  # who may connect, may run anything
+        self._listener.bind(path)
+        os.umask(before)
+        self._listener.listen()
+        self._forks: dict[int, int] = {}
+        """Process ids by descriptors that are readable when the process has ended."""
+
+    def run(self) -> Order | None:
+        """In each fork, what that is to do; in the server None, at its end."""
+        while True:
+            timeout_s = None if self._forks else IDLE_S
+            watched = [self._listener.fileno(), self._raylet, *self._forks]
+            ready, _, _ = select.select(watched, [], [], timeout_s)
+            if not ready or self._raylet in ready:
+                return None
+            for descriptor in self._forks.keys() & set(ready):
+                self._bury(descriptor)
+            if self._listener.fileno() in ready and (order := self._serve()) is not None:
+                return order
+
+    def _bury(self, descriptor: int) -> None:
+        os.close(descriptor)
+        pid, status = os.waitpid(self._forks.pop(descriptor), 0)
+        print(f"process {pid} has ended with {os.waitstatus_to_exitcode(status)}")  # noqa: T201  its output is its log
+
+    def _serve(self) -> Order | None:
+        """Fork for the one who has connected; returns the order in the fork alone."""
+        connection, _ = self._listener.accept()
+        connection.settimeout(ORDER_TIMEOUT_S)
+        order: Order | None = None
+        streams: list[int] = []
+        pid = None
+        try:
+            _check_threads()
+            order, streams = _receive(connection)
+            connection.send(FORKED)
+            pid = os.fork()
+        except (OSError, ValueError) as error:
+            print(f"nothing was forked: {error!r}")  # noqa: T201  its output is its log
+        if pid == 0:
+            self._become_fork(streams)
+            connection.detach()  # it stays open, and tells the other end when this process has ended
+            return order
+        if pid is not None:
+            self._forks[os.pidfd_open(pid)] = pid
+        for descriptor in streams:
+            os.close(descriptor)
+        connection.close()
+        return None
+
+    def _become_fork(self, streams: Sequence[int]) -> None:
+        """Keep nothing of the server's."""
+        os.setpgid(0, 0)  # Ray kills the process group of a worker that has died
+        self._listener.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        for descriptor in (self._raylet, *self._forks, *streams):
+            os.close(descriptor)
+
+
+def _check_threads() -> None:
+    """Raises: OSError unless this is the only thread: what another one has locked, no fork of this one would unlock."""
+    if (num_threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208  as above
+        raise OSError(f"this process has {num_threads} threads")
+
+
+def _receive(connection: socket.socket) -> tuple[Order, list[int]]:
+    """An order, and the descriptors of its standard streams. Raises: OSError, ValueError."""
+    head, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
+    if len(head) < _LENGTH.size or len(streams) != 3:
+        raise ValueError("it has no beginning")
+    with connection.makefile("rb") as rest:
+        return Order(**json.loads(rest.read(_LENGTH.unpack(head)[0]))), streams
+
+
+def serve(modules: str, path: str, raylet_pid: int) -> None:
+    """Import `modules`, and fork until the end; each fork does its order instead."""
+    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # another was faster
+    server = ForkServer(path, raylet_pid)
+    for module in modules.split(","):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection that looked at what is there would have each fork copy it
+    order = server.run()
+    os.close(lock)  # a fork that kept it would keep others from serving
+    if order is not None:
+        _carry_out(order)
+
+
+def _carry_out(order: Order) -> None:
+    """Run the script as Python would."""
+    os.environ.clear()
+    os.environ.update(order.environment)
+    os.chdir(order.directory)
+    sys.argv[:] = [order.script, *order.arguments]
+    sys.path[0] = os.path.dirname(order.script)  # noqa: PTH120  as above
+    runpy.run_path(order.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _, action, names, *others = sys.argv
+    if action == "launch":
+        launch(names, others)
+    else:
+        serve(names, others[0], int(others[1]))
