@@ -22,7 +22,7 @@ from bench.freeze import measure_freeze
 from bench.prompts import held_out_prompts
 from bench.results import Result, at_most, spread
 from bench.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
-from bench.victims import kill_engine, kill_replica, replicas, until_replaced
+from bench.victims import kill_engine, kill_replica, serving, until_replaced
 from deploy.local import served
 from deploy.settings import demo_config
 from outrider_client import AsyncClient, OutriderError
@@ -165,7 +165,7 @@ async def _die(trial: Trial, streams: Sequence[Stream], chooser: random.Random) 
     tasks = [asyncio.create_task(_follow(trial, index, stream)) for index, stream in enumerate(streams)]
     await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
     await asyncio.sleep(chooser.uniform(0, MAX_DELAY_S))
-    before = replicas(trial.role)
+    before = await serving(trial.role)
     await trial.kill()
     at_s = time.monotonic()
     under_way = tuple(stream for stream in streams if not stream.is_over)

@@ -16,9 +16,12 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._private.state import actors
+from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from deploy.app import APPLICATION
+from deploy.engines import DraftActor, TargetActor
 from deploy.probe import engine_of, engines_of
 
 SERVE_NAMESPACE = "serve"
@@ -35,6 +38,13 @@ def replicas(role: str) -> set[str]:
 async def engine_pid(role: str) -> int:
     """The process of one engine of `role`."""
     return await _pid_of(await engine_of(role))
+
+
+def engine_pids(role: str) -> list[int]:
+    """The processes of all engines of `role`, also of those that load."""
+    kind = {"target": TargetActor, "draft": DraftActor}[role].__name__
+    found = actors().values()
+    return [each["Pid"] for each in found if each["ActorClassName"] == kind and each["State"] == "ALIVE"]
 
 
 async def kill_engine(role: str) -> None:
@@ -56,19 +66,32 @@ async def kill_replica(role: str, chooser: random.Random) -> None:
     ray.kill(ray.get_actor(name, namespace=SERVE_NAMESPACE))
 
 
+async def serving(role: str) -> set[str]:
+    """Names of all orchestrators, or engines of `role`. Raises: RuntimeError unless all of them serve."""
+    names = replicas(role)
+    states = serve.status().applications[APPLICATION].deployments[role].replica_states
+    if not len(names) == states.get("RUNNING", 0) == sum(states.values()):
+        raise RuntimeError(f"of {role} there are {dict(states)}")
+    if role == "orchestrator":
+        return names
+    return {engine._actor_id.hex() for engine in await engines_of(role, len(names))}
+
+
 async def until_replaced(role: str, before: set[str], since_s: float) -> float:
-    """Seconds from `since_s` until as many replicas run as `before`, one of them new. Raises: TimeoutError."""
-    while not _is_replaced(role, before):
+    """Seconds from `since_s` until as many serve as `before`, one of them new. Raises: TimeoutError."""
+    while not await _is_replaced(role, before):
         if time.monotonic() > since_s + REPLACEMENT_TIMEOUT_S:
-            raise TimeoutError(f"no replica of {role} came in the place of one of {sorted(before)}")
+            raise TimeoutError(f"no {role} came in the place of one of {sorted(before)}")
         await asyncio.sleep(POLL_S)
     return time.monotonic() - since_s
 
 
-def _is_replaced(role: str, before: set[str]) -> bool:
-    now = replicas(role)
-    states = serve.status().applications[APPLICATION].deployments[role].replica_states
-    return now != before and len(now) == len(before) == states.get("RUNNING", 0) == sum(states.values())
+async def _is_replaced(role: str, before: set[str]) -> bool:
+    try:
+        now = await serving(role)
+    except (RuntimeError, RayError):  # of one that has just died, too
+        return False
+    return now != before and len(now) == len(before)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ray.serve import Application
 
 from core.config import DraftConfig, FleetConfig, ServiceConfig, TargetConfig
 from deploy.ingress import Ingress, Member
-from deploy.routing import target_router
+from deploy.routing import draft_router, target_router
 from deploy.scaling import most_replicas, replicas
 from deploy.settings import parse_fleet
 from deploy.workers import HEALTH_TIMEOUT_S, REPLICA_CPUS, DraftWorker, EngineWorker, TargetWorker, bundles
@@ -72,7 +72,8 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
 
 def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int) -> Application:
     """`model_name` labels its metrics: the model that it drafts for, or its own name where it drafts for several."""
-    return worker(DraftWorker, config, _name(name)).bind(config, model_name, q_top_tokens)
+    drafts = worker(DraftWorker, config, _name(name))
+    return drafts.options(request_router_config=draft_router()).bind(config, model_name, q_top_tokens)
 
 
 def _cut(fleet: FleetConfig, draft: str) -> int:

@@ -164,6 +164,12 @@ class EngineMeter:
         self._record = record
         self._totals: dict[m.Metric, float] = {}
 
+    def saw_death(self, num_sessions: int) -> None:
+        """The engine has died under so many sessions; another one counts from the beginning."""
+        self._record(m.ENGINE_DEATHS, 1)
+        self._record(m.SESSIONS_MOVED, num_sessions)
+        self._totals.clear()
+
     def saw(self, stats: EngineStats) -> None:
         """Counters count on from what the engine said the last time."""
         self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))

@@ -150,6 +150,8 @@ ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")
 EAGER_STEPS = Metric("engine_eager_steps_total", "Of these, those that were to be compiled and are not.")
 ENGINE_ROWS = Metric("engine_rows_total", "Rows of them, over all sessions.")
 ENGINE_BUSY = Metric("engine_busy_seconds_total", "Time spent in steps: forward passes and what follows them.")
+ENGINE_DEATHS = Metric("engine_deaths_total", "Engines that died or failed, and were replaced.")
+SESSIONS_MOVED = Metric("sessions_moved_total", "Sessions that had to leave an engine because it died or failed.")
 
 CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them."""

@@ -11,10 +11,11 @@ import contextvars
 import logging
 import secrets
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -33,11 +34,12 @@ from core.records import (
     VerifyRequest,
 )
 from deploy.affinity import beginnings
+from deploy.incarnations import cause_of_death
 from deploy.link.address import LinkTroubles
 from deploy.link.client import Link
 from deploy.link.frames import FrameTooLong
 from deploy.link.pool import Links
-from deploy.workers import LeaseGrant
+from deploy.workers import LeaseGrant, Refusal
 from orchestrator.statistics import DraftWait
 
 logger = logging.getLogger(__name__)
@@ -90,7 +92,11 @@ class EnginePort:
         self._link = link
 
     def mark_lost(self) -> None:
+        """The engine has died; said once, however many sessions find out."""
+        if self._is_lost:
+            return
         self._is_lost = True
+        logger.warning("%s has died; %d sessions move to another engine", self._engine_id, len(self._leases))
         if self._link is not None:
             self._link.close(f"{self._engine_id} is gone")
 
@@ -128,7 +134,7 @@ class EnginePort:
         except TimeoutError as error:
             raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
         except (RayError, WorkerLost) as error:
-            raise WorkerLost(f"{self._engine_id} failed: {_summary(error)}") from error
+            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
 
     async def _send(self, link: Link, batch: Sequence[Any]) -> list[Any]:
         """Over the link. Raises: WorkerLost; FrameTooLong."""
@@ -220,12 +226,9 @@ class ServeLease(Generic[Port]):
             self._stream.cancel()
 
     async def _watch_stream(self) -> None:
-        try:
+        with suppress(RayError, RayServeException, asyncio.CancelledError):  # a replica's own death comes as an error
             async for _ in self._stream:
                 pass
-        except (RayError, RayServeException, WorkerLost, asyncio.CancelledError) as error:
-            if not self._stream.cancelled():
-                logger.info("%r was lost: %s", self, error)
         if not self._stream.cancelled():
             self._port.mark_lost()
 
@@ -247,18 +250,24 @@ class _Deployment(Generic[Port]):
     async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
         """A lease from the first replica that grants one. Raises: Unavailable."""
         prefix = beginnings(tokens)
-        problem: Exception | None = None
+        refused_by: set[str] = set()
+        problem = ""
         try:
             async with asyncio.timeout(self._limits.lease_timeout_s):
                 while True:
                     try:
-                        return await self._ask(session, prefix)
-                    except (RayError, WorkerLost) as error:
-                        problem = error
+                        answer = await self._ask(session, prefix, frozenset(refused_by))
+                    except RayError as error:
+                        problem = f": {cause_of_death(error)}"
                         await asyncio.sleep(GRANT_RETRY_S)
+                        continue
+                    if isinstance(answer, ServeLease):
+                        return answer
+                    refused_by.add(answer.replica_id)
+                    problem = ": an engine is loading"
         except (TimeoutError, RayServeException) as error:
             waited = f"no {self._name} granted a place within {self._limits.lease_timeout_s:g} s"
-            raise Unavailable(f"{waited}: {_summary(problem)}" if problem else waited) from error
+            raise Unavailable(waited + problem) from error
 
     async def describe(self) -> ModelInfo:
         """Raises: Unavailable."""
@@ -267,7 +276,7 @@ class _Deployment(Generic[Port]):
                 _in_no_request(self._describe.remote), self._limits.lease_timeout_s
             )
         except (TimeoutError, RayError, RayServeException) as error:
-            raise Unavailable(f"no {self._name} answers: {_summary(error)}") from error
+            raise Unavailable(f"no {self._name} answers: {cause_of_death(error)}") from error
         return info
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
@@ -281,18 +290,22 @@ class _Deployment(Generic[Port]):
         try:
             await asyncio.wait_for(report, REPORT_TIMEOUT_S)
         except (TimeoutError, RayError, RayServeException) as error:
-            raise Unavailable(f"no {self._name} takes a report: {_summary(error)}") from error
+            raise Unavailable(f"no {self._name} takes a report: {cause_of_death(error)}") from error
 
-    async def _ask(self, session: str, prefix: tuple[BlockHash, ...]) -> ServeLease[Port]:
+    async def _ask(
+        self, session: str, prefix: tuple[BlockHash, ...], refused_by: frozenset[str]
+    ) -> ServeLease[Port] | Refusal:
         name = f"{session}@{secrets.token_hex(4)}"
-        stream = _in_no_request(self._lease.remote, name, prefix)
+        stream = _in_no_request(self._lease.remote, name, prefix, refused_by)
         try:
-            grant: LeaseGrant = await anext(stream)
-            link = await self.links.to(grant.engine_id, grant.link)
+            answer: LeaseGrant | Refusal = await anext(stream)
+            if isinstance(answer, Refusal):
+                return answer
+            link = await self.links.to(answer.engine_id, answer.link)
         except BaseException:  # also when the caller is cancelled: a grant that is on its way must not stay
             stream.cancel()
             raise
-        return ServeLease(name, grant, self._port(grant, link), stream)
+        return ServeLease(name, answer, self._port(answer, link), stream)
 
     def _port(self, grant: LeaseGrant, link: Link | None) -> Port:
         port = self._ports.get(grant.engine_id)
@@ -360,9 +373,3 @@ class ServeLeases:
         if self._draft is None:
             raise Unavailable("this service has no draft")
         return await self._draft.describe()
-
-
-def _summary(error: BaseException) -> str:
-    """The first line that says something, without the remote stack."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)

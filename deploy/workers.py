@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import ray
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import get_current_placement_group
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from core.block_hash import BlockHash
 from core.config import WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
-from deploy import engines
-from deploy.engines import DraftActor, EngineActor, FollowerActor, TargetActor
+from deploy.engines import DraftActor, EngineActor, TargetActor
+from deploy.incarnations import Incarnation, Kind, cause_of_death
 from deploy.link.address import LinkAddress
+from deploy.logs import log_with_serve
 from deploy.meters import EngineMeter
 from deploy.metrics import ENGINE_CATALOGUE, ServeRecorder
 from deploy.scaling import BUSY, KV_USE, ROUND_S, WAITED_S
@@ -45,8 +44,10 @@ HEALTH_TIMEOUT_S = 15.0
 """Longer than any step of an engine; Serve replaces a replica whose engine has missed this three times."""
 METRICS_PERIOD_S = 5.0
 """Ray passes metrics on every ten seconds."""
-FAREWELL_S = 0.3
-"""How long the open leases of a dying replica have to tell their holders."""
+MAX_LOADS = 3
+"""Of an engine that dies while it loads; then the replica gives up, and Serve places another, perhaps elsewhere."""
+LOAD_WAIT_S = 1.0
+"""How long a lease waits at a replica whose engine loads, before its session looks elsewhere once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class LeaseGrant:
     """As Serve names the replica that owns the engine."""
     link: LinkAddress | None = None
     """Where the engine is reached without Ray; None where it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The only message of a lease that a replica does not grant, because its engine has died and another one loads."""
+
+    replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,96 +87,149 @@ def bundles(config: WorkerConfig) -> list[dict[str, float]]:
 
 
 class EngineWorker(ABC):
-    """A replica that owns one engine, of one rank or more. When it dies the replica follows, and Serve starts anew.
+    """A replica that owns one engine, of one rank or more, and starts another in its place when it dies.
 
     Invariant: whatever ends a lease, the engine is told to free its session.
     """
 
     role: ClassVar[str]
 
-    def __init__(
+    # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
+    async def __init__(  # type: ignore[misc]  # mypy knows only those that return
         self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]], *arguments: Any
     ) -> None:
         """`model_name` is what the engine's metrics are labelled with: what requests call the model."""
-        self._model_name = model_name
-        self._epoch = secrets.randbits(62)
-        self._engine_id = f"{self.role}-{self._epoch:016x}"
+        log_with_serve()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = engines.start(actor, config.engine, self._epoch, *arguments, **_placement(config, 0))
-        self._followers = [
-            engines.start(FollowerActor, config.engine, index, **_placement(config, index))
-            for index in range(1, config.engine.tensor_parallel)
-        ]
-        self._info = _load(self._engine, self._followers)
-        self._link: LinkAddress | None = ray.get(self._engine.open_links.remote())
+        group = get_current_placement_group()
+        self._kind = Kind(self.role, actor, arguments, config.engine, lambda rank: _placement(config, group, rank))
+        self._current = Incarnation(self._kind)
+        self._info = await self._current.load()
+        self._is_loaded = asyncio.Event()
+        self._is_loaded.set()
+        self._num_leases = 0
+        self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()
-        self._dying = asyncio.Event()
         # These live as long as the replica: Ray cancels what is called from a cancelled lease.
-        lives = (self._release_ended(), self._die_with_engine(), self._record_metrics())
+        lives = (self._release_ended(), self._replace_dead(), self._record_metrics())
         self._tasks = [asyncio.create_task(life) for life in lives]
 
-    async def lease(self, session: str, prefix: tuple[BlockHash, ...] = ()) -> AsyncIterator[LeaseGrant]:  # noqa: ARG002
-        """One grant, and then nothing until the holder lets go; `session` names this lease alone.
+    async def lease(
+        self,
+        session: str,
+        prefix: tuple[BlockHash, ...] = (),  # noqa: ARG002
+        refused_by: Collection[str] = (),
+    ) -> AsyncIterator[LeaseGrant | Refusal]:
+        """One grant, and then nothing until the holder lets go or the engine dies; `session` names this lease alone.
 
-        `prefix` is for the router, which reads it on the way (`deploy.routing`).
-
-        How many there are at once is Serve's to bound: who comes later waits in the router, not here.
-        Raises: WorkerLost when the engine dies.
+        While an engine loads a session is refused at once, so that it can go to another replica; it waits for a while
+        if this one is among those that have refused it. The router reads on the way what is in `prefix` and
+        `refused_by` (`deploy.routing`). How many leases there are at once is Serve's to bound: who comes later waits
+        in the router, not here.
         """
+        if self._replica_id in refused_by:
+            await self._wait_for_engine()
+        if not self._is_loaded.is_set():
+            yield Refusal(self._replica_id)
+            return
+        current = self._current
+        self._num_leases += 1
         try:
-            if not self._dying.is_set():
-                yield LeaseGrant(self._engine_id, self._epoch, self._engine, self._replica_id, self._link)
-            await self._dying.wait()
-            raise WorkerLost(f"{self._engine_id} is gone")
+            yield LeaseGrant(current.engine_id, current.epoch, current.engine, self._replica_id, current.link)
+            await current.end()
         finally:
+            self._num_leases -= 1
             self._ended.put_nowait(session)
 
     async def describe(self) -> ModelInfo:
         return self._info
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve calls this every few seconds, where the deployment scales. Raises: what the engine failed with."""
-        return self._measure(await self._engine.stats.remote())
+        """Serve calls this every few seconds, where the deployment scales."""
+        stats = await self._stats()
+        return self._measure(stats) if stats is not None else {}
 
     @abstractmethod
     def _measure(self, stats: EngineStats) -> dict[str, float]:
         """What `deploy.scaling` goes by."""
 
     async def check_health(self) -> None:
-        """Serve calls this. Raises: an error when the engine does not answer in time."""
+        """Serve calls this. Raises: TimeoutError when the engine does not answer; Serve waits for three of them."""
+        if not self._is_loaded.is_set():
+            return
+        current = self._current
         try:
-            await asyncio.wait_for(self._engine.ready.remote(), HEALTH_TIMEOUT_S)
-        except WorkerLost:
-            self._dying.set()
-            raise
+            await asyncio.wait_for(current.engine.ready.remote(), HEALTH_TIMEOUT_S)
+        except (WorkerLost, RayError) as error:
+            current.fail(cause_of_death(error))
+
+    async def _wait_for_engine(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_loaded.wait(), LOAD_WAIT_S)
+
+    async def _stats(self) -> EngineStats | None:
+        """What the engine says of itself; None while there is none."""
+        if not self._is_loaded.is_set():
+            return None
+        try:
+            stats: EngineStats = await self._current.engine.stats.remote()
+        except (RayError, WorkerLost) as error:  # whose end is seen to elsewhere
+            logger.warning("%s says nothing of itself: %s", self._current.engine_id, cause_of_death(error))
+            return None
+        return stats
 
     async def _release_ended(self) -> NoReturn:
         while True:
             sessions = [await self._ended.get()]
             while not self._ended.empty():
                 sessions.append(self._ended.get_nowait())
+            if not self._is_loaded.is_set():  # what was held is gone
+                continue
             try:
-                await self._engine.release.remote(sessions)
+                await self._current.engine.release.remote(sessions)
             except (RayError, WorkerLost) as error:
-                logger.warning("%s did not free %d sessions: %s", self._engine_id, len(sessions), error)
+                cause = cause_of_death(error)
+                logger.warning("%s did not free %d sessions: %s", self._current.engine_id, len(sessions), cause)
 
     async def _record_metrics(self) -> NoReturn:
-        meter = EngineMeter(ServeRecorder(self._model_name, ENGINE_CATALOGUE))
         while True:
             await asyncio.sleep(METRICS_PERIOD_S)
-            try:
-                meter.saw(await self._engine.stats.remote())
-            except (RayError, WorkerLost) as error:  # whose end is seen to elsewhere
-                logger.warning("%s says nothing of itself: %s", self._engine_id, error)
+            if (stats := await self._stats()) is not None:
+                self._meter.saw(stats)
 
-    async def _die_with_engine(self) -> None:
-        """End the leases, then this process, as soon as the engine has died or is known to have failed."""
-        watch = asyncio.create_task(_until_death(self._engine))
-        watch.add_done_callback(lambda _: self._dying.set())
-        await self._dying.wait()
-        logger.error("%s is gone; so is this replica", self._engine_id)
-        await asyncio.sleep(FAREWELL_S)
+    async def _replace_dead(self) -> None:
+        """Start another engine as soon as one has died; end this process when that does not help."""
+        try:
+            while await self._is_replaced(await self._current.end()):
+                pass
+        except Exception:
+            logger.exception("%r cannot be replaced", self._current)
+        logger.error("replica %s gives up, and leaves it to Serve to start another", self._replica_id)
         ray.kill(ray.get_runtime_context().current_actor)
+
+    async def _is_replaced(self, cause: str) -> bool:
+        """Once another engine serves; False when none could be loaded."""
+        self._is_loaded.clear()
+        self._meter.saw_death(self._num_leases)
+        died = "%s of replica %s has died (%s); %d sessions move"
+        logger.error(died, self._current.engine_id, self._replica_id, cause, self._num_leases)
+        began_s = time.monotonic()
+        for _ in range(MAX_LOADS):
+            if await self._has_loaded_another():
+                logger.info("%s serves after %.1f s", self._current.engine_id, time.monotonic() - began_s)
+                self._is_loaded.set()
+                return True
+        return False
+
+    async def _has_loaded_another(self) -> bool:
+        self._current.kill()
+        self._current = Incarnation(self._kind)
+        try:
+            await self._current.load()
+        except (OutriderError, RayError) as error:
+            logger.error("%s has not loaded: %s", self._current.engine_id, cause_of_death(error))  # noqa: TRY400
+            return False
+        return True
 
 
 class TargetWorker(EngineWorker):
@@ -176,12 +237,15 @@ class TargetWorker(EngineWorker):
 
     role = "target"
 
-    def __init__(self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]] = TargetActor) -> None:
-        super().__init__(config, model_name, actor)
+    async def __init__(  # type: ignore[misc]  # as in EngineWorker
+        self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]] = TargetActor
+    ) -> None:
+        await super().__init__(config, model_name, actor)
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """For `deploy.routing`; Serve calls this every STATS_PERIOD_S. Raises: what the engine failed with."""
-        return self._measure(await self._engine.stats.remote())
+        """For `deploy.routing`; Serve calls this every STATS_PERIOD_S."""
+        stats = await self._stats()
+        return self._measure(stats) if stats is not None else {KV_USE: 1.0}
 
     def _measure(self, stats: EngineStats) -> dict[str, float]:
         return {KV_USE: 1.0 - stats.num_free_blocks / max(1, stats.num_blocks)}
@@ -192,16 +256,16 @@ class DraftWorker(EngineWorker):
 
     role = "draft"
 
-    def __init__(
+    async def __init__(  # type: ignore[misc]  # as in EngineWorker
         self,
         config: WorkerConfig,
         model_name: str,
         q_top_tokens: int,
         actor: type[EngineActor[Any, Any]] = DraftActor,
     ) -> None:
-        super().__init__(config, model_name, actor, q_top_tokens)
         self._waited_s = self._round_s = 0.0
         self._reported = _Report(time.monotonic(), 0.0)
+        await super().__init__(config, model_name, actor, q_top_tokens)
 
     async def report_wait(self, waited_s: float, round_s: float) -> None:
         """An orchestrator's sessions waited for drafts, whichever replica's, so long in rounds that took so long."""
@@ -211,49 +275,19 @@ class DraftWorker(EngineWorker):
     def _measure(self, stats: EngineStats) -> dict[str, float]:
         """Since the last time."""
         before, self._reported = self._reported, _Report(time.monotonic(), stats.step_time_s)
-        computed_s = self._reported.step_time_s - before.step_time_s
+        computed_s = max(0.0, self._reported.step_time_s - before.step_time_s)  # another engine begins at 0
         elapsed_s = max(1e-9, self._reported.now_s - before.now_s)
         waited_s, round_s, self._waited_s, self._round_s = self._waited_s, self._round_s, 0.0, 0.0
         return {BUSY: min(1.0, computed_s / elapsed_s), WAITED_S: waited_s, ROUND_S: round_s}
 
 
-def _placement(config: WorkerConfig, rank: int) -> dict[str, Any]:
-    """Ray options that put a rank into its bundle of this replica's own placement group."""
+def _placement(config: WorkerConfig, group: PlacementGroup, rank: int) -> dict[str, Any]:
+    """Ray options that put a rank into its bundle of a replica's own placement group."""
     return {
         "num_cpus": config.num_cpus,
         "num_gpus": config.num_gpus,
         "resources": config.resources,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            get_current_placement_group(), placement_group_bundle_index=ENGINE_BUNDLE + rank
+            group, placement_group_bundle_index=ENGINE_BUNDLE + rank
         ),
     }
-
-
-def _load(engine: Any, followers: Sequence[Any]) -> ModelInfo:
-    """What the engine loaded. Raises: the engine's own error, without the trace of the way it came.
-
-    What goes wrong on a follower before the ranks have agreed on what they loaded, its engine raises, too.
-    """
-    meeting = ray.get(engine.meeting.remote()) if followers else None
-    for index, follower in enumerate(followers, 1):
-        follower.follow.remote(meeting).future().add_done_callback(partial(_log_end, index))
-    try:
-        info: ModelInfo = ray.get(engine.load.remote(meeting))
-    except RayTaskError as error:
-        if isinstance(error.cause, OutriderError):
-            raise error.cause from None
-        raise
-    return info
-
-
-def _log_end(rank: int, end: Future[None]) -> None:
-    """Of a follower: why, if it had a reason of its own."""
-    if (error := end.exception()) is not None:
-        logger.warning("rank %d has ended: %s", rank, str(error).strip().splitlines()[-1])
-
-
-async def _until_death(engine: Any) -> None:
-    try:
-        await engine.until_death.remote()
-    except RayError as error:
-        logger.info("the engine has died: %s", error)

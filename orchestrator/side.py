@@ -97,4 +97,4 @@ class Side(Generic[Port, Request, Reply]):
         try:
             await lease.port.release([lease.name])
         except WorkerLost:
-            logger.info("%s: the engine is gone, and what was held there with it", lease.name)
+            logger.debug("%s: the engine is gone, and what was held there with it", lease.name)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +26,8 @@ FAIL = 99
 """A suffix that ends in this token makes the engine fail."""
 SLOW = 98
 """A suffix that ends in this token takes a second and a half."""
+SLOW_LOAD_S = 4.0
+"""How long a target with the model "slow" takes to load; one whose model is a file dies while it loads."""
 
 
 class FakeEngine:
@@ -98,6 +101,10 @@ class FakeTargetActor(TargetActor):
     def _load_engine(self, rank: Any) -> Any:
         if self._config.model == "broken":
             raise CheckpointError("broken has no config.json")
+        if self._config.model == "slow":
+            time.sleep(SLOW_LOAD_S)
+        if Path(self._config.model).is_file():
+            os._exit(1)
         return FakeTargetEngine(self._epoch)
 
     async def block_data_calls(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 from ray import serve
+from ray.util import list_named_actors
 
 from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from core.errors import Unavailable, WorkerLost
@@ -21,15 +23,16 @@ from deploy.affinity import beginnings
 from deploy.app import worker
 from deploy.draining import stopping_replicas
 from deploy.ports import ServeLease, ServeLeases
-from deploy.routing import RoomiestRouter, target_router
+from deploy.routing import RoomiestRouter, draft_router, target_router
 from deploy.workers import DraftWorker, TargetWorker
-from tests.deploy.fake_engines import FAIL, INFO, SLOW, FakeDraftActor, FakeTargetActor, Front
+from tests.deploy.fake_engines import FAIL, INFO, SLOW, SLOW_LOAD_S, FakeDraftActor, FakeTargetActor, Front
 
 pytestmark = pytest.mark.ray
 
 APPLICATION = "leases"
 TARGET = TargetConfig(EngineConfig("fake"), max_sessions=60)
 DRAFT = DraftConfig(EngineConfig("fake"), max_sessions=2)
+SLOW_TO_LOAD = TargetConfig(EngineConfig("slow"))
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
 
 
@@ -42,7 +45,8 @@ def deploy(target: TargetConfig, draft: DraftConfig) -> None:
     """Deploy, or update what is deployed."""
     targets = worker(TargetWorker, target).options(request_router_config=target_router())
     targets = targets.bind(target, "pair", FakeTargetActor)
-    drafts = worker(DraftWorker, draft).bind(draft, "pair", 64, FakeDraftActor)
+    drafts = worker(DraftWorker, draft).options(request_router_config=draft_router())
+    drafts = drafts.bind(draft, "pair", 64, FakeDraftActor)
     serve.run(serve.deployment(Front).bind(targets, drafts), name=APPLICATION)
 
 
@@ -224,18 +228,22 @@ async def test_a_batch_outlives_the_request_that_sent_it():
     assert await front.outcome.remote() == "Verdict"
 
 
-async def test_a_killed_engine_is_lost_at_once_and_replaced(leases):
-    lease = await leases.take_target("a")
+async def test_a_killed_engine_is_lost_at_once_and_replaced_by_its_replica(leases, caplog):
+    held = [await leases.take_target("a"), await leases.take_target("b")]
+    lease = held[0]
     ray.kill(lease.port._engine)
     with pytest.raises(WorkerLost, match=lease.engine_id):
         await until(lambda: lease.port.verify([]))  # what was on its way may still be answered
     successor = await leases.take_target("a")
     assert successor.epoch != lease.epoch
+    assert successor._grant.replica_id == lease._grant.replica_id
     assert await successor.port.verify([verify_request(successor)])
     with pytest.raises(WorkerLost):
         await lease.port.verify([verify_request(lease)])
-    lease.release()
-    successor.release()
+    said = [record.getMessage() for record in caplog.records if lease.engine_id in record.getMessage()]
+    assert said == [f"{lease.engine_id} has died; 2 sessions move to another engine"]
+    for each in (*held, successor):
+        each.release()
 
 
 async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
@@ -243,6 +251,56 @@ async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
     with pytest.raises(WorkerLost, match="told to fail"):
         await lease.port.verify([verify_request(lease, FAIL)])
     await until(lambda: has_another_epoch(leases, lease.epoch))
+
+
+async def test_while_an_engine_loads_sessions_go_elsewhere_and_wait_only_where_there_is_no_other(leases):
+    """Without a word a session would go to the replica with fewest sessions: the one whose engine has died."""
+    await asyncio.to_thread(deploy, replace(SLOW_TO_LOAD, num_replicas=2), DRAFT)
+    held: list[ServeLease[Any]] = []
+    while len({lease.engine_id for lease in held}) < 2:
+        held.append(await leases.take_target("first"))
+    first, second = held[0], held[-1]
+    began_s = time.monotonic()
+    ray.kill(first.port._engine)
+    await until(lambda: has_ended(first))
+    for number in range(4):
+        held.append(await leases.take_target(f"moved {number}"))
+        assert held[-1].engine_id == second.engine_id
+    assert time.monotonic() - began_s < SLOW_LOAD_S
+
+    ray.kill(second.port._engine)
+    await until(lambda: has_ended(second))
+    held.append(await leases.take_target("waits"))
+    assert time.monotonic() - began_s > SLOW_LOAD_S
+    for lease in held:
+        lease.release()
+    await asyncio.to_thread(deploy, TARGET, DRAFT)
+
+
+async def test_a_replica_whose_engines_die_while_they_load_is_replaced(leases, tmp_path):
+    """Perhaps another node does better; and Serve says what is wrong."""
+    trap = tmp_path / "model"
+    await asyncio.to_thread(deploy, replace(TARGET, engine=EngineConfig(str(trap))), DRAFT)
+    lease = await leases.take_target("a")
+    trap.touch()
+    ray.kill(lease.port._engine)
+    (before,) = replicas("target")
+    await until(lambda: is_gone(before))
+    trap.unlink()
+    successor = await leases.take_target("a")
+    assert successor._grant.replica_id != lease._grant.replica_id
+    successor.release()
+    await asyncio.to_thread(deploy, TARGET, DRAFT)
+
+
+async def is_gone(replica: str) -> bool:
+    return replica not in replicas("target")
+
+
+def replicas(role: str) -> set[str]:
+    """The names of the replicas' actors that are alive."""
+    names = {each["name"] for each in list_named_actors(all_namespaces=True)}
+    return {name for name in names if f"{APPLICATION}#{role}#" in name}
 
 
 async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new_leases):

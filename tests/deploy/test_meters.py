@@ -200,6 +200,16 @@ def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
     assert record["engine_busy_seconds_total"] == 2.0
 
 
+def test_an_engine_that_takes_the_place_of_a_dead_one_counts_from_the_beginning(record):
+    meter = EngineMeter(record)
+    meter.saw(stats_of_engine(num_steps=10))
+    meter.saw_death(3)
+    for num_steps in (4, 6):
+        meter.saw(stats_of_engine(num_steps=num_steps))
+    assert record["engine_steps_total"] == 16
+    assert (record["engine_deaths_total"], record["sessions_moved_total"]) == (1, 3)
+
+
 def stats_of_engine(**values: float) -> EngineStats:
     nothing = {field.name: 0 for field in dataclasses.fields(EngineStats)}
     return EngineStats(**nothing | {"num_blocks": 40} | values)

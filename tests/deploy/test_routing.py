@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deploy.affinity import beginnings
-from deploy.routing import RoomiestRouter, order, tiers
+from deploy.routing import RoomiestRouter, Router, after_refusal, order, tiers
 from deploy.scaling import KV_USE
 
 
@@ -40,6 +40,14 @@ def replica(name: str, **stats: float) -> Any:
     return SimpleNamespace(replica_id=name, routing_stats=stats)
 
 
+class FakeId(str):
+    """As much of Serve's ReplicaID as counts."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
+
+
 def new_router() -> RoomiestRouter:
     router = RoomiestRouter.__new__(RoomiestRouter)
     router.initialize_state()
@@ -68,6 +76,33 @@ async def test_a_router_waits_between_tries_and_offers_tier_after_tier():
     assert await router.choose_replicas([full, fresh, empty], waiting) == [[fresh, empty], [full]]
     assert waiting.routing_context.should_backoff
     assert await router.choose_replicas([], None) == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "expected"),
+    [
+        (set(), [["a", "b"], ["c"]]),
+        ({"a"}, [["b"], ["c"], ["a"]]),
+        ({"a", "b"}, [["c"], ["a", "b"]]),
+        ({"a", "b", "c"}, [["a", "b"], ["c"]]),
+    ],
+)
+def test_who_has_refused_comes_last_and_does_come(refused, expected):
+    assert after_refusal([["a", "b"], ["c"]], refused) == expected
+
+
+@pytest.mark.parametrize("kind", [Router, RoomiestRouter])
+async def test_a_session_says_who_has_refused_it(kind):
+    refused, other = (replica(FakeId(name)) for name in ("refused", "other"))
+    call: Any = SimpleNamespace(
+        routing_context=SimpleNamespace(should_backoff=False), args=["session", (), frozenset({"refused"})]
+    )
+    router = kind.__new__(kind)
+    router.initialize_state()
+    assert await router.choose_replicas([refused, other], call) == [[other], [refused]]
+    assert await router.choose_replicas([refused], call) == [[refused]]
+    call.args.pop()
+    assert await router.choose_replicas([refused, other], call) == [[refused, other]]
 
 
 def test_serve_s_loop_asks_for_that_flag():

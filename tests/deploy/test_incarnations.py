@@ -1,0 +1,33 @@
+"""What is said of an engine's death."""
+
+from __future__ import annotations
+
+import pytest
+from ray.exceptions import RayError, RayTaskError
+
+from core.errors import WorkerLost
+from deploy.incarnations import cause_of_death
+
+DIED = """The actor died unexpectedly before finishing this task.
+\tclass_name: TargetActor
+\tactor_id: 7d1e2e9f12daf13cce465a4701000000
+The actor is dead because """
+ADVICE = (
+    "its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a "
+    "connection error code 2. End of file. Some common causes include: (1) the process was killed by the OOM killer"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (RayError(DIED + ADVICE), "its process was killed or crashed"),
+        (RayError(DIED + "it was killed by `ray.kill`."), "it was killed by `ray.kill`"),
+        (RayError(DIED + "its node has died. Node Id: 0123"), "its node has died"),
+        (RayError("The actor is unavailable.\nTry again."), "The actor is unavailable."),
+        (RayTaskError("verify", "Traceback\nover\nmany lines", WorkerLost("out of memory\nat 0x7f")), "out of memory"),
+        (WorkerLost("told to fail"), "told to fail"),
+    ],
+)
+def test_the_cause_is_a_few_words_without_traces_and_advice(error, cause):
+    assert cause_of_death(error) == cause
