@@ -22,6 +22,7 @@ from bench import (
     overhead,
     rounds,
     runtime,
+    storm,
 )
 from bench.results import Result, report
 
@@ -54,6 +55,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "overhead": overhead,
     "rounds": rounds,
     "runtime": runtime,
+    "storm": storm,
 }
 
 
