@@ -9,6 +9,7 @@ Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are w
 - *Cancellation.* The proxy passes one on only if it comes while the proxy waits for the replica's next message. If it
   comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
   decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
+- *Deadlines* in messages are kept here to the millisecond (`deploy.proxy_deadline`).
 - *Health* is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node
   that is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes
   seconds to hear of it, and to say so; a file that whoever stops the node leaves there is seen at once.
@@ -37,6 +38,7 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 from core.errors import OutriderError, Overloaded, RequestError, Unavailable
 from deploy.metrics import REQUEST_FAILURE, ServeRecorder
 from deploy.proxy_admission import RETRY_S, Places, ProxyAdmission
+from deploy.proxy_deadline import punctual
 from deploy.status import DETAILS_KEY, status_of
 from protos.outrider.v1 import generation_pb2_grpc
 
@@ -86,7 +88,9 @@ def add_generation_service(servicer: Any, server: Any) -> None:
     admission = ProxyAdmission(lambda: _places_behind(_proxy_of(server)), _Refusals())
 
     def wrap(handler: Handler, method: str) -> Handler:
-        return admitted(refusing(handler), admission, is_completion=method in COMPLETIONS)
+        is_completion = method in COMPLETIONS
+        explained = refusing(handler)
+        return admitted(punctual(explained) if is_completion else explained, admission, is_completion=is_completion)
 
     with _wrapped(server, wrap):
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
@@ -249,7 +253,7 @@ def refusing(handler: Handler) -> Handler:
     """Serve's handler, with errors as callers should see them, and streams that end when they are dropped."""
 
     async def unary(message: bytes, context: Any) -> bytes:
-        answer: bytes = await handler(message, context)
+        answer: bytes = await handler(message, LastingContext(context))
         _explain(context)
         return answer
 

@@ -1,0 +1,128 @@
+"""Ends a call in the proxy when the time is over that its message gives it.
+
+The orchestrator ends it by the same time, and counts it. But its clock starts a hop later, and its word takes another
+hop to come back: on busy processors 20 to 30 ms each. So the client is told from here, and the call is left to end by
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from core.errors import DeadlinePassed
+from protos.outrider.v1 import generation_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Any]
+T = TypeVar("T")
+
+FAREWELL_S = 5.0
+"""A call that has not ended by itself this long after its deadline is cancelled."""
+
+TOO_LATE = "the request's time ran out"
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Nobody else keeps them."""
+
+
+def punctual(handler: Handler) -> Handler:
+    """The same handler, which raises DeadlinePassed as soon as the `timeout_s` of its message is over."""
+
+    async def unary(message: bytes, context: Any) -> bytes:
+        answer = handler(message, context)
+        end_s = _end_s(message)
+        reply: bytes = await (answer if end_s is None else _before(end_s, answer))
+        return reply
+
+    async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        end_s = _end_s(message)
+        replies = handler(message, context)
+        if end_s is not None:
+            replies = _stream_before(end_s, replies)
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await replies.aclose()
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+def timeout_of(message: bytes) -> float | None:
+    """The seconds that a request gives itself; None without a time that could be kept, of which others will tell."""
+    try:
+        request = pb.GenerateRequest.FromString(message)
+    except DecodeError:
+        return None
+    is_time = request.HasField("timeout_s") and math.isfinite(request.timeout_s) and request.timeout_s > 0
+    return request.timeout_s if is_time else None
+
+
+def _end_s(message: bytes) -> float | None:
+    timeout_s = timeout_of(message)
+    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+
+
+async def _before(end_s: float, answer: Coroutine[Any, Any, bytes]) -> bytes:
+    work = asyncio.ensure_future(answer)
+    if not await _is_done(work, end_s):
+        _leave(_nothing_more(work))
+        raise DeadlinePassed(TOO_LATE)
+    return work.result()
+
+
+async def _stream_before(end_s: float, replies: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    while True:
+        work = asyncio.ensure_future(_next(replies))
+        if not await _is_done(work, end_s):
+            _leave(_nothing_more(work, replies))
+            raise DeadlinePassed(TOO_LATE)
+        if (reply := work.result()) is None:
+            return
+        try:
+            yield reply
+        except GeneratorExit:
+            await replies.aclose()
+            raise
+
+
+async def _next(replies: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(replies, None)
+
+
+async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
+    """Once `work` is done, or its time over. Who is cancelled here cancels it, and waits until it has ended."""
+    left_s = max(0.0, end_s - asyncio.get_running_loop().time())
+    try:
+        await asyncio.wait([work], timeout=left_s)
+    except asyncio.CancelledError:
+        work.cancel()
+        await asyncio.wait([work])
+        raise
+    return work.done()
+
+
+async def _nothing_more(work: Awaitable[Any], replies: AsyncGenerator[bytes, None] | None = None) -> None:
+    """Let a call that is late come to its end."""
+    try:
+        async with asyncio.timeout(FAREWELL_S):
+            await work
+            if replies is not None:
+                async for _ in replies:
+                    pass
+    except TimeoutError:
+        logger.warning("a call had not ended %g s after its deadline, and is cancelled", FAREWELL_S)
+
+
+def _leave(rest: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(rest)
+    _leaving.add(task)
+    task.add_done_callback(_leaving.discard)
