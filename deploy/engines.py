@@ -31,6 +31,7 @@ from deploy.logs import log_to_stderr
 if TYPE_CHECKING:
     from workers.engine import Engine
     from workers.engine_stats import EngineStats
+    from workers.findings import Findings
     from workers.loop import EngineLoop
     from workers.parallel import Rank
 
@@ -42,6 +43,8 @@ MAX_DATA_CALLS = 1000
 """Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
 MAX_CONTROL_CALLS = 64
 CONTROL = "control"
+ARENAS = "2"
+"""Of malloc's. By itself it has eight for each core, and what one thread frees no other gets: hundreds of MB."""
 IMPORTS = (
     "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
@@ -93,23 +96,24 @@ class EngineActor(ABC, Generic[Request, Reply]):
         address = ray.util.get_node_ip_address()
         return Meeting(address, _free_port(address))
 
-    async def load(self, meeting: Meeting | None = None) -> ModelInfo:
-        """What was loaded, once it is warm; to be called once, before anything else.
+    async def load(self, meeting: Meeting | None = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:
+        """What was loaded, once it is warm, and what it found out for the next; to be called once, before anything
+        else.
 
-        With a `meeting` as rank 0 of several, whose others follow at the same time. Raises: StartupError.
+        `known` is what another engine in this place has found out. With a `meeting` as rank 0 of several, whose others
+        follow at the same time. Raises: StartupError.
         """
-        engine = await asyncio.to_thread(self._load_warm, meeting)
+        engine, findings = await asyncio.to_thread(self._load_warm, meeting, known)
         from workers.loop import EngineLoop
 
         self._loop = EngineLoop(engine)
         self._loop.start()
-        return engine.info
+        return engine.info, findings
 
-    def _load_warm(self, meeting: Meeting | None) -> Engine[Request, Reply]:
+    def _load_warm(self, meeting: Meeting | None, known: Findings | None) -> tuple[Engine[Request, Reply], Findings]:
         _use_threads(self._config.num_threads)
         engine = self._load_engine(_rank(0, self._config, meeting) if meeting is not None else None)
-        engine.warm_up(self._report)
-        return engine
+        return engine, engine.warm_up(self._report, ray.get_runtime_context().get_node_id(), known)
 
     @_control
     async def release(self, sessions: Sequence[str]) -> None:
@@ -236,7 +240,8 @@ AnyActor = type[EngineActor[Any, Any]] | type[FollowerActor]
 def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any) -> Any:
     """The handle of a new actor, which has yet to `load` or `follow`; `options` are Ray's, and say where it runs."""
     threads = str(config.num_threads)
-    environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}}
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "MALLOC_ARENA_MAX": ARENAS}
+    environment: dict[str, Any] = {"env_vars": variables}
     if config.device == "cpu":  # a fork on a GPU has not been tried
         environment["py_executable"] = fork_server.command(IMPORTS)
     remote = ray.remote(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -24,6 +24,9 @@ from core.records import ModelInfo
 from deploy import engines
 from deploy.engines import EngineActor, FollowerActor
 from deploy.link.address import LinkAddress
+
+if TYPE_CHECKING:
+    from workers.findings import Findings
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,9 @@ class Kind:
 class Incarnation:
     """One life of an engine, which begins with `load`; another one has another epoch."""
 
+    findings: Findings | None = None
+    """What it has found out, once it has loaded; the next in its place starts with that."""
+
     def __init__(self, kind: Kind) -> None:
         self.epoch = secrets.randbits(62)
         self.engine_id = f"{kind.role}-{self.epoch:016x}"
@@ -63,8 +69,10 @@ class Incarnation:
     def __repr__(self) -> str:
         return f"<Incarnation {self.engine_id}{', ended' if self._end.done() else ''}>"
 
-    async def load(self) -> ModelInfo:
-        """What the engine loaded. Raises: its own error, without the trace of the way it came; RayError when it died.
+    async def load(self, known: Findings | None = None) -> ModelInfo:
+        """What the engine loaded; `known` is what another in its place has found out.
+
+        Raises: its own error, without the trace of the way it came; RayError when it died.
 
         What goes wrong on a follower before the ranks have agreed on what they loaded, its engine raises, too.
         """
@@ -72,7 +80,8 @@ class Incarnation:
             meeting = await self.engine.meeting.remote() if self._followers else None
             for rank, follower in enumerate(self._followers, 1):
                 follower.follow.remote(meeting).future().add_done_callback(partial(_log_end, rank))
-            info: ModelInfo = await self.engine.load.remote(meeting)
+            info: ModelInfo
+            info, self.findings = await self.engine.load.remote(meeting, known)
             self.link = await self.engine.open_links.remote()
         except RayTaskError as error:
             if isinstance(error.cause, OutriderError):

@@ -164,11 +164,14 @@ class EngineMeter:
         self._record = record
         self._totals: dict[m.Metric, float] = {}
 
-    def saw_death(self, num_sessions: int) -> None:
-        """The engine has died under so many sessions; another one counts from the beginning."""
+    def saw_death(self) -> None:
+        """The engine has died; another one counts from the beginning."""
         self._record(m.ENGINE_DEATHS, 1)
-        self._record(m.SESSIONS_MOVED, num_sessions)
         self._totals.clear()
+
+    def saw_moved(self, num_sessions: int) -> None:
+        """So many sessions had to leave an engine that has died."""
+        self._record(m.SESSIONS_MOVED, num_sessions)
 
     def saw(self, stats: EngineStats) -> None:
         """Counters count on from what the engine said the last time."""

@@ -44,7 +44,7 @@ HEALTH_TIMEOUT_S = 15.0
 """Longer than any step of an engine; Serve replaces a replica whose engine has missed this three times."""
 METRICS_PERIOD_S = 5.0
 """Ray passes metrics on every ten seconds."""
-MAX_LOADS = 3
+MAX_LOADS = 6
 """Of an engine that dies while it loads; then the replica gives up, and Serve places another, perhaps elsewhere."""
 LOAD_WAIT_S = 1.0
 """How long a lease waits at a replica whose engine loads, before its session looks elsewhere once more."""
@@ -105,6 +105,7 @@ class EngineWorker(ABC):
         self._kind = Kind(self.role, actor, arguments, config.engine, lambda rank: _placement(config, group, rank))
         self._current = Incarnation(self._kind)
         self._info = await self._current.load()
+        self._findings = self._current.findings
         self._is_loaded = asyncio.Event()
         self._is_loaded.set()
         self._num_leases = 0
@@ -185,11 +186,13 @@ class EngineWorker(ABC):
                 sessions.append(self._ended.get_nowait())
             if not self._is_loaded.is_set():  # what was held is gone
                 continue
+            current = self._current
             try:
-                await self._current.engine.release.remote(sessions)
-            except (RayError, WorkerLost) as error:
+                await current.engine.release.remote(sessions)
+            except (RayError, WorkerLost) as error:  # they had heard of its death over their links, and were first
+                self._meter.saw_moved(len(sessions))
                 cause = cause_of_death(error)
-                logger.warning("%s did not free %d sessions: %s", self._current.engine_id, len(sessions), cause)
+                logger.warning("%s cannot free %d sessions, which move: %s", current.engine_id, len(sessions), cause)
 
     async def _record_metrics(self) -> NoReturn:
         while True:
@@ -210,8 +213,9 @@ class EngineWorker(ABC):
     async def _is_replaced(self, cause: str) -> bool:
         """Once another engine serves; False when none could be loaded."""
         self._is_loaded.clear()
-        self._meter.saw_death(self._num_leases)
-        died = "%s of replica %s has died (%s); %d sessions move"
+        self._meter.saw_death()
+        self._meter.saw_moved(self._num_leases)
+        died = "%s of replica %s has died (%s); %d sessions on it move"
         logger.error(died, self._current.engine_id, self._replica_id, cause, self._num_leases)
         began_s = time.monotonic()
         for _ in range(MAX_LOADS):
@@ -223,9 +227,10 @@ class EngineWorker(ABC):
 
     async def _has_loaded_another(self) -> bool:
         self._current.kill()
+        self._findings = self._current.findings or self._findings
         self._current = Incarnation(self._kind)
         try:
-            await self._current.load()
+            await self._current.load(self._findings)
         except (OutriderError, RayError) as error:
             logger.error("%s has not loaded: %s", self._current.engine_id, cause_of_death(error))  # noqa: TRY400
             return False

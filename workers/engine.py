@@ -25,6 +25,7 @@ from core.records import (
 from core.trees import TokenTree
 from workers import scheduler
 from workers.engine_stats import EngineStats
+from workers.findings import Findings
 from workers.jobs import Job, Request
 from workers.kv_cache import OutOfBlocks
 from workers.prefill_pace import PrefillPace
@@ -66,11 +67,16 @@ class Engine(ABC, Generic[Request, Reply]):
     def has_work(self) -> bool:
         return bool(self._jobs or self._answers)
 
-    def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Run the model once at each size, so that no request pays for first use."""
+    def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
+        """Make ready, so that no request pays for first use; what was found out, or is `known`, another can start with.
+
+        `machine` names the one that this runs on.
+        """
         progress("warming up")
-        for num_rows, seconds in self._runtime.warm_up(progress).items():
+        findings = self._runtime.warm_up(progress, machine, known)
+        for num_rows, seconds in findings.step_times_s:
             self._pace.see(num_rows, seconds)
+        return findings
 
     def close(self) -> None:
         """Let the other ranks of the model end, if it has any; there is no step after this."""

@@ -20,6 +20,7 @@ from core.errors import CheckpointError, ConfigError, first_line
 from workers import compiled, packing
 from workers.captured import CapturedModel, CudaRecorder, Recorder
 from workers.compiled import CannotCompile, CompiledModel
+from workers.findings import Findings
 from workers.kv_cache import KVCache
 from workers.memory import GIB, free_bytes, num_kv_blocks
 from workers.paged import Kernel, PagedPlan, PagedStep
@@ -118,11 +119,14 @@ class ModelRuntime:
             self.cache.extend(item.kv, item.num_rows)
         return logits
 
-    def warm_up(self, progress: Callable[[str], None] = logger.info) -> dict[int, float]:
-        """Run every size of step that is a power of two, so that no request pays for the first use of a kernel.
+    def warm_up(
+        self, progress: Callable[[str], None] = logger.info, machine: str = "", known: Findings | None = None
+    ) -> Findings:
+        """Make ready, so that no request pays for the first use of a kernel, and answer what was found out on the way.
 
-        Answers how many seconds each takes. What is to be compiled is, before; and in deterministic mode the smallest
-        tiles that will do are looked for.
+        What is to be compiled is, first. Then, in deterministic mode, the smallest tiles that will do are looked for,
+        and every size of step that is a power of two is run and timed; unless it is `known` of an engine on this
+        `machine` that ran as this one does.
         Raises: CheckpointError for a model that gives NaN.
         """
         self.warm_up_products()
@@ -130,16 +134,36 @@ class ModelRuntime:
             self._do_without("several ranks share it")
         elif self._is_to_be_compiled:
             self._compile(progress)
+        if known is not None and self._confirms(known, machine):
+            self._time(1)
+        else:
+            known = self._find_out(machine)
+        self.num_eager_steps = 0
+        return known
+
+    def _confirms(self, known: Findings, machine: str) -> bool:
+        """Whether that holds here; its tiles are used from now on, then."""
+        if (known.machine, known.is_compiled) != (machine, self._runs_compiled):
+            return False
         if self._is_deterministic:
-            self._settle_tiling()
+            if known.tile_rows is None:  # which is worth a warning each time
+                return False
+            self._tile_by(known.tile_rows)
+        return True
+
+    def _find_out(self, machine: str) -> Findings:
+        tile_rows = self._settle_tiling() if self._is_deterministic else None
         num_rows, limit = 1, min(self._max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
         times_s: dict[int, float] = {}
         while num_rows <= limit:
             for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time of all is not like the others
                 times_s[num_rows] = self._time(num_rows)
             num_rows *= 2
-        self.num_eager_steps = 0
-        return times_s
+        return Findings(machine, self._runs_compiled, tile_rows, tuple(times_s.items()))
+
+    @property
+    def _runs_compiled(self) -> bool:
+        return self._compiled is not None or self._captured is not None
 
     def warm_up_products(self) -> None:
         """The part of it that each rank does by itself."""
@@ -264,26 +288,31 @@ class ModelRuntime:
 
     # Tiles
 
-    def _settle_tiling(self) -> None:
+    def _settle_tiling(self) -> int | None:
         """Take the fewest rows to a tile with which a row's bits are its own, on this CPU and with this model."""
-        if self._compiled is not None and not self._finds_tiles():
+        tile_rows = self._find_tiles()
+        if tile_rows is None and self._compiled is not None:
             self._do_without("its bits depend on how many rows there are")
-        if self._compiled is None and not self._finds_tiles():
+            tile_rows = self._find_tiles()
+        if tile_rows is None:
             logger.warning(
                 "a row's bits are NOT its own with %s on this CPU: outputs may differ where two tokens are nearly "
                 "equal (so it is with mixtures of experts: how many rows an expert gets depends on the others)",
                 self.info.architecture,
             )
+        return tile_rows
 
-    def _finds_tiles(self) -> bool:
-        coarse = CPU_DETERMINISTIC
-        fewer = FEWER_ROWS if packing.is_available(self._model.dtype, self._device) else ()
-        for num_rows in (*fewer, coarse.min_rows):
-            self._tiling = replace(coarse, min_rows=num_rows, row_multiple=num_rows)
+    def _find_tiles(self) -> int | None:
+        fewer: tuple[int, ...] = FEWER_ROWS if packing.is_available(self._model.dtype, self._device) else ()
+        for num_rows in (*fewer, CPU_DETERMINISTIC.min_rows):
+            self._tile_by(num_rows)
             if self._has_equal_bits():
                 logger.info("deterministic steps have rows by %d", num_rows)
-                return True
-        return False
+                return num_rows
+        return None
+
+    def _tile_by(self, num_rows: int) -> None:
+        self._tiling = replace(CPU_DETERMINISTIC, min_rows=num_rows, row_multiple=num_rows)
 
     def _has_equal_bits(self) -> bool:
         """Whether rows have the same bits however many there are to a step, and whatever else is in it."""

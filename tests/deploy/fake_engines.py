@@ -20,6 +20,7 @@ from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp
 from deploy.engines import CONTROL, DraftActor, TargetActor
 from deploy.ports import ServeLeases
 from workers.engine_stats import EngineStats
+from workers.findings import Findings
 
 INFO = ModelInfo("counter", "Counter", "float32", "cpu", 0, 100, 1000, 16_000, (0,))
 FAIL = 99
@@ -63,8 +64,9 @@ class FakeEngine:
     def expire(self) -> list[str]:
         return []
 
-    def warm_up(self, progress: Any) -> None:
+    def warm_up(self, progress: Any, machine: str = "", known: Findings | None = None) -> Findings:
         progress("nothing to warm")
+        return known or Findings(machine, is_compiled=False, tile_rows=None, step_times_s=())
 
     def stats(self) -> EngineStats:
         nothing = dict.fromkeys((field.name for field in fields(EngineStats)), 0)

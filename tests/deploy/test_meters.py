@@ -203,7 +203,9 @@ def test_counters_of_an_engine_count_on_from_what_it_said_before(record):
 def test_an_engine_that_takes_the_place_of_a_dead_one_counts_from_the_beginning(record):
     meter = EngineMeter(record)
     meter.saw(stats_of_engine(num_steps=10))
-    meter.saw_death(3)
+    meter.saw_death()
+    meter.saw_moved(2)
+    meter.saw_moved(1)
     for num_steps in (4, 6):
         meter.saw(stats_of_engine(num_steps=num_steps))
     assert record["engine_steps_total"] == 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import urllib.request
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import (
@@ -28,6 +30,7 @@ from deploy.cluster import Endpoints
 from deploy.local import served
 from deploy.meters import code_of
 from deploy.metrics import CATALOGUE, ENGINE_CATALOGUE, ORCHESTRATOR_CATALOGUE, Kind, ServeRecorder, zeros
+from deploy.probe import engine_of
 from protos.outrider.v1 import generation_pb2 as pb
 from tests import checkpoints
 
@@ -119,6 +122,11 @@ def test_prometheus_finds_what_the_clients_saw(tmp_path, monkeypatch):
         check_an_idle_server(endpoints)
         expected = used(client)
         exported = until_exported(endpoints, expected)
+        of_a_death = {"engine_deaths_total": 1, "sessions_moved_total": 1, "target_failures_total": 1}
+        assert {exported[name] for name in of_a_death} == {0}
+        outlive_the_target(client)
+        after = until_exported(endpoints, of_a_death)
+    assert {name: after[name] for name in of_a_death} == of_a_death
     assert {name: exported.get(name, 0.0) for name in expected} == expected
     assert expected["spec_decode_num_draft_tokens_total"] > 0
     assert exported["draft_seconds_total"] >= exported["draft_hidden_seconds_total"]
@@ -168,6 +176,16 @@ def used(client: Client) -> dict[str, float]:
         "draft_hits_total": sum(entry.hits for entry in stats),
         "draft_misses_total": sum(entry.misses for entry in stats),
     }
+
+
+def outlive_the_target(client: Client) -> None:
+    """One stream, in the middle of which its engine is killed."""
+    message = request(4)
+    message.stopping.max_tokens = 400
+    chunks = client.stream(message)
+    next(chunks)
+    ray.kill(asyncio.run(engine_of("target")))
+    assert sum(len(chunk.token_ids) for chunk in chunks) > 300
 
 
 def request(seed: int) -> pb.GenerateRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from core.errors import CheckpointError
 from tests import checkpoints
 from tests.workers.test_runtime import in_all_ways, tokens
 from workers import packing
+from workers.findings import Findings
 from workers.packing import PackedProduct, pack
-from workers.runtime import CPU_DETERMINISTIC
+from workers.runtime import CPU_DETERMINISTIC, ModelRuntime
 from workers.trials import Trials
 
 CPU = torch.device("cpu")
@@ -309,6 +311,31 @@ def test_tiles_are_as_large_as_bits_need(
     runtime.warm_up()
     assert (runtime._tiling.min_rows, runtime._tiling.row_multiple) == (want, want)
     assert runtime._tiling.query_rows == CPU_DETERMINISTIC.query_rows
+
+
+@needs_kernels
+def test_what_one_has_found_out_another_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 3)
+    path = checkpoints.write("llama", tmp_path)
+    known = checkpoints.runtime(path, deterministic=True).warm_up(machine="here")
+    assert (known.machine, known.is_compiled, known.tile_rows) == ("here", False, 4)
+    assert [num_rows for num_rows, _ in known.step_times_s][:4] == [1, 2, 4, 8]
+
+    monkeypatch.setattr(ModelRuntime, "_has_equal_bits", lambda _: pytest.fail("it is known"))
+    runtime = checkpoints.runtime(path, deterministic=True)
+    assert runtime.warm_up(machine="here", known=known) is known
+    assert (runtime._tiling.min_rows, runtime._tiling.row_multiple) == (4, 4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("change", [{"machine": "elsewhere"}, {"is_compiled": True}, {"tile_rows": None}])
+def test_what_was_found_out_elsewhere_or_in_vain_is_found_out_again(change: dict[str, Any], tmp_path: Path) -> None:
+    runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
+    known = replace(Findings("here", False, 8, ((1, 60.0),)), **change)
+    findings = runtime.warm_up(machine="here", known=known)
+    assert (findings.machine, findings.is_compiled) == ("here", False)
+    assert findings.tile_rows == runtime._tiling.min_rows != 8
+    assert dict(findings.step_times_s)[1] < 60.0
 
 
 @needs_kernels
