@@ -43,8 +43,9 @@ MAX_DATA_CALLS = 1000
 """Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
 MAX_CONTROL_CALLS = 64
 CONTROL = "control"
-ARENAS = "2"
-"""Of malloc's. By itself it has eight for each core, and what one thread frees no other gets: hundreds of MB."""
+KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
+"""How many products oneDNN, and torch for it, keep on a CPU: one for each number of rows and each shape of weights.
+Each takes a megabyte or two; with their own limit of 1,024 an engine grows for long. Decoding needs a hundred or so."""
 IMPORTS = (
     "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
@@ -240,7 +241,7 @@ AnyActor = type[EngineActor[Any, Any]] | type[FollowerActor]
 def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any) -> Any:
     """The handle of a new actor, which has yet to `load` or `follow`; `options` are Ray's, and say where it runs."""
     threads = str(config.num_threads)
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "MALLOC_ARENA_MAX": ARENAS}
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KERNEL_CACHES}
     environment: dict[str, Any] = {"env_vars": variables}
     if config.device == "cpu":  # a fork on a GPU has not been tried
         environment["py_executable"] = fork_server.command(IMPORTS)
