@@ -10,7 +10,7 @@ import contextvars
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.serve.exceptions import RayServeException
 
 from core.config import Limits
@@ -18,7 +18,7 @@ from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import Base, Drafted, DraftRequest, Refused, Stamp, Verdict, VerifyRequest
 from deploy import ports
 from deploy.ports import ServeLeases
-from deploy.workers import LeaseGrant
+from deploy.workers import LeaseGrant, Refusal
 from orchestrator.statistics import DraftWait
 
 REQUESTS = [VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,)) for name in "abc"]
@@ -30,7 +30,7 @@ CALLER = contextvars.ContextVar("CALLER", default="nobody")
 class FakeStream:
     """A streaming call of Serve: brings a grant when it is told to, and stays open until somebody ends it."""
 
-    def __init__(self, grant: LeaseGrant) -> None:
+    def __init__(self, grant: LeaseGrant | Refusal) -> None:
         self._grant = grant
         self.granted = asyncio.Event()
         self._ended = asyncio.Event()
@@ -40,7 +40,8 @@ class FakeStream:
     def __aiter__(self) -> FakeStream:
         return self
 
-    async def __anext__(self) -> LeaseGrant:
+    async def __anext__(self) -> LeaseGrant | Refusal:
+        await asyncio.sleep(0)
         await (self._ended if self._has_granted else self.granted).wait()
         if self.failure is not None:
             raise self.failure
@@ -97,6 +98,8 @@ class FakeHandle:
         self.streams: list[FakeStream] = []
         self.asked: list[tuple[str, tuple[object, ...]]] = []
         self.failures: list[Exception] = []
+        self.refusals: list[str] = []
+        self.had_refused: list[frozenset[str]] = []
         self.reports: list[tuple[float, float]] = []
         self.report_failure: Exception | None = None
         self._grants_at_once = grants_at_once
@@ -108,9 +111,11 @@ class FakeHandle:
         assert stream, "a lease is a stream"
         return self
 
-    def _lease(self, name: str, prefix: tuple[object, ...]) -> FakeStream:
+    def _lease(self, name: str, prefix: tuple[object, ...], refused_by: frozenset[str]) -> FakeStream:
         self.asked.append((name, prefix))
-        stream = FakeStream(LeaseGrant("engine 1", 1, self.engine, self.replica_id))
+        self.had_refused.append(refused_by)
+        grant = LeaseGrant("engine 1", 1, self.engine, self.replica_id)
+        stream = FakeStream(Refusal(self.refusals.pop(0)) if self.refusals else grant)
         if self.failures:
             stream.failure = self.failures.pop(0)
         if self._grants_at_once:
@@ -178,13 +183,30 @@ async def test_who_has_waited_for_too_long_gives_back_what_comes_later():
 
 async def test_another_replica_is_asked_when_one_dies_while_it_grants(served, monkeypatch):
     monkeypatch.setattr(ports, "GRANT_RETRY_S", 0.001)
-    served.target.failures = [RayError("died"), WorkerLost("died, too")]
+    served.target.failures = [RayError("died"), ActorDiedError()]
     lease = await served.leases.take_target("a")
     assert [stream.cancelled() for stream in served.target.streams] == [True, True, False]
     names = [name for name, _ in served.target.asked]
     assert len(set(names)) == 3, "each attempt has a name of its own: one may have been granted after all"
     assert lease.name == names[-1]
     assert all(name.startswith("a@") for name in names)
+
+
+async def test_who_is_refused_asks_again_and_says_by_whom(served):
+    served.target.refusals = ["replica 1", "replica 2", "replica 1"]
+    lease = await served.leases.take_target("a")
+    both = frozenset({"replica 1", "replica 2"})
+    assert served.target.had_refused == [frozenset(), frozenset({"replica 1"}), both, both]
+    lease.release()
+    await served.leases.take_target("b")
+    assert served.target.had_refused[-1] == frozenset(), "another session has not been refused by anybody"
+
+
+async def test_who_was_refused_to_the_end_is_told_why():
+    served = Served(lease_timeout_s=0.05)
+    served.target.refusals = ["replica 1"] * 100_000
+    with pytest.raises(Unavailable, match=r"no target granted a place within 0\.05 s: an engine is loading"):
+        await served.leases.take_target("a")
 
 
 async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
@@ -255,7 +277,7 @@ async def test_an_engine_that_does_not_answer_or_fails_is_lost():
         await lease.port.verify(REQUESTS)
 
 
-@pytest.mark.parametrize("failure", [None, RayError("killed"), WorkerLost("killed")])
+@pytest.mark.parametrize("failure", [None, RayError("killed")])
 async def test_a_lease_that_ends_by_itself_takes_all_of_its_engine_along(served, failure):
     lease, other = await served.leases.take_target("a"), await served.leases.take_target("b")
     assert lease.port is other.port
