@@ -113,8 +113,10 @@ class EngineActor(ABC, Generic[Request, Reply]):
 
     def _load_warm(self, meeting: Meeting | None, known: Findings | None) -> tuple[Engine[Request, Reply], Findings]:
         _use_threads(self._config.num_threads)
+        from workers.findings import this_machine
+
         engine = self._load_engine(_rank(0, self._config, meeting) if meeting is not None else None)
-        return engine, engine.warm_up(self._report, ray.get_runtime_context().get_node_id(), known)
+        return engine, engine.warm_up(self._report, this_machine(), known)
 
     @_control
     async def release(self, sessions: Sequence[str]) -> None:

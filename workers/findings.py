@@ -5,7 +5,12 @@ Free of torch, so that replicas may carry it from one engine to the next.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Linux: drawn as a machine boots, and the same in all its containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +26,11 @@ class Findings:
     not asked, or no number does."""
     step_times_s: tuple[tuple[int, float], ...]
     """Numbers of rows, and how long a step of so many took."""
+
+
+def this_machine() -> str:
+    """A name that no other machine has; another one each time where there is none to be had."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return secrets.token_hex(16)

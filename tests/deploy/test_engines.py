@@ -14,6 +14,7 @@ from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, Veri
 from core.trees import Growth
 from deploy import engines
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor
+from workers.findings import Findings, this_machine
 
 EPOCH = 5
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
@@ -26,7 +27,8 @@ def verify_request(session: str = "a", last: int = 2) -> VerifyRequest:
 @pytest.fixture
 async def target():
     actor = FakeTargetActor(EngineConfig("fake"), EPOCH)
-    assert await actor.load() == INFO
+    info, findings = await actor.load()
+    assert (info, findings.machine) == (INFO, this_machine())
     yield actor
     await actor._running.close()
 
@@ -49,6 +51,14 @@ async def test_an_engine_that_failed_is_never_ready_again(target):
         await target.verify([verify_request(last=FAIL)])
     with pytest.raises(WorkerLost, match="told to fail"):
         await target.ready()
+
+
+async def test_what_is_known_of_the_place_reaches_the_engine():
+    """The fake finds out nothing, and has learned nothing else than what it was given."""
+    known = Findings("anywhere", is_compiled=True, tile_rows=4, step_times_s=((1, 0.5),))
+    actor = FakeTargetActor(EngineConfig("fake"), EPOCH)
+    assert (await actor.load(None, known))[1] is known
+    await actor._running.close()
 
 
 async def test_a_draft_actor_drafts():
