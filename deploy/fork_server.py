@@ -36,6 +36,8 @@ IDLE_S = 600.0
 ORDER_TIMEOUT_S = 5.0
 """A process that has connected says what it wants at once; meanwhile nobody else is served."""
 RETRY_S = 0.02
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's OpenBLAS starts threads as it is imported, and who has threads cannot fork. Engines compute by torch."""
 RAYLET = "--raylet-name="
 """The raylet's socket, in the arguments of a worker process: there is one for each node."""
 FORKED = b"+"
@@ -91,7 +93,14 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
     if not _is_connected(server, path):
         with open(f"{path}.log", "ab") as log:  # noqa: PTH123  as above
             arguments = [sys.executable, "-u", __file__, "serve", modules, path, str(os.getppid())]
-            subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
+            subprocess.Popen(  # noqa: S603
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **ONE_THREAD},
+                start_new_session=True,
+            )
         end_s = time.monotonic() + PATIENCE_S
         while not _is_connected(server, path):
             if time.monotonic() > end_s:

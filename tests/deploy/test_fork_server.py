@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from deploy import fork_server
+from deploy.engines import IMPORTS
 
 IMPORTED = "wave"
 """A module that nothing else here imports."""
@@ -103,6 +104,12 @@ def test_a_fork_is_like_the_process_that_was_asked_for_but_has_imported(node, tm
         assert (told["directory"], told["beside"], told["name"]) == (str(tmp_path), str(tmp_path), "__main__")
     assert {first["parent"], second["parent"]} == node.servers
     assert node.end() == [0, 0]
+
+
+def test_what_engines_import_starts_no_thread_however_many_they_compute_with(node):
+    """Or there would be no forks, and nothing but a slow start would tell."""
+    told = node.start(modules=IMPORTS, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    assert {told["parent"]} == node.servers
 
 
 def test_ray_ends_a_fork_alone_by_its_process_group(node):
