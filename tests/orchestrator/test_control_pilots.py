@@ -11,8 +11,9 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.control import FIRST_PAUSE, State
-from core.planning import Plan
+from core.planning import PLAIN, Plan
 from core.records import NEVER_STOP, GenerationRequest, Sampling, StopRule, Timing, Verification
+from core.shapes import RankLaw
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator.control import Controls
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
@@ -154,6 +155,66 @@ def test_a_block_is_cut_where_its_branches_are_dear():
     for branch_s, num in ((0.0, 3), (0.02, 2)):
         pilot._course._economy = dataclasses.replace(pilot._course._economy, branch_s=branch_s)
         assert pilot.num_to_verify(shape) == num
+
+
+def test_where_the_first_guess_is_sure_others_beside_it_are_less_likely():
+    """What the first one has not, the others share as they did before."""
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    pilot._law = RankLaw(chances=((0.6, 0.3, 0.1),))
+    pilot._fit.adjust = lambda chance, confidence: confidence
+    siblings = Shape((-1, -1, 0, 1), (0, 1, 1, 0), (0.9, 0.9, 0.8, 0.5), (0.5,) * 4)
+    assert pilot._survival(siblings) == pytest.approx([0.9, 0.075, 0.9 * 0.15, 0.075 * 0.5])
+
+
+def test_a_lookup_that_is_cut_stays_a_lookup():
+    assert chain(4, source=Source.LOOKUP).prefix(2) == chain(2, source=Source.LOOKUP)
+
+
+def on_trial():
+    """A pilot that tries a plan, after a time of drafting in rounds that paid."""
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    drive(pilot, 60, alpha=0.8)
+    course = pilot._course
+    assert course.just_in_time.gamma > 0
+    course._state, course._trying = State(plan=Plan(2, 2, num_passes=2, rows_per_pass=4), is_trial=True), pilot
+    course._take(course._outlook())
+    return pilot
+
+
+def test_a_trial_tries_one_plan_and_nothing_else():
+    pilot = on_trial()
+    assert pilot._course.just_in_time == PLAIN
+    assert pilot.block(8) == NO_GROWTH
+
+
+def test_a_trial_ends_though_the_draft_is_late_each_time():
+    pilot = on_trial()
+    for _ in range(100):
+        if not pilot._course._state.is_trial:
+            break
+        pilot.saw_late_draft()
+        pilot.saw_round(verdict(chain(0), 0, found=Found.LATE, rank=None))
+    assert not pilot._course._state.is_trial
+
+
+def test_costs_are_looked_at_anew_when_sessions_have_come_or_gone():
+    controls = Controls(SpeculationConfig())
+    pilots = [controls.pilot(request()) for _ in range(8)]
+    knowledge = pilots[0]._known
+    assert knowledge.economy().num_verifying == 8
+    for pilot in pilots[2:]:
+        pilot.close()
+    assert knowledge.economy().num_verifying == 2
+
+
+def test_a_table_that_is_late_says_nothing_of_what_it_would_have_held():
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    before = pilot._known.hits.mean()
+    for found in (Found.LATE, Found.NOT_ASKED):
+        pilot.saw_round(verdict(chain(2), 1, found=found, rank=None))
+    assert pilot._known.hits.mean() == before
+    pilot.saw_round(verdict(chain(2), 1, found=Found.MISS, rank=None))
+    assert pilot._known.hits.mean() < before
 
 
 # No token id
@@ -367,6 +428,14 @@ def test_a_static_table_that_is_full_cuts_what_is_unlikely():
     assert len(table) <= 20
     first = [rank for parent, rank in zip(table.parents, table.ranks, strict=True) if parent < 4]
     assert max(first) < 7
+
+
+def test_the_heuristic_learns_nothing_from_a_round_without_guesses():
+    pilot = Controls(SpeculationConfig(policy="heuristic", max_draft_tokens=7)).pilot(request())
+    before = pilot.gamma
+    for shape in (Shape(), chain(2, source=Source.LOOKUP)):
+        pilot.saw_round(verdict(shape, len(shape), found=Found.NOT_ASKED, rank=None))
+    assert pilot.gamma == before
 
 
 def test_the_heuristic_goes_two_up_and_one_down():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -473,3 +474,21 @@ async def test_a_service_that_closes_ends_what_runs(world):
     with pytest.raises(Unavailable, match="shutting down"):
         await stream
     await world.check_nothing_is_held()
+
+
+async def test_a_service_that_closes_waits_until_both_engines_have_freed_what_was_held(world):
+    stream = asyncio.ensure_future(world.tokens(request((1,), 1000)))
+    await settle()
+    freed = []
+    for port in (world.leases.target, world.leases.draft):
+        assert port.engine.logs, "held"
+        port.release = partial(free_slowly, freed, port.release)
+    await world.service.close()
+    assert len(freed) == 2
+    await asyncio.gather(stream, return_exceptions=True)
+
+
+async def free_slowly(freed, release, sessions):
+    await settle()
+    await release(sessions)
+    freed += sessions
