@@ -10,6 +10,7 @@ each orchestrator its own exactly, and those of others as of its last look. Who 
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -54,13 +55,15 @@ class RoomiestRouter(Router):
         """Serve calls this once, before anything else."""
         self._affinity: Affinity[Any] = Affinity()
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:  # noqa: ARG002
-        """Serve calls this when a replica has taken a call."""
-        self._affinity.began(_prefix(pending_request), replica_id)
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
+        """Serve calls this, in its event loop, when a replica has taken a call.
 
-    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:  # noqa: ARG002
-        """Serve calls this when a call has ended, one way or another."""
-        self._affinity.ended(replica_id)
+        Its `on_request_completed` does not tell when such a call has ended: it comes for calls that a replica has sent
+        away, too, and for a short one it may come before this.
+        """
+        self._affinity.began(_prefix(pending_request), replica_id)
+        loop = asyncio.get_running_loop()
+        result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._affinity.ended, replica_id))
 
     def _order(self, replicas: Mapping[Any, RunningReplica], call: PendingRequest | None) -> list[list[Any]]:
         used = {name: float(replica.routing_stats.get(KV_USE, 0.0)) for name, replica in replicas.items()}

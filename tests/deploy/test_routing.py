@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,12 +62,42 @@ async def test_sessions_with_one_prompt_go_to_one_replica_until_it_has_more_than
     )
     router, (a, b) = new_router(), (replica("a"), replica("b"))
     assert await router.choose_replicas([a, b], call) == [[a, b]]
-    router.on_request_routed(call, "b", None)
+    first, second = FakeResult(), FakeResult()
+    router.on_request_routed(call, "b", first)
     assert await router.choose_replicas([a, b], call) == [[b], [a]]
-    router.on_request_routed(call, "b", None)
+    router.on_request_routed(call, "b", second)
     assert await router.choose_replicas([a, b], call) == [[a, b]]
-    router.on_request_completed("b", "a request's id")
+    router.on_request_completed("b", "of a call that a full replica has sent away")
+    assert await router.choose_replicas([a, b], call) == [[a, b]]
+    await asyncio.to_thread(first.end)
     assert await router.choose_replicas([a, b], call) == [[b], [a]]
+
+
+async def test_a_call_that_has_ended_when_serve_tells_of_it_does_not_count_for_ever():
+    router = new_router()
+    ended = FakeResult()
+    ended.end()
+    router.on_request_routed(SimpleNamespace(args=["session"]), "a", ended)
+    await asyncio.sleep(0)
+    assert not router._affinity._num_sessions
+
+
+class FakeResult:
+    """A call's result in Serve, which tells of its end from another thread, or at once if that was before."""
+
+    def __init__(self):
+        self._callbacks: list[Callable[[object], object]] = []
+        self._has_ended = False
+
+    def add_done_callback(self, callback):
+        if self._has_ended:
+            callback(None)
+        self._callbacks.append(callback)
+
+    def end(self):
+        self._has_ended = True
+        for callback in self._callbacks:
+            callback(None)
 
 
 async def test_a_router_waits_between_tries_and_offers_tier_after_tier():

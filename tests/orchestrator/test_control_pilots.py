@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from types import UnionType
+from types import SimpleNamespace, UnionType
 
 import pytest
 
@@ -161,7 +161,7 @@ def test_where_the_first_guess_is_sure_others_beside_it_are_less_likely():
     """What the first one has not, the others share as they did before."""
     pilot = Controls(SpeculationConfig()).pilot(request())
     pilot._law = RankLaw(chances=((0.6, 0.3, 0.1),))
-    pilot._fit.adjust = lambda chance, confidence: confidence
+    pilot._fit = SimpleNamespace(adjust=lambda _, confidence: confidence)  # which believes the draft
     siblings = Shape((-1, -1, 0, 1), (0, 1, 1, 0), (0.9, 0.9, 0.8, 0.5), (0.5,) * 4)
     assert pilot._survival(siblings) == pytest.approx([0.9, 0.075, 0.9 * 0.15, 0.075 * 0.5])
 
