@@ -180,11 +180,12 @@ def used(client: Client) -> dict[str, float]:
 
 def outlive_the_target(client: Client) -> None:
     """One stream, in the middle of which its engine is killed."""
+    engine = asyncio.run(engine_of("target"))  # which takes a lease, and gives it back before the stream begins
     message = request(4)
     message.stopping.max_tokens = 400
     chunks = client.stream(message)
     next(chunks)
-    ray.kill(asyncio.run(engine_of("target")))
+    ray.kill(engine)
     assert sum(len(chunk.token_ids) for chunk in chunks) > 300
 
 

@@ -31,6 +31,8 @@ from workers.steps import StepRows
 from workers.target import TargetEngine
 from workers.weights import load
 
+pytestmark = pytest.mark.thorough
+
 
 def again(work: Callable[[], None]) -> Callable[[], None]:
     """Records by remembering the function."""

@@ -25,6 +25,8 @@ from workers.runtime import ModelRuntime
 from workers.steps import StepRows
 from workers.target import TargetEngine
 
+pytestmark = pytest.mark.thorough
+
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler here"
 )

@@ -23,6 +23,8 @@ from workers.packing import PackedProduct, pack
 from workers.runtime import CPU_DETERMINISTIC, ModelRuntime
 from workers.trials import Trials
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(
     not packing.is_available(torch.float32, CPU), reason="this CPU has no packed float32 products"

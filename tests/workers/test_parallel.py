@@ -19,6 +19,8 @@ from tests import checkpoints
 from workers.runtime import ModelRuntime
 from workers.steps import StepRows
 
+pytestmark = pytest.mark.thorough
+
 NUM_TOKENS = 24
 SHAPES = {
     "llama": ("llama", {}),

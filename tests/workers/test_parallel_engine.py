@@ -16,6 +16,8 @@ from workers import memory
 from workers.kv_cache import LayerShape
 from workers.target import TargetEngine
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]
 

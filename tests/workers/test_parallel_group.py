@@ -21,6 +21,8 @@ from workers.parallel import follow, load_runtime
 from workers.steps import StepRows
 from workers.target import TargetEngine
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = [5, 17, 99, 4, 200, 31]
 NOTICE_S = 2.0
 

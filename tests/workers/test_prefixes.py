@@ -18,6 +18,8 @@ from tests.checkpoints import write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
 
+pytestmark = pytest.mark.thorough
+
 BLOCK = 4
 PROMPT = [Random(1).randrange(250) for _ in range(30)]
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)]

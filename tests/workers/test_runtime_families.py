@@ -14,6 +14,8 @@ from workers.kv_cache import SequenceKV
 from workers.runtime import ModelRuntime
 from workers.steps import StepRows
 
+pytestmark = pytest.mark.thorough
+
 NUM_TOKENS = 64
 PROMPT_TOKENS = 40
 """Longer than the sliding windows of checkpoints.FAMILIES."""

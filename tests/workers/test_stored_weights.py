@@ -20,6 +20,8 @@ from tests.workers.test_weights import edit_json, split_into_shards
 from workers.stored_weights import skeleton
 from workers.weights import load, survey
 
+pytestmark = pytest.mark.thorough
+
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 CHECK = """
 import resource
