@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import RayError, RayTaskError
 
+from core.config import EngineConfig
 from core.errors import WorkerLost
-from deploy.incarnations import cause_of_death
+from deploy import engines, incarnations
+from deploy.engines import FollowerActor, TargetActor
+from deploy.incarnations import Incarnation, Kind, cause_of_death
 
 DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: TargetActor
@@ -31,3 +34,19 @@ ADVICE = (
 )
 def test_the_cause_is_a_few_words_without_traces_and_advice(error, cause):
     assert cause_of_death(error) == cause
+
+
+async def test_all_ranks_of_a_model_live_and_die_together(monkeypatch):
+    started, killed = [], []
+
+    def start(actor, config, number, *arguments, **placement):
+        started.append((actor, placement["rank"]))
+        return len(started) - 1
+
+    monkeypatch.setattr(engines, "start", start)
+    monkeypatch.setattr(incarnations.ray, "kill", killed.append)
+    config = EngineConfig("m", tensor_parallel=3)
+    incarnation = Incarnation(Kind("target", TargetActor, (), config, lambda rank: {"rank": rank}))
+    assert started == [(TargetActor, 0), (FollowerActor, 1), (FollowerActor, 2)]
+    incarnation.kill()
+    assert sorted(killed) == [0, 1, 2]

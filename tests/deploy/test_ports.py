@@ -209,6 +209,16 @@ async def test_who_was_refused_to_the_end_is_told_why():
         await served.leases.take_target("a")
 
 
+async def test_where_a_link_has_broken_and_no_other_opens_calls_go_by_ray(served):
+    """The engine may be well; whoever holds a lease by the broken link has to move all the same."""
+    before = await served.leases.take_target("a")
+    before.port.use(SimpleNamespace(is_closed=True))
+    after = await served.leases.take_target("b")
+    assert after.port is not before.port
+    assert await after.port.verify(REQUESTS) == VERDICTS
+    assert (await served.leases.take_target("c")).port is after.port
+
+
 async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
     monkeypatch.setattr(ports, "GRANT_RETRY_S", 0.001)
     served = Served(lease_timeout_s=0.05)

@@ -133,6 +133,21 @@ async def test_messages_wait_up_to_a_bound_in_bytes_until_their_calls_are_answer
         pass
 
 
+async def test_a_message_that_is_answered_piece_by_piece_is_taken_off_once():
+    admission = ProxyAdmission(nobody)
+    most = proxy_admission.MAX_WAITING_BYTES
+    with admission.waiting(most) as answered:
+        for _ in range(3):
+            answered()
+        with admission.waiting(most), pytest.raises(Overloaded), admission.waiting(1):
+            pass
+    assert admission._waiting_bytes == 0
+
+
+async def nobody():
+    return ()
+
+
 async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
     caplog.set_level(logging.WARNING)
     orchestrators = Orchestrators(Places(0, 1.0, MOST, "pair"))

@@ -476,19 +476,22 @@ async def test_a_service_that_closes_ends_what_runs(world):
     await world.check_nothing_is_held()
 
 
-async def test_a_service_that_closes_waits_until_both_engines_have_freed_what_was_held(world):
+@pytest.mark.parametrize("slower", ["target", "draft"])
+async def test_a_service_that_closes_waits_until_both_engines_have_freed_what_was_held(world, slower):
     stream = asyncio.ensure_future(world.tokens(request((1,), 1000)))
     await settle()
     freed = []
-    for port in (world.leases.target, world.leases.draft):
+    for name in ("target", "draft"):
+        port = getattr(world.leases, name)
         assert port.engine.logs, "held"
-        port.release = partial(free_slowly, freed, port.release)
+        port.release = partial(free_slowly, freed, port.release, 3 if name == slower else 1)
     await world.service.close()
     assert len(freed) == 2
     await asyncio.gather(stream, return_exceptions=True)
 
 
-async def free_slowly(freed, release, sessions):
-    await settle()
+async def free_slowly(freed, release, times, sessions):
+    for _ in range(times):
+        await settle()
     await release(sessions)
     freed += sessions
