@@ -133,6 +133,17 @@ async def test_it_is_through_all_that_is_wrapped_around():
     assert proxy.is_cancelled
 
 
+async def test_the_message_of_a_stream_waits_until_its_first_piece_has_come():
+    async def ask():
+        return ()
+
+    admission, proxy = ProxyAdmission(ask), FakeProxy()
+    stream = admitted(proxy_of_bytes(proxy), admission, is_completion=True)(messages(b"abc"), FakeContext())
+    assert await anext(stream) == 0
+    assert admission._waiting_bytes == 0, "others may send theirs while this one goes on"
+    await stream.aclose()
+
+
 def proxy_of_bytes(proxy):
     """The fake's stream for a message of bytes, of as many numbers as there are bytes."""
 
