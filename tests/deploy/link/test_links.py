@@ -421,3 +421,14 @@ async def all_of_it(caplog):
     await test_a_connection_that_breaks_is_a_lost_engine_to_who_waits(link)
     listener.close()
     await engine.close()
+
+
+async def test_who_waits_to_write_is_told_when_the_link_closes():
+    """A full link is not read by its engine any more, which may well be because that has died."""
+    link = Link(LinkAddress("127.0.0.1", 1, 5, b"key"))
+    link.pause_writing()
+    waiting = asyncio.ensure_future(link.exchange([request()]))
+    await asyncio.sleep(0)
+    link.close("the engine is gone")
+    with pytest.raises(WorkerLost, match="the engine is gone"):
+        await asyncio.wait_for(waiting, 5)
