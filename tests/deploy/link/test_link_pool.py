@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,18 @@ async def test_a_link_that_cannot_be_opened_is_counted_told_once_and_tried_again
     assert await links.to("target-5", address) is None
     await until(lambda: bool(links._links))
     assert await links.to("target-5", address) is not None
+
+
+async def test_between_any_two_attempts_is_a_pause(links, address, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now_s))
+    nowhere, num_attempts = replace(address, port=1), []
+    for later_s in (0.0, 29.0, 2.0, 29.0, 2.0):
+        now_s += later_s
+        await links.to("target-5", nowhere)
+        await asyncio.gather(*links._opening.values())
+        num_attempts.append(links.troubles.num_unopened)
+    assert num_attempts == [1, 1, 2, 2, 3]
 
 
 async def until(condition):
