@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 
@@ -76,6 +77,34 @@ async def test_an_engine_that_fails_is_lost_to_all_who_wait_and_to_all_who_come(
         assert isinstance(result, WorkerLost | list)
     with pytest.raises(WorkerLost, match="thirteen"):
         await loop.submit([1])
+
+
+class FakeStuckEngine(FakeEngine):
+    """Fails in its first step, as soon as a test lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_in_step, self.may_fail = threading.Event(), threading.Event()
+
+    def step(self):
+        self.is_in_step.set()
+        self.may_fail.wait()
+        raise RuntimeError("thirteen")
+
+
+async def test_orders_that_were_given_during_the_step_that_fails_are_lost_too():
+    engine = FakeStuckEngine()
+    loop = EngineLoop(engine)
+    loop.start()
+    computing = asyncio.ensure_future(loop.submit([1]))
+    await asyncio.to_thread(engine.is_in_step.wait)
+    asking, releasing = (asyncio.ensure_future(each) for each in (loop.ask(lambda _: 1), loop.release(["a"])))
+    await asyncio.sleep(0)
+    engine.may_fail.set()
+    for waiting in (computing, asking, releasing):
+        with pytest.raises(WorkerLost, match="thirteen"):
+            await asyncio.wait_for(waiting, 5)
+    await loop.close()
 
 
 async def test_a_closed_loop_turns_everybody_away():
