@@ -19,8 +19,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its fork handlers crash the node
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `tests.checkpoints` and the like can be imported
 
 
-THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "system")}
-"""Folders of tests that run whole programs, models or manifests: none of them is for the run after an edit."""
+THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
+"""Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,6 +31,8 @@ from outrider_client._proto import generation_pb2 as pb
 from tests.clients.scripted import Refusal, Scripted, chunk, listening
 from tests.clients.tls import certificate
 
+pytestmark = pytest.mark.thorough
+
 WHOLE = [chunk(1, 2, total=2), chunk(3, total=3, is_last=True)]
 IDS = (1, 2, 3)
 NO_RETRY = Retry(max_retries=0)

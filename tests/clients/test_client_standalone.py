@@ -59,6 +59,7 @@ def installed(tmp_path_factory):
     return directory / "site"
 
 
+@pytest.mark.thorough
 def test_it_needs_nothing_but_its_dependencies(installed):
     with listening(Scripted([chunk(7, 8, total=2, is_last=True)])) as address:
         command = [sys.executable, "-c", LONE, address]

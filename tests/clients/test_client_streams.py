@@ -15,6 +15,8 @@ from tests.clients.story import Plan, Story, relay
 from tests.deploy.rpc import ids_of, server
 from tests.vocabularies import as_product, byte_fallback
 
+pytestmark = pytest.mark.thorough
+
 TEXT = "naïve 안녕 🙂👩‍💻 def stop — «end» "
 IDS = ids_of(TEXT)
 PIECES = as_product(byte_fallback())

@@ -130,6 +130,7 @@ def test_honest_drafts_are_never_cut():
         assert sound_prefix(block, VOCAB_SIZE) is block
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_nothing_impossible_is_emitted(data):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from decoding import SIGNIFICANCE, VERIFY, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, p_value
 
+pytestmark = pytest.mark.thorough
+
 NUM_DRAWS = [12_000, pytest.param(100_000, marks=pytest.mark.slow)]
 IDS = np.arange(VOCAB_SIZE)
 

@@ -145,6 +145,7 @@ def test_a_pass_has_the_rows_of_its_plan_at_most(rows, num_passes):
     assert planned_table(plan, bounds, sampled).hit_rate == prepared_hits(plan, bounds, sampled)
 
 
+@pytest.mark.thorough
 def test_the_longer_of_two_times_that_jitter_is_clarks():
     """Against 200,000 draws of both; far apart it is the longer one."""
     random = Random(5)

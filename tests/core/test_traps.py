@@ -12,6 +12,8 @@ from core.acceptance import verify_block, verify_rejection
 from core.noise import Purpose
 from core.trees import SparseDistribution, TokenTree
 
+pytestmark = pytest.mark.thorough
+
 NUM_DRAWS = 8_000
 P, Q = dirichlet(1), dirichlet(2)
 

@@ -17,6 +17,8 @@ import pytest
 from deploy import fork_server
 from deploy.engines import IMPORTS
 
+pytestmark = pytest.mark.thorough
+
 IMPORTED = "wave"
 """A module that nothing else here imports."""
 SCRIPT = f"""

@@ -433,6 +433,7 @@ class _AnyServicer:
         return None
 
 
+@pytest.mark.thorough
 async def test_a_burst_that_grpc_would_cancel_by_itself_is_taken_in(monkeypatch):
     """With the options that `prepare` adds; without them gRPC begins to cancel at a thousand that wait."""
     options = []

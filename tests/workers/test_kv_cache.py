@@ -11,6 +11,8 @@ import torch
 from core.block_hash import BlockHash
 from workers.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 
+pytestmark = pytest.mark.thorough
+
 SHAPES = [LayerShape(2, 3, 3), LayerShape(1, 2, 4)]
 
 

@@ -21,6 +21,8 @@ from core.ranges import LOGIT_BIAS, SAMPLING
 from core.records import Sampling
 from workers.sampling import Row, process
 
+pytestmark = pytest.mark.thorough
+
 VOCAB_SIZE = 500
 NUM_ROWS = 8
 SUBNORMAL = 5e-324

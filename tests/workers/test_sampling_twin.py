@@ -18,6 +18,8 @@ from workers import gumbel
 from workers import sampling as twin
 from workers.sampling import Row
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 VOCAB_SIZE = 23
 PROMPT = [3, 3, 5]

@@ -14,6 +14,8 @@ from tests.workers.readbacks import at_once
 from workers.sampling import Row
 from workers.verify import verify
 
+pytestmark = pytest.mark.thorough
+
 VOCAB_SIZE = 12
 REFERENCE = {Verification.REJECTION: acceptance.verify_rejection, Verification.BLOCK: acceptance.verify_block}
 KINDS = ("unlike", "near", "equal", "disjoint", "one-hot", "corrupt", "no q")

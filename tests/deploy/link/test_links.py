@@ -26,6 +26,8 @@ from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.fake_engines import FAIL, SLOW, FakeTargetEngine
 from workers.loop import EngineLoop
 
+pytestmark = pytest.mark.thorough
+
 EPOCH = 2**61 + 5
 KEY = b"k" * 32
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
