@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch, transformers or Ray are imported: each reads its settings once.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -18,6 +19,9 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its fork handlers crash the node
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that `tests.checkpoints` and the like can be imported
 
+
+settings.register_profile("untimed", settings(), deadline=None)  # a busy machine is no fault
+settings.load_profile("untimed")
 
 THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
 """Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
