@@ -10,11 +10,12 @@ from types import SimpleNamespace, UnionType
 import pytest
 
 from core.config import SpeculationConfig
-from core.control import FIRST_PAUSE, State
+from core.control import FIRST_PAUSE, Decision, State
 from core.planning import PLAIN, Plan
 from core.records import NEVER_STOP, GenerationRequest, Sampling, StopRule, Timing, Verification
 from core.shapes import RankLaw
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
+from orchestrator import course
 from orchestrator.control import Controls
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
 from orchestrator.watching import MAX_PATIENCE_S, PATIENCE
@@ -185,6 +186,20 @@ def test_a_trial_tries_one_plan_and_nothing_else():
     pilot = on_trial()
     assert pilot._course.just_in_time == PLAIN
     assert pilot.block(8) == NO_GROWTH
+
+
+def test_what_is_believed_is_doubted_as_a_trial_begins(monkeypatch):
+    """So that the trial tells; what it has told is not doubted when it ends."""
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    drive(pilot, 60, alpha=0.8)
+    told, doubted = [], []
+    monkeypatch.setattr(type(pilot._profile), "doubt", lambda _: doubted.append(len(told)))
+    for is_trial in (True, True, False, False, True):
+        state = State(plan=Plan(2, 2), is_trial=is_trial)
+        monkeypatch.setattr(course, "decide", lambda _seen, _before, state=state: (Decision(state.plan), state))
+        pilot._course._decide(pilot)
+        told.append(is_trial)
+    assert doubted == [0, 4]
 
 
 def test_a_trial_ends_though_the_draft_is_late_each_time():
