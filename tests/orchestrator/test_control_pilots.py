@@ -17,6 +17,7 @@ from core.shapes import RankLaw
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator import course
 from orchestrator.control import Controls
+from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
 from orchestrator.watching import MAX_PATIENCE_S, PATIENCE
 
@@ -695,3 +696,9 @@ def test_a_session_that_has_left_holds_no_decision_up():
     leaving.close()
     drive(staying, 1, alpha=0.9)
     assert due
+
+
+def test_sessions_are_shared_out_among_the_targets_and_the_drafts_that_there_are():
+    knowledge = Knowledge(max_depth=8, num_targets=2.0, num_drafts=4.0)
+    knowledge.num_sessions = 8
+    assert (knowledge.economy().num_verifying, knowledge.economy().num_drafting) == (4.0, 2.0)
