@@ -337,6 +337,9 @@ async def test_calls_are_timed_by_the_clock_from_the_beginning_of_the_stream(wor
         alone_s = 1.0 if call.call is Call.VERIFY else 0.25
         assert call.received_s - call.sent_s in (alone_s, 1.25), "or what the other one took, too"
     assert [call.sent_s for call in calls if call.call is Call.VERIFY][1] >= 1.0
+    alone = [call for call in calls if call.call is Call.BLOCK]
+    assert alone
+    assert {call.received_s - call.sent_s for call in alone} == {0.25}, "the target waits for these"
     pilots = world.service._pilots.made
     rounds = [seen for seen in pilots[0].seen if isinstance(seen, RoundSeen)]
     assert [seen.elapsed_s for seen in rounds] == [c.received_s - c.sent_s for c in calls if c.call is Call.VERIFY]

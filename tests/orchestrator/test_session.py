@@ -26,6 +26,7 @@ from core.records import (
 from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree
 from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, looked_up
+from orchestrator.pilot import Shape
 
 
 def commands(world, kind):
@@ -461,6 +462,14 @@ def test_guesses_without_their_q_are_not_shown_to_the_target_where_q_is_needed(t
     world.deliver(len(world.waiting) - 1)
     assert world.last_to_an_engine.request.block == EMPTY_BLOCK
     assert world.session.stats.num_draft_failures == 1
+
+
+@pytest.mark.parametrize("verification", list(Verification))
+def test_a_block_that_the_pilot_keeps_is_verified_to_its_last_guess(tokenizer, verification):
+    world = World(request(verification=verification, sampling=Sampling(temperature=1.0)), tokenizer).start()
+    for num_guesses in (0, 1, 3):
+        chain = Shape(tuple(range(-1, num_guesses - 1)), *[(0,) * num_guesses] * 3)
+        assert world.session._num_to_verify(chain) == num_guesses
 
 
 def test_forgetting_now_and_then_is_forgiven_each_time(tokenizer):
