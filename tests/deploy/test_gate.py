@@ -99,6 +99,14 @@ def test_without_a_file_everybody_is_let_in():
     Gate(None).check([])
 
 
+def test_any_of_several_tokens_that_are_sent_opens_the_door(tokens):
+    """As a client sends that adds its own to what a gateway's policy adds."""
+    gate = Gate(tokens)
+    gate.check([*bearer("another"), *bearer("second")])
+    with pytest.raises(Unauthenticated):
+        gate.check([*bearer("another"), *bearer("a third")])
+
+
 def test_tokens_are_replaced_under_way(tokens):
     gate = Gate(tokens)
     gate.check(bearer("first"))

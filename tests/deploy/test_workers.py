@@ -47,3 +47,13 @@ def test_a_targets_kv_is_used_where_it_is_not_free():
     worker = TargetWorker.__new__(TargetWorker)
     assert worker._measure(stats(num_blocks=8, num_free_blocks=2)) == {KV_USE: 0.75}
     assert worker._measure(stats()) == {KV_USE: 1.0}
+
+
+async def test_a_target_that_says_nothing_is_the_last_to_be_sent_anybody():
+    async def nothing():
+        return None
+
+    worker = TargetWorker.__new__(TargetWorker)
+    worker._stats = nothing
+    assert await worker.record_routing_stats() == {KV_USE: 1.0}
+    assert await worker.record_autoscaling_stats() == {}
