@@ -172,6 +172,13 @@ def test_greedy_output_is_resumed_without_a_seed():
     assert translate(request).resume_tokens == (5,)
 
 
+def test_an_output_that_was_received_whole_but_for_its_end_is_resumed():
+    """The client has every token, and wants to know why there are no more."""
+    request = message(resume_token_ids=[5, 6], sampling=pb.SamplingParams(temperature=0.0))
+    request.stopping.max_tokens = 2
+    assert translate(request).resume_tokens == (5, 6)
+
+
 # What is refused, and how it is named
 
 CHAT = pb.ChatMessages
