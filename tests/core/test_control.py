@@ -66,6 +66,13 @@ def test_a_plan_that_promises_a_few_percent_more_is_taken_at_once():
     assert decision.is_change
 
 
+def test_once_drafting_pays_again_the_next_rest_begins_with_a_short_pause():
+    rested = State(plan=PLAIN, num_rested=5, pause=MAX_PAUSE)
+    (decision,), state = run(rested, [seen(best=1.5)])
+    assert decision.plan == FOUR
+    assert (state.pause, state.num_rested) == (FIRST_PAUSE, 0)
+
+
 def test_drafting_that_does_not_pay_is_given_up_on_evidence_and_not_before():
     decisions, state = run(State(plan=FOUR), [seen(best=0.97, current=0.97)] * REST_EVIDENCE)
     assert [decision.plan for decision in decisions] == [FOUR] * (REST_EVIDENCE - 1) + [PLAIN]
