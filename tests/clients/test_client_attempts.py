@@ -106,6 +106,16 @@ def test_the_budget_is_shared_and_answers_give_back():
         first.failed(LOST)
 
 
+def test_each_call_that_is_answered_gives_back():
+    calls = attempts(Retry(max_retries=100), budget=RetryBudget(1))
+    for _ in range(3):
+        calls.begin()
+        calls.progressed()
+        calls.failed(LOST)
+    with pytest.raises(ServiceError):
+        calls.failed(LOST)
+
+
 def test_a_budget_never_holds_more_than_at_first():
     budget = RetryBudget(2)
     for _ in range(5):

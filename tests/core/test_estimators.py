@@ -224,6 +224,18 @@ def test_confidence_that_tells_nothing_leaves_the_expectation():
         assert fit.adjust(0.7, confidence) == pytest.approx(0.7, abs=0.07)
 
 
+def test_a_line_says_what_adjust_does():
+    """A draft that is sent the line must come to the same chances as who sent it."""
+    random, fit = Random(9), ConfidenceFit()
+    for _ in range(300):
+        confidence = random.choice((0.9, 0.95, 0.99))
+        fit.see(0.7, confidence, random.random() < confidence - 0.3)
+    intercept, slope = fit.line(0.7)
+    assert slope > 0, "or the line says nothing"
+    for confidence in (0.5, 0.9, 0.99):
+        assert logistic(intercept + slope * logit(confidence)) == pytest.approx(fit.adjust(0.7, confidence))
+
+
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.booleans()), max_size=60))
 def test_whatever_is_seen_the_estimate_stays_a_chance_and_rises_with_confidence(seen):
     fit = ConfidenceFit()

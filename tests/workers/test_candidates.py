@@ -143,3 +143,14 @@ def test_of_many_that_come_first_alike_the_first_is_the_lowest():
     [found] = at_once(propose, logits, [place(row)], TOP_TOKENS)
     assert found.ranked[0] == min(ties)
     assert set(found.ranked) == set(ties)
+
+
+@given(st.sampled_from([15, 16, 97, 160, 175]), st.integers(1, 12), st.integers(0, 2**31))
+def test_the_largest_are_found_wherever_in_the_vocabulary_they_are(vocab_size, count, seed):
+    """Vocabularies whose size the groups divide and others, whose last ids are in no group."""
+    random = np.random.default_rng(seed)
+    scores = torch.from_numpy(random.permuted(np.tile(np.arange(vocab_size, dtype=np.float32), (3, 1)), axis=1))
+    values, ids = twin.largest(scores, count)
+    expected = scores.topk(min(count, vocab_size))
+    assert torch.equal(ids, expected.indices)
+    assert torch.equal(values, expected.values)

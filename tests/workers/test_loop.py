@@ -69,6 +69,21 @@ async def test_a_caller_that_is_cancelled_does_not_disturb_the_others(loop):
     assert await loop.submit([3]) == [6]
 
 
+async def test_a_question_that_nobody_waits_for_any_more_ends_nothing(loop):
+    may_go_on, asked = threading.Event(), []
+    busy = asyncio.ensure_future(loop.ask(lambda _: may_go_on.wait(10)))
+    cancelled = asyncio.ensure_future(loop.ask(asked.append))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    await asyncio.sleep(0.01)  # for the engine's side to hear of it
+    may_go_on.set()
+    assert await busy
+    async with asyncio.timeout(10):
+        assert await loop.submit([1]) == [2]
+    assert not asked
+
+
 async def test_an_engine_that_fails_is_lost_to_all_who_wait_and_to_all_who_come(loop):
     waiting = [asyncio.ensure_future(loop.submit(batch)) for batch in ([13], [1, 13], [7])]
     results = await asyncio.gather(*waiting, return_exceptions=True)

@@ -412,6 +412,13 @@ def test_silent_sessions_expire(checkpoint):
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
+def test_of_very_many_ended_sessions_the_first_are_forgotten_first(engine, monkeypatch):
+    monkeypatch.setattr("workers.sequences.MAX_TOMBSTONES", 3)
+    engine.release([str(n) for n in range(5)])
+    late = [answer(engine, Driver(engine, PROMPT, session=str(n)).verify_request()) for n in range(5)]
+    assert [isinstance(reply, Refused) for reply in late] == [False, False, True, True, True]
+
+
 def test_logprobs_are_those_of_the_row_that_drew_each_token(engine, plain):
     expected = plain[SAMPLINGS[0]]
     one_by_one = Driver(engine, PROMPT, session="a", num_logprobs=2)
