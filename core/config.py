@@ -249,19 +249,27 @@ class SpeculationConfig:
 
     policy: Policy = "adaptive"
     """Who decides how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
-    `max_draft_tokens`, "heuristic" two more after a block that was accepted whole and one less otherwise, "confidence"
-    and "entropy" up to `max_draft_tokens` while the draft is sure enough."""
+    `max_draft_tokens`, "static_tree" always the `max_block_tokens` likeliest nodes of the draft's tree, "heuristic" two
+    more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
+    to `max_draft_tokens` while the draft is sure enough."""
     pipelining: bool = True
     """Draft the next block, for every likely outcome, while the last one is verified. False drafts and verifies in
     turn."""
     max_draft_tokens: int = 8
     """Draft length gamma, in tokens from the root down: the most that the policy may choose."""
     max_block_tokens: int = 32
-    """Nodes of a block, over all branches of its tree. Trees are verified in coupled mode only."""
+    """Nodes of a block, over all branches of its tree, in [1, 256]: the most that the policy "adaptive" may choose, and
+    the number that "static_tree" always verifies; its table feeds that many rows a pass. Lower it where many sessions
+    share the target or a row is dear. Trees are verified in greedy and coupled mode only."""
     max_table_tokens: int = 256
     """Nodes of an outcome table; in rejection and block mode, whose tables carry q, a quarter of it."""
     table_fanout: int = 4
-    """Next tokens that a policy other than "adaptive" prepares for at each place where a block may end."""
+    """Next tokens that a policy other than "adaptive" and "static_tree" prepares for at each place where a block may
+    end."""
+    min_path_probability: float = 0.03
+    """Of the policy "path_probability": a chain ends before the first guess whose path probability, the product of the
+    draft's own chances from the root down to it, is below this; in [0, 1], and 0 ends none early. Raise it where rows
+    of the target are dear, lower it where drafts are short although the target accepts them whole."""
     min_confidence: float = 0.4
     """Of the policy "confidence"."""
     max_entropy: float = 2.0
@@ -285,6 +293,8 @@ class SpeculationConfig:
         _check(0 <= self.max_table_tokens <= 4096, "max_table_tokens", "in [0, 4096]", self.max_table_tokens)
         _check(1 <= self.table_fanout <= 32, "table_fanout", "in [1, 32]", self.table_fanout)
         _check(0 <= self.min_confidence <= 1, "min_confidence", "in [0, 1]", self.min_confidence)
+        is_chance = 0 <= self.min_path_probability <= 1
+        _check(is_chance, "min_path_probability", "in [0, 1]", self.min_path_probability)
         _check(self.max_entropy >= 0, "max_entropy", "at least 0", self.max_entropy)
         _check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
         _check(self.draft_timeout_s > 0, "draft_timeout_s", "positive", self.draft_timeout_s)

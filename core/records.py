@@ -25,7 +25,7 @@ class Verification(StrEnum):
     BLOCK = "block"
 
 
-Policy = Literal["adaptive", "static", "heuristic", "confidence", "entropy"]
+Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
 """Who decides how far to draft (docs/control.md)."""
 
 

@@ -14,13 +14,15 @@ from core.records import GenerationRequest, Policy
 from orchestrator.adaptive import AdaptivePilot
 from orchestrator.knowledge import Knowledge, Later, at_once
 from orchestrator.pilot import ControlReport, Pilot
-from orchestrator.policies import HeuristicPilot, StaticPilot, SurePilot
+from orchestrator.policies import HeuristicPilot, PathPilot, StaticPilot, StaticTreePilot, SurePilot
 
 _PILOTS: Mapping[Policy, Callable[[GenerationRequest, SpeculationConfig, Knowledge], Pilot]] = {
     "adaptive": AdaptivePilot,
     "static": StaticPilot,
+    "static_tree": StaticTreePilot,
     "heuristic": HeuristicPilot,
     "confidence": SurePilot,
+    "path_probability": PathPilot,
     "entropy": SurePilot,
 }
 

@@ -210,7 +210,11 @@ REFUSED = [
     (sampling(logit_bias={5: 100.5}), "sampling.logit_bias[5]", "[-100, 100]"),
     (sampling(logit_bias={5: math.nan}), "sampling.logit_bias[5]", "[-100, 100]"),
     (message(speculation=pb.SpeculationParams(verification=77)), "speculation.verification", "VERIFICATION_COUPLED"),
-    (message(speculation=pb.SpeculationParams(policy="Static")), "speculation.policy", "adaptive, static, heuristic"),
+    (
+        message(speculation=pb.SpeculationParams(policy="Static")),
+        "speculation.policy",
+        "adaptive, static, static_tree, heuristic",
+    ),
     (message(speculation=pb.SpeculationParams(max_draft_tokens=65)), "speculation.max_draft_tokens", "[0, 64]"),
     *[
         (message(timeout_s=timeout_s), "timeout_s", "(0, 86400]")

@@ -6,13 +6,27 @@ import dataclasses
 import inspect
 import typing
 from types import SimpleNamespace, UnionType
+from typing import get_args
 
 import pytest
 
+from core.budgeted import sprout_of
 from core.config import SpeculationConfig
 from core.control import FIRST_PAUSE, Decision, State
+from core.growth import Candidates
 from core.planning import PLAIN, Plan
-from core.records import NEVER_STOP, GenerationRequest, Sampling, StopRule, Timing, Verification
+from core.records import (
+    NEVER_STOP,
+    Base,
+    DraftRequest,
+    GenerationRequest,
+    Policy,
+    Sampling,
+    Stamp,
+    StopRule,
+    Timing,
+    Verification,
+)
 from core.shapes import RankLaw
 from core.trees import NO_GROWTH, ROOT, Budget, Growth, depths
 from orchestrator import course
@@ -21,7 +35,7 @@ from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
 from orchestrator.watching import MAX_PATIENCE_S, PATIENCE
 
-POLICIES = ("adaptive", "static", "heuristic", "confidence", "entropy")
+POLICIES = get_args(Policy)
 
 
 def request(temperature=0.0, verification=Verification.COUPLED, **changes):
@@ -418,6 +432,8 @@ def test_a_request_says_for_itself_which_policy_it_has(served):
     pilots = {policy: controls.pilot(request(policy=policy)) for policy in POLICIES}
     assert pilots["static"].block(8) == Growth.chain(5)
     assert pilots["heuristic"].block(8) == Growth.chain(4)
+    assert not pilots["static_tree"].block(8).is_chain
+    assert pilots["path_probability"].block(8).is_chain
     assert pilots["confidence"].stop == StopRule(min_confidence=SpeculationConfig().min_confidence)
     assert pilots["entropy"].stop == StopRule(max_entropy=SpeculationConfig().max_entropy)
     assert pilots["adaptive"].stop == NEVER_STOP
@@ -480,6 +496,100 @@ def test_sure_policies_cut_where_the_draft_is_unsure(policy, sure, unsure):
     assert pilot.num_to_verify(lookup) == 4
     bounds = (pilot.stop.min_confidence, pilot.stop.max_entropy)
     assert bounds == ((0.4, float("inf")) if policy == "confidence" else (0.0, 2.0))
+
+
+def grown(budget, says):
+    """What a draft makes of `budget` that says `says(path)` after each path: (path, and its chance) of each node."""
+    sprout = sprout_of(DraftRequest(Stamp("s", 0, 1), Base(0, 0), (3,), budget), samples=False, known={})
+    while not sprout.is_done:
+        sprout.take({node: says(tuple(sprout.path(node))) for node in sprout.frontier()})
+    nodes = sprout.grown()
+    shape = Shape(nodes.growth.parents, nodes.growth.ranks, nodes.confidence, nodes.entropy)
+    paths = {ROOT: ()}
+    for node, (token, parent) in enumerate(zip(nodes.tokens, shape.parents, strict=True)):
+        paths[node] = (*paths[parent], token)
+    del paths[ROOT]
+    return shape, list(paths.values())
+
+
+def halves(path):
+    """Two candidates, the first of them right in 0.9 of all cases below the path (7,), in 0.6 elsewhere."""
+    head = 0.9 if path[:1] == (7,) else 0.6
+    return Candidates((7, 8), head, shares=(head, 1.0 - head))
+
+
+def test_a_static_tree_is_the_likeliest_nodes_by_the_drafts_own_chances():
+    config = SpeculationConfig(policy="static_tree", max_draft_tokens=3, max_block_tokens=4)
+    pilot = Controls(config).pilot(request())
+    shape, paths = grown(pilot.block(8), halves)
+    assert paths == [(7,), (7, 7), (7, 7, 7), (8,)], "0.6, 0.54, 0.486 and 0.4; (8, 7) has 0.24, (7, 8) has 0.06"
+    assert pilot.num_to_verify(shape) == 4
+    assert grown(pilot.block(2), halves)[1] == [(7,), (7, 7), (8,), (8, 7)]
+
+
+@pytest.mark.parametrize("policy", ["static_tree", "path_probability"])
+def test_what_goes_by_the_drafts_own_chances_learns_nothing(policy):
+    """No profile, no level of a text and no cost moves what is asked for."""
+    pilot = Controls(SpeculationConfig(policy=policy, max_draft_tokens=4)).pilot(request())
+    before = pilot.block(8), pilot.table(chain(4), 8)
+    for _ in range(100):
+        pilot.saw_round(verdict(chain(4, confidence=0.99), 0, verify_s=0.5, found=Found.MISS, rank=None))
+        pilot.saw_draft(drafted(pass_s=0.3))
+    assert (pilot.block(8), pilot.table(chain(4), 8)) == before
+    assert pilot.block(8).sureness == pilot.table(chain(4), 8).sureness == (0.0, 1.0)
+
+
+def test_a_static_trees_table_has_a_fixed_size_and_its_blocks_do_too():
+    config = SpeculationConfig(policy="static_tree", max_draft_tokens=6, max_block_tokens=12, max_table_tokens=100)
+    controls = Controls(config)
+    pilot = controls.pilot(request())
+    table, block = pilot.table(chain(3), 8), pilot.block(8)
+    assert (table.num_nodes, table.num_passes, table.rows_per_pass, table.max_depth) == (100, 6, 12, 6)
+    assert (block.num_nodes, block.num_passes, block.rows_per_pass, block.max_depth) == (12, 6, 2, 6)
+    assert pilot.num_to_verify(chain(20)) == 12, "of what a table holds below a likely outcome"
+    assert pilot.num_to_verify(chain(20, source=Source.LOOKUP)) == 20
+    report = controls.report()
+    assert (report.draft_tokens, report.block_tokens, report.table_tokens) == (6, 12, 100)
+    assert "the 12 likeliest nodes, at most 6 deep" in report.reason
+
+
+@pytest.mark.parametrize("policy", ["static_tree", "path_probability"])
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_where_q_counts_they_ask_for_the_samples_that_static_asks_for(policy, verification):
+    """No draft chooses there among its samples, and trees are not taken."""
+    controls = Controls(SpeculationConfig(max_draft_tokens=4, max_block_tokens=16))
+    fixed, other = (controls.pilot(request(1.0, verification, policy=name)) for name in ("static", policy))
+    assert other.block(8) == fixed.block(8) == Growth.chain(4)
+    assert other.table(chain(4), 8) == fixed.table(chain(4), 8)
+    if policy == "static_tree":
+        assert other.num_to_verify(chain(4, confidence=0.01)) == 4
+
+
+def test_a_chain_ends_where_the_product_of_the_drafts_chances_is_too_small():
+    config = SpeculationConfig(policy="path_probability", max_draft_tokens=6, min_path_probability=0.3)
+    pilot = Controls(config).pilot(request())
+    assert pilot.num_to_verify(chain(6, confidence=0.7)) == 3, "0.343, and 0.24 is too small"
+    assert pilot.num_to_verify(chain(6, confidence=0.99)) == 6
+    assert pilot.num_to_verify(chain(6, confidence=0.29)) == 0
+    assert pilot.num_to_verify(chain(6, confidence=0.29, source=Source.LOOKUP)) == 6
+    sampled = Controls(config).pilot(request(1.0, Verification.REJECTION))
+    assert sampled.num_to_verify(chain(6, confidence=0.7)) == 3
+
+
+@pytest.mark.parametrize(("head", "num_grown"), [(0.7, 4), (0.99, 6)])
+def test_a_draft_makes_no_pass_for_what_such_a_chain_will_not_have(head, num_grown):
+    """It stops by itself: the last guess that is too unlikely has cost no pass."""
+    config = SpeculationConfig(policy="path_probability", max_draft_tokens=6, min_path_probability=0.3)
+    pilot = Controls(config).pilot(request())
+    shape, paths = grown(pilot.block(8), lambda _: Candidates((7, 8), head))
+    assert paths == [(7,) * (depth + 1) for depth in range(num_grown)]
+    assert pilot.num_to_verify(shape) == min(num_grown, 3 if head < 0.9 else 6)
+
+
+def test_such_a_chain_prepares_chains_below_a_few_outcomes():
+    config = SpeculationConfig(policy="path_probability", max_draft_tokens=3, table_fanout=2)
+    table = Controls(config).pilot(request()).table(chain(3), 8)
+    assert (table.is_chain, table.fanout, table.rows_per_pass, table.max_depth) == (True, 2, 8, 3)
 
 
 # The adaptive policy
