@@ -19,14 +19,16 @@ def case(mode="greedy", *, is_pipelined=True):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Settings that were simulated; each yields one token a second more for each node of its blocks, up to 8."""
+    """Settings that were simulated; each yields one token a second more for each node of its blocks, up to 8, and trees
+    that are not deep yield little."""
     seen = []
 
     def run(_, speculation):
         seen.append(speculation)
         is_tree = speculation.policy == "static_tree"
         size = speculation.max_block_tokens if is_tree else speculation.max_draft_tokens
-        return 10.0 + min(size, 8) - (5.0 if size > 8 else 0.0), "why"
+        is_flat = is_tree and speculation.max_draft_tokens < min(size, 8)
+        return 10.0 + min(size, 8) - (5.0 if size > 8 else 0.0) - (4.0 if is_flat else 0.0), "why"
 
     monkeypatch.setattr(control, "_run", run)
     return seen
@@ -68,7 +70,7 @@ def test_adaptive_control_is_judged_by_the_best_of_all_and_compared_with_each(as
     assert {each.name.split("over best ")[1]: each.settings["best"] for each in apart} == {
         "static chain": 8,
         "chain by the draft's chances": "0.3",
-        "static tree": "8 nodes, 4 deep",
+        "static tree": "8 nodes, 8 deep",
     }
 
 

@@ -379,6 +379,14 @@ def test_a_request_bounds_the_depth_of_its_blocks(policy, asked):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_no_block_is_deeper_than_there_are_tokens_left(policy):
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request())
+    block = pilot.block(2)
+    assert (block.max_depth if isinstance(block, Budget) else max(depths(block.parents))) == 2
+    assert deepest_block(pilot.table(chain(3), 2), 3) == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_without_pipelining_nothing_is_prepared(policy):
     pilot = Controls(SpeculationConfig(policy=policy, pipelining=False)).pilot(request())
     for _ in range(300):
