@@ -155,7 +155,8 @@ async def test_each_request_may_say_how_its_guesses_are_made(stub):
 
     plain = [chunk async for chunk in stub.GenerateStream(request(PROMPTS[0], 48, gamma=0))]
     expected = [token for chunk in plain for token in chunk.token_ids]
-    ways = [(policy, pipelining) for policy in ("static", "heuristic") for pipelining in (True, False)]
+    policies = ("static", "static_tree", "heuristic", "path_probability")
+    ways = [(policy, pipelining) for policy in policies for pipelining in (True, False)]
     for (_, is_pipelined), (ids, stats) in zip(ways, await asyncio.gather(*starmap(complete, ways)), strict=True):
         assert ids == expected
         assert stats.accepted_tokens > 0
