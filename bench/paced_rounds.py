@@ -111,11 +111,24 @@ TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Overruns:
-    """Passes of one engine, and those that took longer by themselves than they should."""
+class Passes:
+    """Of one engine, all ways together."""
 
     num_passes: int
     num_overruns: int
+    """Those that took longer by themselves than they should."""
+    forward_s: float
+    step_s: float
+    """With sampling, verification and bookkeeping."""
+
+    def since(self, earlier: Passes) -> Passes:
+        """Those in between."""
+        return Passes(
+            self.num_passes - earlier.num_passes,
+            self.num_overruns - earlier.num_overruns,
+            self.forward_s - earlier.forward_s,
+            self.step_s - earlier.step_s,
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,19 +163,19 @@ async def _measure(name: str, address: str, plan: Plan, temperatures: Sequence[f
             for number in range(plan.num_repeats):
                 say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
                 repeats.append(await repeat(stub, plan, ways, temperature, number))
-            overruns = {
-                role: Overruns(now.num_passes - then.num_passes, now.num_overruns - then.num_overruns)
-                for (role, then), now in zip(before.items(), (await _passes()).values(), strict=True)
-            }
+            passes = {role: now.since(before[role]) for role, now in (await _passes()).items()}
             title = f"paced {name}, T = {temperature:g}"
-            results += _results(title, case, temperature, repeats, overruns, {"static gamma": gamma})
+            results += _results(title, case, temperature, repeats, passes, {"static gamma": gamma})
     return results
 
 
-async def _passes() -> dict[str, Overruns]:
+async def _passes() -> dict[str, Passes]:
     """Since the engines' start."""
     stats = {role: await (await engine_of(role)).stats.remote() for role in ("target", "draft")}
-    return {role: Overruns(each.num_steps, each.num_overruns) for role, each in stats.items()}
+    return {
+        role: Passes(each.num_steps, each.num_overruns, each.forward_time_s, each.step_time_s)
+        for role, each in stats.items()
+    }
 
 
 def _results(
@@ -170,7 +183,7 @@ def _results(
     case: Case,
     temperature: float,
     repeats: Sequence[Runs],
-    overruns: Mapping[str, Overruns],
+    passes: Mapping[str, Passes],
     settings: Mapping[str, Any],
 ) -> list[Result]:
     best, rounds = best_in_turn(repeats), rounds_by_way(repeats)
@@ -188,7 +201,7 @@ def _results(
         *hits(title, rounds[PIPELINED]),
         *_anatomy(title, case.target_law, rounds, best),
         _after_rounds(f"{title}: a stream's time outside its rounds", repeats),
-        *_overrun(title, overruns),
+        *_of_engines(title, passes),
         at_most(0, unlike_plain(title, repeats)),
     ]
 
@@ -269,8 +282,11 @@ def _verifications(calls: Sequence[Any]) -> list[Any]:
     return [call for call in calls if call.call == pb.CALL_VERIFY]
 
 
-def _overrun(title: str, overruns: Mapping[str, Overruns]) -> Iterator[Result]:
-    for role, seen in overruns.items():
+def _of_engines(title: str, passes: Mapping[str, Passes]) -> Iterator[Result]:
+    for role, seen in passes.items():
         share = round(seen.num_overruns / max(1, seen.num_passes), 3)
-        settings = {"passes": seen.num_passes}
-        yield Result(f"{title}: passes of the {role} longer than its pace", share, "share", settings=settings)
+        mean_ms = {"mean_ms": round(1e3 * seen.forward_s / max(1, seen.num_passes), 3)}
+        counts = {"passes": seen.num_passes, **mean_ms}
+        yield Result(f"{title}: passes of the {role} longer than its pace", share, "share", settings=counts)
+        beside_ms = round(1e3 * (seen.step_s - seen.forward_s) / max(1, seen.num_passes), 3)
+        yield Result(f"{title}: a step of the {role} beside its pass, mean", beside_ms, "ms")

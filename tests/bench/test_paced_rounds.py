@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from bench import paced_rounds
 from bench.anatomy import rounds_of
-from bench.paced_rounds import CASES, Case, Overruns, _results, add_arguments, parts
+from bench.paced_rounds import CASES, Case, Passes, _results, add_arguments, parts
 from bench.perturbed import WEIGHTS, perturbed
 from bench.simulated_rounds import CHAINS
 from bench.traffic import Arrival, Run
@@ -20,7 +20,7 @@ from protos.outrider.v1 import generation_pb2 as pb
 
 TOKENS = (5, 6, 7, 8)
 LAW = PassLaw(((1, 0.5), (3, 0.7)))
-NO_OVERRUNS = {"target": Overruns(10, 0), "draft": Overruns(40, 4)}
+PASSES = {"target": Passes(10, 0, 5.0, 6.0), "draft": Passes(40, 4, 2.0, 2.2)}
 
 
 def call(kind, sent_s, received_s, computed_s, waited_s=0.0, rows=1, used=0):
@@ -54,8 +54,8 @@ def case(monkeypatch):
     return Case("70b", "1b", lambda _: None, CHAINS, {0.0: 1.4}, {0.0: 2.9}, {0.0: 0.3})
 
 
-def results(case, *repeats, temperature=0.0, overruns=NO_OVERRUNS):
-    found = _results("title", case, temperature, repeats, overruns, {"static gamma": 4})
+def results(case, *repeats, temperature=0.0):
+    found = _results("title", case, temperature, repeats, PASSES, {"static gamma": 4})
     return {result.name.partition(": ")[2]: result for result in found}
 
 
@@ -82,11 +82,17 @@ def test_one_completion_that_differs_misses_the_goal(case):
     assert (unlike.value, unlike.met) == (1, False)
 
 
-def test_passes_longer_than_their_pace_are_given_as_a_share(case):
+def test_passes_longer_than_their_pace_are_given_as_a_share_and_steps_without_them(case):
     found = results(case, repeat())
     assert found["passes of the target longer than its pace"].value == 0.0
     draft = found["passes of the draft longer than its pace"]
-    assert (draft.value, draft.settings["passes"]) == (0.1, 40)
+    assert (draft.value, draft.settings) == (0.1, {"passes": 40, "mean_ms": 50.0})
+    steps = [found[f"a step of the {role} beside its pass, mean"].value for role in ("target", "draft")]
+    assert steps == [pytest.approx(100.0), pytest.approx(5.0)]
+
+
+def test_passes_are_counted_from_an_earlier_state():
+    assert Passes(5, 2, 3.0, 4.0).since(Passes(1, 1, 0.5, 1.0)) == Passes(4, 1, 2.5, 3.0)
 
 
 def taken_apart(*drafts, rows=1):
