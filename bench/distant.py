@@ -19,10 +19,11 @@ from bench.grow import DEFAULT_CACHE
 from bench.hosts import Wire, missing, two_hosts
 from bench.nodes import ROLE, ROLES, nodes
 from bench.prompts import held_out_prompts
-from bench.real_rounds import PIPELINED, SEQUENTIAL, grown_pair
+from bench.real_rounds import grown_pair
 from bench.results import Result, at_most, spread
 from bench.sizes import parse_size
 from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
+from bench.ways import PIPELINED, SEQUENTIAL
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
 

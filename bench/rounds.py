@@ -1,21 +1,24 @@
-"""Pipelined rounds against sequential ones: on simulated hardware, and by real processes on this machine."""
+"""Pipelined rounds against sequential ones: simulated, by real processes as slow as large models, and by real ones."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench import real_rounds, simulated_rounds
+from bench import paced_rounds, real_rounds, simulated_rounds
 from bench.results import Result
+
+PARTS = {"simulated": simulated_rounds, "paced": paced_rounds, "real": real_rounds}
+"""In this order: the simulated one needs nothing, and the real one all of the machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings of both halves."""
-    parser.add_argument("--only", choices=("simulated", "real"), help="one half; both without it")
-    simulated_rounds.add_arguments(parser)
-    real_rounds.add_arguments(parser)
+    """Settings of all parts."""
+    parser.add_argument("--only", choices=PARTS, help="one part; all without it")
+    for part in PARTS.values():
+        part.add_arguments(parser)
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """The simulated half first: it takes a few minutes and needs nothing."""
-    results = simulated_rounds.measure(args) if args.only != "real" else []
-    return [*results, *(real_rounds.measure(args) if args.only != "simulated" else [])]
+    """Each part that is asked for."""
+    asked = PARTS.values() if args.only is None else [PARTS[args.only]]
+    return [result for part in asked for result in part.measure(args)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from core.errors import ConfigError
+from core.pass_law import PASS_LAWS
 from core.records import Policy, Verification
 
 Dtype = Literal["float32", "bfloat16"]
@@ -78,6 +79,10 @@ class EngineConfig:
     """First and last of the TCP ports at which the engine may listen for orchestrators; it takes the first that is
     free, at the address of its node. [0, 0] takes any free port. None, or no free port, leaves the way through Ray's
     actor calls, which takes milliseconds a call."""
+    paced_as: str | None = None
+    """A model on other hardware, by its name in `core.pass_law`: each forward pass then lasts at least as long as that
+    model's would over as many rows, by waiting. To see on a small machine, with a small model, what a deployment does
+    around its models: never where outputs are wanted soon. None does not wait."""
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", "the directory of a checkpoint", self.model)
@@ -93,6 +98,8 @@ class EngineConfig:
         _check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
         first, last = self.link_ports or (0, 0)
         _check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
+        is_known = self.paced_as is None or self.paced_as in PASS_LAWS
+        _check(is_known, "paced_as", f"one of {', '.join(PASS_LAWS)}", self.paced_as)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from workers.engine_stats import EngineStats
 from workers.findings import Findings
 from workers.jobs import Job, Request
 from workers.kv_cache import OutOfBlocks
+from workers.pacer import Pacer
 from workers.prefill_pace import PrefillPace
 from workers.prefixes import Prefixes
 from workers.runtime import ModelRuntime
@@ -55,6 +56,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._store = SequenceStore(runtime.cache)
         self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
+        self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
         self._jobs: list[Job[Request]] = []
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
@@ -74,8 +76,10 @@ class Engine(ABC, Generic[Request, Reply]):
         """
         progress("warming up")
         findings = self._runtime.warm_up(progress, machine, known)
+        if self._pacer is not None:
+            self._pacer.warn_of_overruns(findings.step_times_s)
         for num_rows, seconds in findings.step_times_s:
-            self._pace.see(num_rows, seconds)
+            self._pace.see(num_rows, self._pacer.lasts_s(num_rows, seconds) if self._pacer else seconds)
         return findings
 
     def close(self) -> None:
@@ -92,6 +96,7 @@ class Engine(ABC, Generic[Request, Reply]):
             num_steps=self._num_steps,
             num_rows=self._num_rows,
             num_eager_steps=self._runtime.num_eager_steps,
+            num_overruns=self._pacer.num_overruns if self._pacer else 0,
             num_preemptions=self._num_preemptions,
             num_adopted_tokens=self._prefixes.num_adopted_tokens if self._prefixes else 0,
             step_time_s=self._step_time_s,
@@ -200,10 +205,12 @@ class Engine(ABC, Generic[Request, Reply]):
         if not work:
             return
         batch = [job.rows(share) for job, share in work]
+        num_rows = sum(rows.num_rows for rows in batch)
         forward_s = monotonic()
         logits = self._runtime.forward(batch)
+        if self._pacer is not None:
+            self._pacer.wait(num_rows, forward_s)
         self._forward_time_s += monotonic() - forward_s
-        num_rows = sum(rows.num_rows for rows in batch)
         self._num_steps += 1
         self._num_rows += num_rows
         for job, share in work:

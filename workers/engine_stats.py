@@ -17,6 +17,8 @@ class EngineStats:
     num_rows: int
     num_eager_steps: int
     """Steps that were to be compiled and are not."""
+    num_overruns: int
+    """Passes that took longer than what the engine is paced as."""
     num_preemptions: int
     num_adopted_tokens: int
     """Tokens of prompts whose KV was there from others."""

@@ -1,14 +1,17 @@
 """Hardware to simulate, by name: how long each model's passes take, and how far the two are apart.
 
-Laws of time, nothing else. The large pairs are round figures of the kind that published systems report; "this-machine"
-was measured (docs/LOG.md).
+Laws of time, nothing else. The large pairs' are those that a real engine can be paced as (`core.pass_law`);
+"this-machine" was measured (docs/LOG.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from core.pass_law import PASS_LAWS, PassLaw
+from orchestrator.simulation.hardware import EngineLaw, HopLaw
+
+NEAR = HopLaw(0.001)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +26,30 @@ class Hardware:
 
 
 def large_target(pass_s: float) -> EngineLaw:
-    """A target bound by memory: 1.05x at 32 guesses, 1.1x at 64, by arithmetic alone from some hundreds of rows on."""
-    shares = ((1, 1.0), (9, 1.0), (33, 1.05), (65, 1.1), (257, 1.35), (513, 1.8))
-    return EngineLaw(PassLaw(tuple((rows, pass_s * share) for rows, share in shares)), max_step_tokens=2048)
+    """A target bound by memory, that takes so long over a few rows."""
+    return _on_gpu(PassLaw.memory_bound(pass_s))
 
 
 def small_draft(pass_s: float, flat_rows: int = 64) -> EngineLaw:
     """A draft on a small GPU: the same for up to so many rows, and in proportion beyond."""
-    return EngineLaw(PassLaw.flat(pass_s, flat_rows), max_step_tokens=2048)
+    return _on_gpu(PassLaw.flat(pass_s, flat_rows))
 
 
-NEAR = HopLaw(0.001)
+def _on_gpu(law: PassLaw) -> EngineLaw:
+    return EngineLaw(law, max_step_tokens=2048)
+
+
+def _pair(about: str, target: str, draft: str, draft_hop: HopLaw = NEAR) -> Hardware:
+    """Two of the models that have a law by name, the target near."""
+    return Hardware(about, _on_gpu(PASS_LAWS[target]), _on_gpu(PASS_LAWS[draft]), NEAR, draft_hop)
+
+
 PRESETS = {
-    "70b+1b": Hardware("70B on four big GPUs, 1B on a small one", large_target(0.025), small_draft(0.003), NEAR, NEAR),
-    "32b+0.6b": Hardware(
-        "32B on two big GPUs, 0.6B on a small one", large_target(0.018), small_draft(0.0025), NEAR, NEAR
-    ),
-    "far-draft": Hardware(
-        "70B and 1B with 10 ms of network between draft and orchestrator",
-        large_target(0.025),
-        small_draft(0.003),
-        NEAR,
-        HopLaw(0.010, jitter=0.2),
+    "70b+1b": _pair("70B on four big GPUs, 1B on a small one", "70b", "1b"),
+    "32b+0.6b": _pair("32B on two big GPUs, 0.6B on a small one", "32b", "0.6b"),
+    "8b+0.5b": _pair("8B and 0.5B on a big GPU each", "8b", "0.5b"),
+    "far-draft": _pair(
+        "70B and 1B with 10 ms of network between draft and orchestrator", "70b", "1b", HopLaw(0.010, jitter=0.2)
     ),
     "this-machine": Hardware(
         "123M and 6M parameters in bf16, one core of a 2-core CPU each",

@@ -8,13 +8,14 @@ from random import Random
 from typing import cast
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
+from core.pass_law import PassLaw
 from core.records import ModelInfo
 from orchestrator.pilot import Pilots
 from orchestrator.service import Service
 from orchestrator.simulation.clock import VirtualClock, VirtualLoop
 from orchestrator.simulation.cluster import Cluster, Fleet, Wire
 from orchestrator.simulation.draft import SimDraft
-from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from orchestrator.simulation.hardware import EngineLaw, HopLaw
 from orchestrator.simulation.target import SimTarget
 from orchestrator.simulation.text import EOS, SteadyLaw, Text
 from orchestrator.text import Tokenizer

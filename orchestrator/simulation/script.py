@@ -11,9 +11,10 @@ from random import Random
 from typing import get_args
 
 from core.config import Limits, SpeculationConfig
+from core.pass_law import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
 from orchestrator.simulation.faults import EngineFault, Outbreak, Rates
-from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from orchestrator.simulation.hardware import EngineLaw, HopLaw
 from orchestrator.simulation.rig import Blueprint
 from orchestrator.simulation.text import EOS, SteadyLaw, Text
 

@@ -80,10 +80,10 @@ def test_the_best_in_turn_is_looked_for_under_every_verification(monkeypatch):
     assert all(isinstance(run, Run) for _, run in tried)
 
 
-@pytest.mark.parametrize(("only", "halves"), [("simulated", "s"), ("real", "r"), (None, "sr")])
-def test_one_half_may_be_left_out(monkeypatch, only, halves):
+@pytest.mark.parametrize(("only", "parts"), [("simulated", "s"), ("paced", "p"), ("real", "r"), (None, "spr")])
+def test_all_parts_but_one_may_be_left_out(monkeypatch, only, parts):
     asked = []
-    monkeypatch.setattr(simulated_rounds, "measure", lambda args: asked.append("s") or [])
-    monkeypatch.setattr(rounds.real_rounds, "measure", lambda args: asked.append("r") or [])
+    for name, part in rounds.PARTS.items():
+        monkeypatch.setattr(part, "measure", lambda args, name=name: asked.append(name[0]) or [])
     assert rounds.measure(argparse.Namespace(only=only)) == []
-    assert "".join(asked) == halves
+    assert "".join(asked) == parts

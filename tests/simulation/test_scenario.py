@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
+from core.pass_law import PassLaw
 from core.records import Verification
 from core.tables import prepared
 from core.theory import expected_tokens
 from orchestrator.simulation.compare import plain, sequential
-from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from orchestrator.simulation.hardware import EngineLaw, HopLaw
 from orchestrator.simulation.presets import PRESETS, Hardware
 from orchestrator.simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
 from orchestrator.simulation.text import Agreement, SteadyLaw

@@ -55,6 +55,14 @@ def test_trees_of_guesses_leave_plain_decoding(followers, checkpoint, plain, sam
         assert num_accepted > 8
 
 
+def test_ranks_are_paced_by_the_first(followers, checkpoint, plain):
+    sampling = SAMPLINGS[0]
+    with followers.engine(checkpoint, EPOCH, paced_as="70b") as engine:
+        driver = Driver(engine, PROMPT, sampling)
+        assert driver.verify().timing.computed_s >= 0.025
+        assert [*driver.log.tokens[len(PROMPT) :], *driver.run(3)][:4] == plain[sampling][:4]
+
+
 def test_a_session_that_was_preempted_goes_on_where_it_was(followers, checkpoint, plain):
     """KV for one and a half sessions: each round throws the other one out."""
     expected = plain[SAMPLINGS[0]]
