@@ -33,6 +33,29 @@ def _forbid_unknown() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkTls:
+    """Files (PEM) with which orchestrators and engines encrypt their links and prove who they are.
+
+    The paths are the same on every node that has either. Files that change count for every link opened after that.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
+
+    certificate_file: str
+    """Certificate of the node, followed by intermediate ones if there are any. It has to be valid for both uses (server
+    and client authentication) if it names any; host names in it are not looked at."""
+    key_file: str
+    """Private key of the certificate, without a passphrase."""
+    ca_file: str
+    """Certificates of the authorities. The other end's certificate has to be signed by one of them. Use an authority
+    that signs for this service alone: all that it signs for are trusted alike."""
+
+    def __post_init__(self) -> None:
+        for name in ("certificate_file", "key_file", "ca_file"):
+            _check(bool(getattr(self, name)), name, "the path of a file", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One model and the memory and arithmetic it may use."""
 
@@ -78,6 +101,10 @@ class EngineConfig:
     """First and last of the TCP ports at which the engine may listen for orchestrators; it takes the first that is
     free, at the address of its node. [0, 0] takes any free port. None, or no free port, leaves the way through Ray's
     actor calls, which takes milliseconds a call."""
+    link_tls: LinkTls | None = None
+    """Encrypts the engine's links, and has both ends show a certificate. Set it where others can read the network
+    between nodes, together with Ray's own TLS, since leases and actor calls go over that. None, and no
+    OUTRIDER_LINK_TLS_DIR in the environment, leaves links authenticated by the lease's key, and readable."""
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", "the directory of a checkpoint", self.model)
