@@ -34,6 +34,29 @@ def _forbid_unknown() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkTls:
+    """Files (PEM) with which orchestrators and engines encrypt their links and prove who they are.
+
+    The paths are the same on every node that has either. Files that change count for every link opened after that.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _forbid_unknown()
+
+    certificate_file: str
+    """Certificate of the node, followed by intermediate ones if there are any. It has to be valid for both uses (server
+    and client authentication) if it names any; host names in it are not looked at."""
+    key_file: str
+    """Private key of the certificate, without a passphrase."""
+    ca_file: str
+    """Certificates of the authorities. The other end's certificate has to be signed by one of them. Use an authority
+    that signs for this service alone: all that it signs for are trusted alike."""
+
+    def __post_init__(self) -> None:
+        for name in ("certificate_file", "key_file", "ca_file"):
+            _check(bool(getattr(self, name)), name, "the path of a file", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One model and the memory and arithmetic it may use."""
 
@@ -83,6 +106,10 @@ class EngineConfig:
     """A model on other hardware, by its name in `core.pass_law`: each forward pass then lasts at least as long as that
     model's would over as many rows, by waiting. To see on a small machine, with a small model, what a deployment does
     around its models: never where outputs are wanted soon. None does not wait."""
+    link_tls: LinkTls | None = None
+    """Encrypts the engine's links, and has both ends show a certificate. Set it where others can read the network
+    between nodes, together with Ray's own TLS, since leases and actor calls go over that. None, and no
+    OUTRIDER_LINK_TLS_DIR in the environment, leaves links authenticated by the lease's key, and readable."""
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", "the directory of a checkpoint", self.model)

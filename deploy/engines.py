@@ -26,6 +26,7 @@ from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, Verif
 from deploy import fork_server
 from deploy.link.address import LinkAddress
 from deploy.link.server import LinkServer
+from deploy.link.tls import Certificates
 from deploy.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class EngineActor(ABC, Generic[Request, Reply]):
         """Where orchestrators reach this engine without Ray, from now on; None where they cannot."""
         if self._config.link_ports is None:
             return None
-        self._links = LinkServer(self._epoch, self.request, self._running.post)
+        certificates = Certificates.of(self._config.link_tls)
+        self._links = LinkServer(self._epoch, self.request, self._running.post, certificates)
         return await self._links.start(ray.util.get_node_ip_address(), self._config.link_ports)
 
     async def meeting(self) -> Meeting:
@@ -104,6 +106,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
         `known` is what another engine in this place has found out. With a `meeting` as rank 0 of several, whose others
         follow at the same time. Raises: StartupError.
         """
+        Certificates.of(self._config.link_tls)  # what is wrong with them is said before minutes of loading
         engine, findings = await asyncio.to_thread(self._load_warm, meeting, known)
         from workers.loop import EngineLoop
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from core.errors import ConfigError, Unauthenticated
+from deploy import files
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Gate:
 
     def _read(self, path: Path) -> None:
         """Take the tokens from the file, if it is not the one that was read last. Raises: ConfigError."""
-        version = _version(path)
+        version = files.version(path)
         if version == self._version:
             return
         try:
@@ -79,15 +80,6 @@ class Gate:
             raise ConfigError(f"orchestrator.tokens_file: {path} has no token")
         self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
         self._version = version
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    """What changes with the file, or what may be done with it, and when another takes its place."""
-    try:
-        status = path.stat()
-    except OSError:
-        return (0,)
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
 def _tokens(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[bytes]:

@@ -111,7 +111,11 @@ class _Host:
     @classmethod
     async def of(cls, member: Member, clock: Clock) -> _Host:
         """As soon as the target is there."""
-        leases = ServeLeases(member.target, member.draft, member.config.limits)
+        config = member.config
+        draft_tls = config.draft.engine.link_tls if config.draft is not None else None
+        leases = ServeLeases(
+            member.target, member.draft, config.limits, target_tls=config.target.engine.link_tls, draft_tls=draft_tls
+        )
         return cls(member, await _described(leases.describe_target), leases, clock)
 
     async def _introduce_draft(self) -> None:

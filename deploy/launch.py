@@ -20,6 +20,7 @@ from core.config import ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable, first_line
 from deploy.app import APPLICATION, build
 from deploy.gate import Gate, tokens_path
+from deploy.link.tls import Certificates
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 STATUS_PERIOD_S = 0.3
@@ -39,6 +40,7 @@ def check_pair(config: ServiceConfig) -> None:
         check_same_vocabulary(target, _directory("draft", config.draft))
     for worker_config in filter(None, (config.target, config.draft)):
         weights.check(worker_config.engine)
+        Certificates.of(worker_config.engine.link_tls)
 
 
 def _directory(name: str, config: WorkerConfig) -> Path:

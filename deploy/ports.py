@@ -20,7 +20,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from core.block_hash import BlockHash
-from core.config import Limits
+from core.config import Limits, LinkTls
 from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import (
     Drafted,
@@ -39,6 +39,7 @@ from deploy.link.address import LinkTroubles
 from deploy.link.client import Link
 from deploy.link.frames import FrameTooLong
 from deploy.link.pool import Links
+from deploy.link.tls import Certificates
 from deploy.workers import LeaseGrant, Refusal
 from orchestrator.statistics import DraftWait
 
@@ -236,7 +237,9 @@ class ServeLease(Generic[Port]):
 class _Deployment(Generic[Port]):
     """One deployment of engines: gives leases on whichever replica Serve picks."""
 
-    def __init__(self, handle: DeploymentHandle, port: type[Port], limits: Limits) -> None:
+    def __init__(
+        self, handle: DeploymentHandle, port: type[Port], limits: Limits, certificates: Certificates | None
+    ) -> None:
         self._name = handle.deployment_name
         self._handle = handle
         self._lease = handle.options(stream=True).lease
@@ -245,7 +248,7 @@ class _Deployment(Generic[Port]):
         self._limits = limits
         self._ports: WeakValueDictionary[str, Port] = WeakValueDictionary()
         self._num_replaced = 0
-        self.links = Links()
+        self.links = Links(certificates)
 
     async def take(self, session: str, tokens: Sequence[int]) -> ServeLease[Port]:
         """A lease from the first replica that grants one. Raises: Unavailable."""
@@ -323,9 +326,20 @@ class _Deployment(Generic[Port]):
 class ServeLeases:
     """Takes leases through the handles of the two deployments; implements core.ports.Leases."""
 
-    def __init__(self, target: DeploymentHandle, draft: DeploymentHandle | None, limits: Limits) -> None:
-        self._target = _Deployment(target, TargetEnginePort, limits)
-        self._draft = _Deployment(draft, DraftEnginePort, limits) if draft is not None else None
+    def __init__(
+        self,
+        target: DeploymentHandle,
+        draft: DeploymentHandle | None,
+        limits: Limits,
+        *,
+        target_tls: LinkTls | None = None,
+        draft_tls: LinkTls | None = None,
+    ) -> None:
+        """`target_tls` and `draft_tls` are the `link_tls` of their engines. Raises: ConfigError when it is wrong."""
+        self._target = _Deployment(target, TargetEnginePort, limits, Certificates.of(target_tls))
+        self._draft = None
+        if draft is not None:
+            self._draft = _Deployment(draft, DraftEnginePort, limits, Certificates.of(draft_tls))
         self._limits = limits
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[TargetEnginePort]:

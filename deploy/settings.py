@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from core.config import EngineConfig, FleetConfig, ServiceConfig, WorkerConfig
+from core.config import EngineConfig, FleetConfig, LinkTls, ServiceConfig, WorkerConfig
 from core.errors import ConfigError
 
 DEMO_DIRECTORY = Path(__file__).resolve().parents[1] / "models" / "demo"
@@ -137,7 +137,13 @@ def _explain(problem: Mapping[str, Any]) -> str:
 
 
 def _resolve(worker: Worker, directory: Path) -> Worker:
-    """The same worker with an absolute path to its model."""
+    """The same worker with absolute paths to its model and its certificates."""
     engine: EngineConfig = worker.engine
-    model = directory / Path(engine.model).expanduser()
-    return replace(worker, engine=replace(engine, model=str(model)))
+
+    def located(path: str) -> str:
+        return str(directory / Path(path).expanduser())
+
+    tls = engine.link_tls
+    if tls is not None:
+        tls = LinkTls(located(tls.certificate_file), located(tls.key_file), located(tls.ca_file))
+    return replace(worker, engine=replace(engine, model=located(engine.model), link_tls=tls))

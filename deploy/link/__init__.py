@@ -7,6 +7,7 @@ session is in.
     address     where a link leads to, and its key
     frames      bytes to frames, with a limit on their length
     handshake   version, and proof of the key
+    tls         certificates of an end, where links are encrypted
     trees, requests, replies   core's records to protobuf and back
     server      the engine's end
     client      the orchestrator's end

@@ -28,3 +28,5 @@ class LinkAddress:
     """Of the engine; one that was restarted at the same place has another."""
     key: bytes = field(repr=False)
     """Drawn by the engine as it starts; neither end ever sends it."""
+    has_tls: bool = False
+    """Whether the engine speaks TLS there, and nothing else."""

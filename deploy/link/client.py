@@ -17,6 +17,7 @@ from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answ
 from deploy.link.replies import Reply, decode_replies
 from deploy.link.requests import Request, encode_requests
 from deploy.link.sockets import tune
+from deploy.link.tls import TLS_DIR, Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 
 
@@ -57,12 +58,17 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def open(cls, address: LinkAddress) -> Link:
-        """A link that the engine has welcomed. Raises: LinkError, which says why there is none."""
+    async def open(cls, address: LinkAddress, certificates: Certificates | None = None) -> Link:
+        """A link that the engine has welcomed. Raises: LinkError, which says why there is none.
+
+        With certificates it is encrypted or there is none.
+        """
+        _check_tls(address, certificates)
         loop = asyncio.get_running_loop()
+        tls = certificates.for_orchestrator() if certificates is not None else None
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                _, link = await loop.create_connection(lambda: cls(address), address.host, address.port)
+                _, link = await loop.create_connection(lambda: cls(address), address.host, address.port, ssl=tls)
                 try:
                     await link._opened
                 except BaseException:
@@ -124,7 +130,8 @@ class Link(asyncio.Protocol):
         tune(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.close(f"the link broke: {error}" if error else "the engine closed the link")
+        why = "" if self._opened.done() else " before it was open; the engine's log says why"
+        self.close((f"the link broke: {error}" if error else "the engine closed the link") + why)
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -157,3 +164,11 @@ class Link(asyncio.Protocol):
                 call.fill(number, reply)
         if lost is not None:
             self.close(lost)
+
+
+def _check_tls(address: LinkAddress, certificates: Certificates | None) -> None:
+    """Raises: LinkError when one end has TLS and the other has not, which neither would say."""
+    if address.has_tls and certificates is None:
+        raise LinkError(f"the engine asks for TLS, and here neither engine.link_tls nor {TLS_DIR} is set")
+    if certificates is not None and not address.has_tls:
+        raise LinkError(f"the engine has no TLS, which is asked for here (engine.link_tls or {TLS_DIR})")

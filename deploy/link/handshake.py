@@ -5,7 +5,7 @@
     engine         Welcome    HMAC(key, "engine" + both nonces)
 
 The key itself is never sent, proofs are compared in constant time, and a recorded handshake is of no use for another.
-What follows is neither encrypted nor signed: that is the network's to see to (docs/runbook.md). Pure functions.
+What follows is neither encrypted nor signed by this: that is for TLS below (`tls`), or the network. Pure functions.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import time
 from deploy.link.address import LinkAddress, LinkTroubles
 from deploy.link.client import Link
 from deploy.link.frames import LinkError
+from deploy.link.tls import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,9 @@ RETRY_S = 30.0
 class Links:
     """Invariant: a link that has closed is found by nobody; the engine's next grant opens another."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificates: Certificates | None = None) -> None:
+        """`certificates` for links with TLS."""
+        self._certificates = certificates
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Task[Link | None]] = {}
         self._unopened_s: dict[str, float] = {}
@@ -66,7 +69,7 @@ class Links:
 
     async def _try(self, engine_id: str, address: LinkAddress) -> Link | None:
         try:
-            link = self._links[engine_id] = await Link.open(address)
+            link = self._links[engine_id] = await Link.open(address, self._certificates)
         except LinkError as error:
             if engine_id not in self._unopened_s:
                 logger.warning("no link to %s, which is called through Ray instead: %s", engine_id, error)

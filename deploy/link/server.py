@@ -10,8 +10,9 @@ import asyncio
 import errno
 import logging
 import secrets
+import socket
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from core.errors import WorkerLost
 from deploy.link.address import LinkAddress
@@ -19,7 +20,8 @@ from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, FrameTooLong, LinkE
 from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, KEY_BYTES, MAX_HANDSHAKE_BYTES, admit, challenge, parse
 from deploy.link.replies import Numbered, encode_loss, encode_replies
 from deploy.link.requests import Request, decode_requests
-from deploy.link.sockets import Outbox, peer_of, tune
+from deploy.link.sockets import Outbox, name_of, peer_of, tune
+from deploy.link.tls import Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ MAX_STRANGERS = 64
 """Connections at once that have not proved anything yet; more are closed."""
 MAX_OPEN_REQUESTS = 4096
 """Of one link; while so many wait for the engine, no more are read."""
+ACCEPT_RETRY_S = 1.0
+LEFT = "it has left, perhaps because it does not trust this engine's certificate"
 
 Post = Callable[[Sequence[tuple[int, Any]], Any], None]
 """`workers.loop.EngineLoop.post`."""
@@ -36,7 +40,8 @@ Post = Callable[[Sequence[tuple[int, Any]], Any], None]
 class LinkServer:
     """Listens for orchestrators on behalf of one engine."""
 
-    def __init__(self, epoch: int, kind: type[Request], post: Post) -> None:
+    def __init__(self, epoch: int, kind: type[Request], post: Post, certificates: Certificates | None = None) -> None:
+        """`certificates` for links with TLS."""
         self.epoch = epoch
         self.kind = kind
         """Of the requests that the engine takes."""
@@ -46,28 +51,64 @@ class LinkServer:
         """Those that are open, strangers included."""
         self.strangers: set[EngineLink] = set()
         """Those that have not proved anything yet."""
-        self._server: asyncio.Server | None = None
+        self._certificates = certificates
+        self._listener: socket.socket | None = None
+        self._joining: set[asyncio.Task[None]] = set()
+        """Connections that are no links yet: with TLS its handshake comes before."""
 
     async def start(self, host: str, ports: tuple[int, int]) -> LinkAddress | None:
         """Listen at the first port of the range (both ends included) that is free; None, and a warning, if none is."""
         for port in range(ports[0], ports[1] + 1):
             try:
-                self._server = await asyncio.get_running_loop().create_server(lambda: EngineLink(self), host, port)
+                self._listener = _listener(host, port)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
                 logger.warning("no links: %s port %d cannot be listened at: %s", host, port, error)
                 return None
-            return LinkAddress(host, self._server.sockets[0].getsockname()[1], self.epoch, self.key)
+            self._accepting = asyncio.create_task(self._accept(self._listener))
+            return LinkAddress(
+                host, self._listener.getsockname()[1], self.epoch, self.key, has_tls=self._certificates is not None
+            )
         logger.warning("no links: ports %d to %d of %s are all in use; see link_ports", *ports, host)
         return None
 
     def close(self) -> None:
         """Take no more links, and end those that there are."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._accepting.cancel()
+            self._listener.close()
+        for task in self._joining:
+            task.cancel()
         for link in self.links:
             link.end()
+
+    async def _accept(self, listener: socket.socket) -> NoReturn:
+        """By hand: a server of asyncio's with TLS does not say whom it has turned away, nor bound how many are new."""
+        while True:
+            try:
+                connection, peer = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # of this process or of the peer, for instance no free file descriptor
+                logger.warning("a link could not be taken: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            if len(self._joining) + len(self.strangers) >= MAX_STRANGERS:
+                _tell_closed(name_of(peer), f"{MAX_STRANGERS} others have yet to say who they are")
+                connection.close()
+                continue
+            task = asyncio.create_task(self._join(connection, name_of(peer)))
+            self._joining.add(task)
+            task.add_done_callback(self._joining.discard)
+
+    async def _join(self, connection: socket.socket, peer: str) -> None:
+        tls = self._certificates.for_engine() if self._certificates is not None else None
+        timeout_s = HANDSHAKE_TIMEOUT_S if tls is not None else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: EngineLink(self), connection, ssl=tls, ssl_handshake_timeout=timeout_s
+            )
+        except OSError as error:
+            _tell_closed(peer, f"there is no TLS with it: {str(error) or LEFT}" if tls is not None else str(error))
 
 
 class EngineLink(asyncio.Protocol):
@@ -93,9 +134,6 @@ class EngineLink(asyncio.Protocol):
             HANDSHAKE_TIMEOUT_S, self._close_for, f"it has said nothing that lets it in for {HANDSHAKE_TIMEOUT_S:g} s"
         )
         self._server.links.add(self)
-        if len(self._server.strangers) >= MAX_STRANGERS:
-            self._close_for(f"{MAX_STRANGERS} others have yet to say who they are")
-            return
         self._server.strangers.add(self)
         tune(transport)
         self._outbox.send(framed(self._challenge.SerializeToString()))
@@ -158,7 +196,7 @@ class EngineLink(asyncio.Protocol):
         """Once, whatever goes wrong after."""
         if not self._is_closed:
             self._is_closed = True
-            logger.warning("the link from %s is closed: %s", self._peer, reason)
+            _tell_closed(self._peer, reason)
             self._transport.abort()
 
     # On the engine's thread
@@ -175,6 +213,17 @@ class EngineLink(asyncio.Protocol):
     def lose(self, end: WorkerLost) -> None:
         """Tell why nothing more will be answered."""
         self._outbox.send(framed(encode_loss(str(end))))
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
+    listener.setblocking(False)
+    return listener
+
+
+def _tell_closed(peer: str, reason: str) -> None:
+    logger.warning("the link from %s is closed: %s", peer, reason)
 
 
 def _in_frames(replies: Sequence[Numbered]) -> bytes:

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 KEEPALIVE_S = 5
 """A peer whose machine is gone is noticed within three times this long, whether or not anything is under way."""
@@ -27,8 +28,12 @@ def tune(transport: asyncio.BaseTransport) -> None:
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
     """For the log."""
-    name = transport.get_extra_info("peername")
-    return f"{name[0]}:{name[1]}" if name else "somebody who has left"
+    return name_of(transport.get_extra_info("peername"))
+
+
+def name_of(address: Any) -> str:
+    """As `socket.getpeername` has it, for the log."""
+    return f"{address[0]}:{address[1]}" if address else "somebody who has left"
 
 
 class Outbox:

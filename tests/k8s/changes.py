@@ -94,6 +94,18 @@ def unmount(objects: Objects, role: str, volume: str) -> None:
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != volume]
 
 
+def unset(objects: Objects, role: str, variable: str) -> None:
+    """The container of `role` without one of its variables."""
+    container = template(objects, role)["spec"]["containers"][0]
+    container["env"] = [each for each in container["env"] if each["name"] != variable]
+
+
+def forget_certificates(objects: Objects, role: str) -> None:
+    """A group whose links have no TLS."""
+    unmount(objects, role, "link-tls")
+    unset(objects, role, "OUTRIDER_LINK_TLS_DIR")
+
+
 def shorten_drain(objects: Objects, role: str, deadline_s: int) -> None:
     """Another deadline of the drain before a pod of `role` stops."""
     command = template(objects, role)["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]

@@ -14,6 +14,7 @@ from tests.k8s.changes import (
     container_drop,
     drop,
     edit_download,
+    forget_certificates,
     forget_stop_file,
     group,
     of,
@@ -28,6 +29,7 @@ from tests.k8s.changes import (
     shorten_drain,
     template,
     unmount,
+    unset,
     without,
 )
 from tests.k8s.manifests import named
@@ -189,6 +191,12 @@ FAULTS = (
           lambda objects: unmount(objects, "orchestrator", "tokens")),
     Fault("tokens that nobody asks for", "callers_are_asked_for_tokens_that_are_there",
           container("orchestrator", "env", to=[])),
+    Fault("certificates at one end of links", "links_have_certificates_at_both_ends",
+          lambda objects: forget_certificates(objects, "draft")),
+    Fault("certificates that are not mounted", "links_have_certificates_at_both_ends",
+          lambda objects: unmount(objects, "target", "link-tls")),
+    Fault("certificates that nobody shows", "links_have_certificates_at_both_ends",
+          lambda objects: unset(objects, "target", "OUTRIDER_LINK_TLS_DIR")),
     Fault("autoscaler v1", "pods_follow_replicas",
           service("rayClusterConfig", "autoscalerOptions", "version", to="v1")),
     Fault("replicas on the head", "the_head_only_leads", group("head", "rayStartParams", "num-cpus", to="4")),

@@ -10,6 +10,7 @@ from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli import _parser
 from deploy.cluster import MAX_MESSAGE_BYTES, PREPARE, SERVICERS
 from deploy.gate import TOKENS_FILE
+from deploy.link.tls import TLS_DIR
 from deploy.proxy import STOP_FILE
 from deploy.workers import REPLICA_CPUS
 from tests.k8s.manifests import (
@@ -37,6 +38,7 @@ IMAGE_ROOT = Path("/opt/outrider")
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU = "nvidia.com/gpu"
 TOKENS = "outrider-tokens"
+CERTIFICATES = "outrider-link-tls"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
 MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
@@ -278,6 +280,18 @@ def callers_are_asked_for_tokens_that_are_there(objects: Objects) -> Iterator[st
                 yield f"{pod.where}: {TOKENS_FILE} names {file}, where no {TOKENS} is mounted"
 
 
+def links_have_certificates_at_both_ends(objects: Objects) -> Iterator[str]:
+    """An end without them gets no link, and rounds go the slow way, unencrypted."""
+    with_tls = [pod for pod in worker_pods(objects) if _variable(pod, TLS_DIR) or _folder_of(pod, CERTIFICATES)]
+    if not with_tls:
+        return
+    for pod in worker_pods(objects):
+        if pod not in with_tls:
+            yield f"{pod.where}: has no {CERTIFICATES}, which other ends of its links have"
+        elif _variable(pod, TLS_DIR) != _folder_of(pod, CERTIFICATES):
+            yield f"{pod.where}: {TLS_DIR} must name where {CERTIFICATES} is mounted"
+
+
 def pods_follow_replicas(objects: Objects) -> Iterator[str]:
     options = cluster(objects).get("autoscalerOptions", {})
     if not cluster(objects).get("enableInTreeAutoscaling") or options.get("version") != "v2":
@@ -296,6 +310,16 @@ def ray_is_the_version_that_is_pinned(objects: Objects) -> Iterator[str]:
     pinned = [line for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if line.startswith("ray==")]
     if [f"ray=={cluster(objects).get('rayVersion')}"] != pinned:
         yield f"RayCluster: rayVersion {cluster(objects).get('rayVersion')} is not the {pinned[0]} of constraints.txt"
+
+
+def _variable(pod: Pod, name: str) -> str | None:
+    return next((each.get("value") for each in pod.ray.get("env", ()) if each["name"] == name), None)
+
+
+def _folder_of(pod: Pod, secret: str) -> str | None:
+    """Where a Secret is mounted."""
+    volumes = {each["name"] for each in pod.spec["volumes"] if each.get("secret", {}).get("secretName") == secret}
+    return next((mount["mountPath"] for mount in pod.ray["volumeMounts"] if mount["name"] in volumes), None)
 
 
 def _gpus(pod: Pod) -> int:
@@ -334,6 +358,7 @@ CHECKS = (
     upgrades_switch_at_once,
     ray_asks_for_its_token,
     callers_are_asked_for_tokens_that_are_there,
+    links_have_certificates_at_both_ends,
     pods_follow_replicas,
     the_head_only_leads,
     ray_is_the_version_that_is_pinned,

@@ -22,8 +22,10 @@ from deploy.link.handshake import answer, challenge
 from deploy.link.replies import encode_replies
 from deploy.link.requests import encode_requests
 from deploy.link.server import LinkServer
+from deploy.link.tls import Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.fake_engines import FAIL, SLOW, FakeTargetEngine
+from tests.deploy.link.certificates import Authority
 from workers.loop import EngineLoop
 
 pytestmark = pytest.mark.thorough
@@ -46,17 +48,23 @@ async def engine():
     await loop.close()
 
 
+@pytest.fixture(params=["plain", "tls"])
+def certificates(request, tmp_path_factory):
+    """What holds of links holds with TLS, too."""
+    return Certificates(Authority().issue(tmp_path_factory.mktemp("tls"))) if request.param == "tls" else None
+
+
 @pytest.fixture
-async def address(engine):
-    listener = LinkServer(EPOCH, VerifyRequest, engine.post)
+async def address(engine, certificates):
+    listener = LinkServer(EPOCH, VerifyRequest, engine.post, certificates)
     yield await listener.start("127.0.0.1", ANY_PORT)
     listener.close()
     await asyncio.sleep(0.02)  # until both ends have seen it
 
 
 @pytest.fixture
-async def link(address):
-    link = await Link.open(address)
+async def link(address, certificates):
+    link = await Link.open(address, certificates)
     yield link
     link.close("the test is over")
 
@@ -72,8 +80,8 @@ async def test_replies_come_in_the_order_of_the_requests(link):
     assert await link.exchange([]) == []
 
 
-async def test_calls_that_are_under_way_together_get_their_own_replies(link, address):
-    other = await Link.open(address)
+async def test_calls_that_are_under_way_together_get_their_own_replies(link, address, certificates):
+    other = await Link.open(address, certificates)
     calls = [next_tokens(each, request(f"{number}", number)) for number in range(20) for each in (link, other)]
     assert await asyncio.gather(*calls) == [[number + 1] for number in range(20) for _ in range(2)]
     other.close("it is not needed")
@@ -87,8 +95,8 @@ async def test_who_gives_up_does_not_disturb_the_others(link):
     assert not link._calls, "what nobody waits for is not kept"
 
 
-async def test_an_engine_that_fails_says_why_to_all_who_wait(link, address):
-    other = await Link.open(address)
+async def test_an_engine_that_fails_says_why_to_all_who_wait(link, address, certificates):
+    other = await Link.open(address, certificates)
     waiting = asyncio.create_task(other.exchange([request("b", SLOW)]))
     await asyncio.sleep(0.05)
     with pytest.raises(WorkerLost, match="told to fail"):
@@ -138,9 +146,11 @@ async def test_an_engine_reads_no_more_while_too_many_requests_wait(link, monkey
     assert await asyncio.gather(*rest) == [[n + 1] for n in range(12)]
 
 
-async def test_who_does_not_read_is_cut_off_and_others_are_served(engine, address, link, caplog, monkeypatch):
+async def test_who_does_not_read_is_cut_off_and_others_are_served(
+    engine, address, certificates, link, caplog, monkeypatch
+):
     monkeypatch.setattr("deploy.link.sockets.MAX_UNSENT_BYTES", 10_000)
-    _, writer = await admitted(address)
+    _, writer = await admitted(address, certificates)
     writer.transport.pause_reading()
     for number in range(40):
         writer.write(framed(encode_requests(number, [request("s" * 200_000, 5)])))
@@ -152,14 +162,15 @@ async def test_who_does_not_read_is_cut_off_and_others_are_served(engine, addres
 # Strangers, and what they send
 
 
-async def stranger(address):
+async def stranger(address, certificates):
     """A connection that has been challenged."""
-    reader, writer = await asyncio.open_connection(address.host, address.port)
+    tls = certificates.for_orchestrator() if certificates is not None else None
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
     return reader, writer, pb.Challenge.FromString(await read_frame(reader))
 
 
-async def admitted(address):
-    reader, writer, challenged = await stranger(address)
+async def admitted(address, certificates):
+    reader, writer, challenged = await stranger(address, certificates)
     writer.write(framed(answer(challenged, address).SerializeToString()))
     pb.Welcome.FromString(await read_frame(reader))
     return reader, writer
@@ -205,9 +216,9 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("what", STRANGERS)
-async def test_a_stranger_is_shut_out_with_one_line_and_harms_nobody(what, address, link, caplog):
+async def test_a_stranger_is_shut_out_with_one_line_and_harms_nobody(what, address, certificates, link, caplog):
     bytes_of, reason = STRANGERS[what]
-    reader, writer, challenged = await stranger(address)
+    reader, writer, challenged = await stranger(address, certificates)
     writer.write(bytes_of(challenged, address) + b"\0" * 100)
     assert await is_closed(reader)
     writer.close()
@@ -232,9 +243,9 @@ FRIENDS = {
 
 
 @pytest.mark.parametrize("what", FRIENDS)
-async def test_who_has_been_let_in_and_sends_nonsense_is_shut_out_alike(what, address, link, caplog):
+async def test_who_has_been_let_in_and_sends_nonsense_is_shut_out_alike(what, address, certificates, link, caplog):
     bytes_of, reason = FRIENDS[what]
-    reader, writer = await admitted(address)
+    reader, writer = await admitted(address, certificates)
     writer.write(bytes_of())
     assert await is_closed(reader)
     writer.close()
@@ -243,35 +254,34 @@ async def test_who_has_been_let_in_and_sends_nonsense_is_shut_out_alike(what, ad
     assert await next_tokens(link, request("a", 5)) == [6]
 
 
-async def test_a_frame_that_ends_half_way_is_told(address, link, caplog):
-    _, writer = await admitted(address)
+async def test_a_frame_that_ends_half_way_is_told(address, certificates, link, caplog):
+    _, writer = await admitted(address, certificates)
     writer.write(framed(encode_requests(0, [request()]))[:-1])
-    writer.write_eof()
-    await until_logged(caplog, "it ended within a frame")
     writer.close()
+    await until_logged(caplog, "it ended within a frame")
     assert await next_tokens(link, request("a", 5)) == [6]
 
 
-async def test_an_orchestrator_that_leaves_between_frames_is_no_news(address, link, caplog):
-    _, writer = await admitted(address)
+async def test_an_orchestrator_that_leaves_between_frames_is_no_news(address, certificates, link, caplog):
+    _, writer = await admitted(address, certificates)
     writer.close()
     await writer.wait_closed()
     assert await next_tokens(link, request("a", 5)) == [6]
     assert not caplog.records
 
 
-async def test_who_says_nothing_is_shut_out_after_a_while(address, link, caplog, monkeypatch):
+async def test_who_says_nothing_is_shut_out_after_a_while(address, certificates, link, caplog, monkeypatch):
     monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.1)
-    reader, writer, _ = await stranger(address)
+    reader, writer, _ = await stranger(address, certificates)
     assert await is_closed(reader)
     writer.close()
     assert "said nothing" in caplog.text
     assert await next_tokens(link, request("a", 5)) == [6]
 
 
-async def test_strangers_do_not_take_all_places(address, link, caplog, monkeypatch):
+async def test_strangers_do_not_take_all_places(address, certificates, link, caplog, monkeypatch):
     monkeypatch.setattr(server, "MAX_STRANGERS", 2)
-    quiet = [await stranger(address) for _ in range(2)]
+    quiet = [await stranger(address, certificates) for _ in range(2)]
     reader, writer = await asyncio.open_connection(address.host, address.port)
     assert await is_closed(reader)
     assert await next_tokens(link, request("a", 5)) == [6]
@@ -395,10 +405,10 @@ async def test_a_key_is_not_printed(address):
     assert "key" not in repr(address)
 
 
-async def test_no_link_to_where_nobody_listens_is_told_soon(address):
+async def test_no_link_to_where_nobody_listens_is_told_soon(address, certificates):
     began_s = time.monotonic()
     with pytest.raises(LinkError, match=r"refused|Connect"):
-        await Link.open(replace(address, port=1))
+        await Link.open(replace(address, port=1), certificates)
     assert time.monotonic() - began_s < handshake.HANDSHAKE_TIMEOUT_S
 
 
@@ -419,7 +429,7 @@ async def all_of_it(caplog):
     link = await Link.open(address)
     await test_replies_come_in_the_order_of_the_requests(link)
     await test_replies_larger_than_the_sockets_buffers_arrive_whole(link)
-    await test_a_stranger_is_shut_out_with_one_line_and_harms_nobody("another key", address, link, caplog)
+    await test_a_stranger_is_shut_out_with_one_line_and_harms_nobody("another key", address, None, link, caplog)
     await test_a_connection_that_breaks_is_a_lost_engine_to_who_waits(link)
     listener.close()
     await engine.close()

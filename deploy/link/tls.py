@@ -1,0 +1,126 @@
+"""TLS on links: the certificates of one end, as the files have them now.
+
+Both ends show a certificate that the other's authorities have signed (mutual TLS 1.3). Names are not compared: engines
+are reached at addresses of pods, which no certificate has; the key of the lease says which engine it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.config import LinkTls
+from core.errors import ConfigError
+from deploy.files import version
+
+logger = logging.getLogger(__name__)
+
+TLS_DIR = "OUTRIDER_LINK_TLS_DIR"
+"""The environment may name a directory instead of the settings, as a manifest does that mounts a Secret."""
+CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
+"""The files of that directory: a Secret of cert-manager has them under these names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Contexts:
+    """What one reading of the files gives."""
+
+    engine: ssl.SSLContext
+    orchestrator: ssl.SSLContext
+
+
+class Certificates:
+    """Looks at the files before each link and reads them when they have changed: they can be replaced under way.
+
+    While they cannot be used, those from before are: a Secret that is half written is no reason to lose links.
+    """
+
+    def __init__(self, files: LinkTls) -> None:
+        """Raises: ConfigError, which names the setting, when the files cannot be used."""
+        self._files = files
+        self._complaint = ""
+        self._version = self._on_disk()
+        self._contexts = _read(files)
+
+    @classmethod
+    def of(cls, setting: LinkTls | None) -> Certificates | None:
+        """Of the files that settings or environment name; None without TLS. Raises: ConfigError."""
+        directory = os.environ.get(TLS_DIR)
+        if setting is None and directory:
+            setting = LinkTls(*(str(Path(directory) / name) for name in (CERTIFICATE, KEY, AUTHORITIES)))
+        return cls(setting) if setting is not None else None
+
+    def for_engine(self) -> ssl.SSLContext:
+        self._refresh()
+        return self._contexts.engine
+
+    def for_orchestrator(self) -> ssl.SSLContext:
+        self._refresh()
+        return self._contexts.orchestrator
+
+    def _refresh(self) -> None:
+        on_disk = self._on_disk()
+        if on_disk == self._version:
+            return
+        try:
+            self._contexts = _read(self._files)
+        except ConfigError as error:
+            if str(error) != self._complaint:
+                logger.warning("links go on with the certificates from before: %s", error)
+            self._complaint = str(error)
+        else:
+            logger.info("links opened from now on show the new certificate in %s", self._files.certificate_file)
+            self._version = on_disk
+            self._complaint = ""
+
+    def _on_disk(self) -> list[tuple[int, ...]]:
+        files = self._files
+        return [version(Path(path)) for path in (files.certificate_file, files.key_file, files.ca_file)]
+
+
+def _read(files: LinkTls) -> _Contexts:
+    """Raises: ConfigError."""
+    for setting in ("certificate_file", "key_file", "ca_file"):
+        _check_readable(setting, getattr(files, setting))
+    return _Contexts(_context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT))
+
+
+def _context(files: LinkTls, side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load_certificates(context, "ca_file", files.ca_file)
+    try:
+        context.load_cert_chain(files.certificate_file, files.key_file, _no_passphrase)
+    except ssl.SSLError as error:
+        _load_certificates(context, "certificate_file", files.certificate_file)
+        raise _wrong("key_file", f"{files.key_file} has no key of {files.certificate_file}: {error.reason}") from error
+    return context
+
+
+def _load_certificates(context: ssl.SSLContext, setting: str, path: str) -> None:
+    """Raises: ConfigError for a file without any."""
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise _wrong(setting, f"{path} has no certificate (PEM)") from error
+
+
+def _check_readable(setting: str, path: str) -> None:
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise _wrong(setting, f"{path} cannot be read: {error.strerror}") from error
+
+
+def _no_passphrase() -> str:
+    """Called for a key that has a passphrase; OpenSSL by itself would ask at the terminal, and wait."""
+    raise _wrong("key_file", "the key must have no passphrase: nobody is there to type it in")
+
+
+def _wrong(setting: str, problem: str) -> ConfigError:
+    return ConfigError(f"engine.link_tls.{setting} (or {TLS_DIR}): {problem}")
