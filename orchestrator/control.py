@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from orchestrator.marginal import MarginalPilot
+from core.records import Verification
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Policy
 from orchestrator.adaptive import AdaptivePilot
@@ -18,6 +20,7 @@ from orchestrator.policies import HeuristicPilot, StaticPilot, SurePilot
 
 _PILOTS: Mapping[Policy, Callable[[GenerationRequest, SpeculationConfig, Knowledge], Pilot]] = {
     "adaptive": AdaptivePilot,
+    "marginal": MarginalPilot,
     "static": StaticPilot,
     "heuristic": HeuristicPilot,
     "confidence": SurePilot,
@@ -48,6 +51,9 @@ class Controls:
 
     def pilot(self, request: GenerationRequest) -> Pilot:
         config = self._config_for(request)
+        is_bound = request.verification is not Verification.COUPLED and not request.sampling.is_greedy
+        if config.policy == "marginal" and (is_bound or not config.pipelining):
+            config = replace(config, policy="adaptive")
         return _PILOTS[config.policy](request, config, self._known)
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:

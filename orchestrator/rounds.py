@@ -13,7 +13,7 @@ from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
-from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest
+from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
 from orchestrator import messages as m
 from orchestrator.session import Session
 from orchestrator.side import Side
@@ -63,6 +63,8 @@ class Rounds:
             m.PlaceDraft: self._place_draft,
             m.Verify: self._verify,
             m.Draft: self._draft,
+            m.Grow: self._grow,
+            m.Await: self._await,
             m.Emit: self._emit,
             m.Fail: self._fail,
             m.ReleaseTarget: self._release_target,
@@ -202,6 +204,20 @@ class Rounds:
         self._drafts.send(running.draft, command.request)
         if command.timeout_s is not None:
             running.late = self._spawn(running, self._say_late(command.request.stamp, command.timeout_s))
+
+    def _grow(self, running: _Running, command: m.Grow) -> None:
+        assert running.draft is not None, "a session drafts only while it holds a lease"
+        running.draft_sent_s = self._clock.now()
+        self._drafts.grow(running.draft, command.request, self._on_growth)
+
+    def _on_growth(self, sprouted: Sprouted) -> None:
+        if (running := self._leased.get(sprouted.stamp.session)) is not None:
+            self._handle(running.session.id, m.DraftGrew(sprouted, self._clock.now()))
+
+    def _await(self, running: _Running, command: m.Await) -> None:
+        if running.late is not None:
+            running.late.cancel()
+        running.late = self._spawn(running, self._say_late(command.stamp, command.timeout_s))
 
     def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
+from orchestrator.growing_session import GrowingSession
+from orchestrator.marginal import MarginalPilot
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
 from core.ports import Clock, Leases
@@ -77,10 +79,12 @@ class Service:
             raise DeadlinePassed("the request's time had run out when it arrived")
         with self._admission:
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-            session = Session(
+            pilot = self._pilots.pilot(request)
+            kind = GrowingSession if isinstance(pilot, MarginalPilot) else Session
+            session = kind(
                 request,
                 self._pair,
-                self._pilots.pilot(request),
+                pilot,
                 self._detokenizer(request),
                 self._new_session_id(request),
             )

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from core.errors import OutriderError, Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
 from orchestrator.gatherer import Gatherer
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Side(Generic[Port, Request, Reply]):
         """By engine, and apart by whether somebody waits: a call returns with its last request."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
+        self._growing: set[asyncio.Task[None]] = set()
 
     @property
     def num_engines(self) -> int:
@@ -71,6 +72,23 @@ class Side(Generic[Port, Request, Reply]):
         if gatherer is None:
             gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
         gatherer.put(request)
+
+    def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+        """Have the leased draft grow steadily: `take` is told after each pass; how it ended is delivered."""
+        task = asyncio.ensure_future(self._growth(lease, request, take))
+        self._growing.add(task)
+        task.add_done_callback(self._growing.discard)
+
+    async def _growth(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+        answer: DraftReply | WorkerLost
+        try:
+            answer = await lease.port.grow(request, take)
+        except WorkerLost as lost:
+            answer = lost
+        except (Exception, asyncio.CancelledError) as error:
+            logger.exception("steady growth failed")
+            answer = WorkerLost(f"the call failed: {error!r}")
+        self._deliver(request, answer)  # type: ignore[arg-type]
 
     def give_back(self, lease: Lease[Port]) -> None:
         """Free the session's place and, at once, what the engine holds for it; the end of the lease alone comes later.

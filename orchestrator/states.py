@@ -45,11 +45,22 @@ class Draft(StrEnum):
     CLOSED = "closed"
 
 
+class Growing(StrEnum):
+    """Whether the draft grows for the session."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    """Leased, and not told yet."""
+    GROWING = "growing"
+    CLOSED = "closed"
+
+
 class Trigger(StrEnum):
     """What moves a machine."""
 
     PLACED = "placed"
     DRAFT = "draft"
+    GROW = "grow"
     PREPARE = "prepare"
     CATCH_UP = "catch up"
     VERIFY = "verify"
@@ -130,6 +141,13 @@ DRAFT_TABLE: Mapping[Draft, Mapping[Trigger, Draft]] = {
         Trigger.END: Draft.CLOSED,
     },
     Draft.CLOSED: {},
+}
+
+GROWING_TABLE: Mapping[Growing, Mapping[Trigger, Growing]] = {
+    Growing.ABSENT: {Trigger.PLACED: Growing.READY, Trigger.END: Growing.CLOSED},
+    Growing.READY: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
+    Growing.GROWING: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
+    Growing.CLOSED: {},
 }
 
 S = TypeVar("S", bound=StrEnum)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from core.budgeted import AnySprout, sprout_of
 from core.errors import WorkerLost
-from core.growth import Candidates
-from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Verification
-from core.trees import ROOT, Budget, Growth
+from core.growth import MAX_RANKS, Candidates
+from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Verification
+from core.speculation.grower import Node, likeliest
+from core.trees import ROOT, Budget, Growth, Steady
 from orchestrator.simulation.engines import Held, Job, SimEngine
 from orchestrator.simulation.hardware import EngineLaw
 from orchestrator.simulation.text import Place, Text
@@ -125,6 +126,19 @@ class DraftJob(Job[DraftRequest, DraftReply]):
         )
 
 
+@dataclass(eq=False)
+class SteadyJob(Job[DraftRequest, DraftReply]):
+    """A session that is grown for, until its next message."""
+
+    num_feeding: int = 0
+    """Nodes in the next pass."""
+
+    @property
+    def steady(self) -> Steady:
+        assert isinstance(self.request.growth, Steady), "others are DraftJobs"
+        return self.request.growth
+
+
 class SimDraft(SimEngine[DraftRequest, DraftReply]):
     """Guesses by the text's law of agreement."""
 
@@ -132,10 +146,14 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
+        self._feeding: list[tuple[Held, Node]] = []
 
     def _begin(
         self, request: DraftRequest, held: Held, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
-    ) -> DraftJob | DraftReply:
+    ) -> DraftJob | SteadyJob | DraftReply:
+        if isinstance(request.growth, Steady):
+            return self._begin_steady(request, request.growth, held, now_s, answer)
+        held.grower.begin()
         num_pending, numbers = _rebase(request, held)
         says = Says(self._text, self._text.place(held.log, held.spec), request, held.spec, self._has_noise)
         known = [*numbers, *([ROOT] if num_pending == 0 and held.tree.root is not None else [])]
@@ -144,11 +162,67 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         job.look_ahead()
         return job if num_pending or job.frontier else job.drafted(now_s)
 
+    def _begin_steady(
+        self,
+        request: DraftRequest,
+        steady: Steady,
+        held: Held,
+        now_s: float,
+        answer: asyncio.Future[DraftReply | WorkerLost],
+    ) -> SteadyJob:
+        log, grower, suffix = held.log, held.grower, request.suffix
+        held.tree.clear()
+        if request.base.num_tokens == 0:
+            grower.num_told = 0
+            grower.begin()
+        num_agreeing = log.common_prefix_len(request.base.num_tokens, suffix)
+        if request.base.num_tokens + num_agreeing < len(log):
+            grower.begin()
+        log.truncate(request.base.num_tokens + num_agreeing)
+        rest = suffix[num_agreeing:]
+        log.extend(rest)
+        grower.steady = steady
+        path = grower.reroot(rest)
+        num_pending = len(rest) if path is None else sum(node.said is None for node in path)
+        if not rest and grower.root.said is None:
+            num_pending = 1
+        job = SteadyJob(request, held, num_pending, now_s, answer)
+        self._tell(job, now_s)
+        return job
+
+    def _has_work(self) -> bool:
+        return any(
+            not isinstance(job, SteadyJob) or job.num_pending or _is_worth(job) for job in self._jobs
+        )
+
+    def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
+        """Steady growth shares what a pass has room for, best first over all sessions."""
+        growing = [job for job in self._jobs if isinstance(job, SteadyJob)]
+        self._feeding = []
+        for job in growing:
+            job.num_feeding = 0
+        ready = [job for job in growing if not job.num_pending and _is_worth(job)]
+        num_rows = max((job.steady.rows_per_pass for job in ready), default=0)
+        for place, node in likeliest([job.held.grower for job in ready], num_rows):
+            ready[place].num_feeding += 1
+            self._feeding.append((ready[place].held, node))
+        idle = [job for job in growing if not job.num_pending and not job.num_feeding]
+        jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
+        try:
+            return super()._plan()
+        finally:
+            self._jobs = jobs
+
     def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
+        if isinstance(job, SteadyJob):
+            return job.num_feeding
         assert isinstance(job, DraftJob)
         return sum(node != ROOT for node in job.frontier)
 
     def _advance(self, job: Job[DraftRequest, DraftReply], now_s: float) -> None:
+        if isinstance(job, SteadyJob):
+            self._advance_steady(job, now_s)
+            return
         assert isinstance(job, DraftJob)
         found = {node: job.says.after(node) for node in job.frontier}
         for node, candidates in found.items():
@@ -158,6 +232,44 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         job.look_ahead()
         if not job.frontier:
             self._conclude(job, job.drafted(now_s))
+
+
+    async def _step(self) -> None:
+        """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
+        await super()._step()
+        fed = [held for held, _ in self._feeding]
+        for held, node in self._feeding:
+            self._take_node(held, node)
+        self._feeding = []
+        for job in self._jobs:
+            if isinstance(job, SteadyJob) and job.held in fed:
+                self._tell(job, asyncio.get_running_loop().time())
+
+    def _advance_steady(self, job: SteadyJob, now_s: float) -> None:
+        """The last committed token was computed."""
+        if job.held.grower.root.said is None:
+            self._take_node(job.held, job.held.grower.root)
+            self._tell(job, now_s)
+
+    def _take_node(self, held: Held, node: Node) -> None:
+        if node.said is None and node.is_below(held.grower.root):
+            place = self._text.place(held.log, held.spec)
+            for token in node.path():
+                place = self._text.after(place, token)
+            held.grower.take(node, self._text.coupled(place, MAX_RANKS, has_noise=self._has_noise))
+
+    def _tell(self, job: SteadyJob, now_s: float) -> None:
+        listener = self._listeners.get(job.request.stamp)
+        told = job.held.grower.tell()
+        if listener is not None:
+            timing = job.timing(now_s) if job.num_passes else None
+            num_held = job.request.num_committed - (job.num_pending > 0)
+            listener(Sprouted(job.request.stamp, told, num_held, timing))
+
+
+def _is_worth(job: SteadyJob) -> bool:
+    best = job.held.grower.best()
+    return best is not None and best.reach >= job.steady.min_reach
 
 
 def _rebase(request: DraftRequest, held: Held) -> tuple[int, dict[int, int]]:
