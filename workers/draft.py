@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from time import monotonic
 
 from torch import Tensor
 
 from core.budgeted import AnySprout, sprout_of
 from core.config import EngineConfig
 from core.growth import Candidates
-from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpec
-from core.trees import EMPTY_BLOCK, ROOT, Budget, TokenTree
+from core.records import Drafted, DraftReply, DraftRequest, Missing, Refused, SequenceSpec
+from core.speculation.grower import likeliest
+from core.trees import EMPTY_BLOCK, ROOT, Budget, Steady, TokenTree
 from workers.candidates import Kind, Place, propose
-from workers.engine import Engine
+from workers.engine import Answer, Engine
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
 from workers.sampling import Row
 from workers.sequences import HeldSequence
+from workers.steady import SteadyJob
 from workers.steps import StepRows
 from workers.transfer import Readback
 
@@ -165,6 +168,10 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._q_top_tokens = q_top_tokens
         cache = runtime.cache
         kv_tokens = cache.num_blocks * cache.block_tokens
+        self._steady: dict[str, SteadyJob] = {}
+        """By session, whoever is grown for until its next message."""
+        self._step_began_s = 0.0
+        self._last_pending: dict[str, Sequence[int]] = {}
         self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
@@ -180,6 +187,83 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """As TargetEngine.load. Raises: StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
+    @property
+    def has_work(self) -> bool:
+        return super().has_work or any(job.pending or job.may_feed for job in self._steady.values())
+
+    def step(self) -> list[Answer[DraftReply]]:
+        """As `Engine.step`; whoever is grown for steadily takes what the pass has room for, best first over all."""
+        self._plan_growth()
+        self._step_began_s = monotonic()
+        answers = super().step()
+        for job in self._steady.values():
+            if job in self._jobs:
+                self._jobs.remove(job)
+        return answers
+
+    def release(self, sessions: Sequence[str]) -> None:
+        super().release(sessions)
+        for session in sessions:
+            self._end_steady(session, "the session has ended")
+
+    def expire(self) -> list[str]:
+        silent = super().expire()
+        for session in silent:
+            self._end_steady(session, "the session was silent for too long")
+        return silent
+
+    def _supersede(self, held: HeldSequence) -> None:
+        if (job := self._steady.get(held.session)) is not None:
+            self._last_pending[held.session] = job.pending
+        super()._supersede(held)
+        self._end_steady(held.session, "the message was overtaken by a later one")
+
+    def _end_steady(self, session: str, reason: str) -> None:
+        if (job := self._steady.pop(session, None)) is not None:
+            self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
+
+    def _plan_growth(self) -> None:
+        """Who is in the next pass, with which nodes."""
+        for session, job in list(self._steady.items()):
+            if self._store.find(session) is not job.held:  # it was preempted
+                del self._steady[session]
+                self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
+            elif not job.pending and job.grower.root.said is not None and job.held.tree.root is None:
+                job.grower.begin()  # its guesses made room for others
+                job.pending = self._store.step_back(job.held)
+        ready = [job for job in self._steady.values() if job.may_feed]
+        cache = self._runtime.cache
+        num_rows = min(
+            max((job.steady.rows_per_pass for job in ready), default=0),
+            cache.num_free_blocks * cache.block_tokens - cache.block_tokens * len(ready),
+            self._room.step_tokens,
+        )
+        for place, node in likeliest([job.grower for job in ready], num_rows):
+            ready[place].feeding.append(node)
+        self._jobs += [job for job in self._steady.values() if job.pending or job.feeding]
+
+    def _begin_steady(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+        grower = held.grower
+        known = [*held.log.tokens[request.base.num_tokens :], *self._pending_of(held)]
+        goes_on = request.base.num_tokens > 0 and list(request.suffix[: len(known)]) == known
+        pending, _ = self._store.extend(held, request.base, request.suffix, None)
+        if request.base.num_tokens == 0:
+            grower.num_told = 0
+        if not goes_on or grower.reroot(request.suffix[len(known) :]) is None or held.tree.root is None:
+            grower.begin()
+        assert isinstance(request.growth, Steady), "others have jobs that end"
+        grower.steady = request.growth
+        if not pending and held.tree.root is None:
+            pending = self._store.step_back(held)
+        if not pending and held.tree.root is not None and grower.root.said is None:
+            grower.take(grower.root, held.tree.root)
+        job = SteadyJob(ticket, request, held, pending)
+        self._steady[held.session] = job
+        self._answers.append((ticket, job.sprouted(0.0, 0)))
+
+    def _pending_of(self, held: HeldSequence) -> Sequence[int]:
+        return self._last_pending.pop(held.session, ())
+
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
@@ -191,7 +275,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             return Refused(request.stamp, "only a table is grown below a block")
         if len(set(zip(block.parents, block.tokens, strict=True))) < num_block:
             return Refused(request.stamp, "the block has the same guess twice below one node")
-        if isinstance(request.growth, Budget):
+        if isinstance(request.growth, Budget | Steady):
             spec = request.spec or spec
             is_bound = spec is not None and _samples(spec)
             return Refused(request.stamp, "a draft may not choose which of its samples are sent") if is_bound else None
@@ -201,6 +285,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return None
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+        if isinstance(request.growth, Steady):
+            self._begin_steady(ticket, request, held)
+            return
         pending, nodes = self._store.extend(held, request.base, request.suffix, request.block)
         draws_at_root = _samples(held.spec) and not request.is_table
         if len(request.growth) and not pending and (held.tree.root is None or draws_at_root):
@@ -210,16 +297,20 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if job.is_done:
             self._answer(job, job.reply())
 
-    def _finish(self, jobs: Sequence[DraftJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
         if growing:
             self._grow(growing, logits)
         for job in jobs:
-            if job.is_done and job in self._jobs:
+            if isinstance(job, SteadyJob):
+                if job.held.session in self._steady:
+                    self._answers.append((job.ticket, job.sprouted(self._step_began_s, job.num_rows - job.told_rows)))
+                    job.told_rows = job.num_rows
+            elif job.is_done and job in self._jobs:
                 self._answer(job, job.reply())
         return bool(growing)
 
-    def _grow(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
+    def _grow(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
         readback = Readback()
         places = [job.places() for job in jobs]
@@ -231,6 +322,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             sound = [candidates for candidates in said if candidates is not None]
             if len(sound) < len(said):
                 self._store.forget_guesses(job.held)
+                self._steady.pop(job.held.session, None)
                 self._answer(job, Refused(job.request.stamp, "NaN or infinite scores of the draft for this sequence"))
             else:
                 job.take(sound)
