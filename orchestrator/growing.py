@@ -52,6 +52,9 @@ class Growth:
     def __repr__(self) -> str:
         return f"<Growth {self._machine} {self._held} {self._tree}>"
 
+    needs_q = False
+    """Only where any rule may choose guesses is there steady growth."""
+
     # The lease
 
     def begin(self) -> list[m.Command]:
