@@ -188,6 +188,17 @@ class Told:
     leads: tuple[float, ...] = ()
     """How clearly the first candidate led at the node's place (`core.growth.Candidates.lead`)."""
 
+    def __post_init__(self) -> None:
+        columns = (self.parents, self.ranks, self.chances, self.leads)
+        if any(len(column) != len(self.tokens) for column in columns):
+            raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
+        if not all(0.0 < chance <= 1.0 for chance in self.chances) or not all(0.0 <= x <= 1.0 for x in self.leads):
+            raise ValueError("a chance or a lead that is told is none")
+        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents, self.first)):
+            raise ValueError("a node is told of before its parent")
+        if self.first < 0 or any(rank < 0 for rank in self.ranks):
+            raise ValueError("a number or a rank that is told is below 0")
+
     def __len__(self) -> int:
         return len(self.tokens)
 

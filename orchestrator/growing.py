@@ -28,6 +28,8 @@ from orchestrator.statistics import Statistics
 logger = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 60.0
+MAX_OPEN = 4
+"""Messages to a draft that it has not ended: with a silent one they must not become more and more."""
 
 
 class Growth:
@@ -44,6 +46,10 @@ class Growth:
         self._nodes = np.empty(0, np.int64)
         """Of the tree, those of the block that was taken last."""
         self._grew_s = 0.0
+        self._num_open = 0
+        """Messages of which the draft has not said that they are overtaken."""
+        self._is_behind = False
+        """Whether it has not been told of the last verdict, so as not to leave more of them open."""
         self._is_late = False
         self._num_late_rounds = 0
         self._pause_s = self._pair.speculation.draft_retry_s
@@ -63,6 +69,7 @@ class Growth:
     def placed(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.PLACED)
         self._held.place(name, epoch)
+        self._num_open, self._is_behind = 0, False
         return self.ask()
 
     def place_later(self) -> m.Command:
@@ -92,8 +99,10 @@ class Growth:
         if self._machine.state is Growing.ABSENT:
             return []
         steady = self._pilot.steady(self._room)
-        if steady is None:
+        self._is_behind = steady is not None and self._num_open >= MAX_OPEN
+        if steady is None or self._is_behind:
             return []
+        self._num_open += 1
         if self._held.num_tokens == 0:
             self._tree = SpeculationTree()  # it numbers anew
         self._machine.fire(Trigger.GROW)
@@ -111,12 +120,13 @@ class Growth:
     def grew(self, event: m.DraftGrew) -> list[m.Command]:
         sprouted = event.sprouted
         is_current = self._held.answers(sprouted.stamp)
-        if sprouted.stamp.session != self._held.name or sprouted.stamp.epoch != self._held.epoch:
+        if self._machine.state is not Growing.GROWING or sprouted.stamp.session != self._held.name or sprouted.stamp.epoch != self._held.epoch:
             self._stats.num_stale_replies += 1
             return []
         try:
+            self._check(sprouted)
             self._tree.add(sprouted.told, is_current=is_current)
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return self.lose()
         self._is_late, self._num_late_rounds = False, 0
@@ -136,11 +146,22 @@ class Growth:
             )
         return []
 
+    def _check(self, sprouted: Sprouted) -> None:
+        """Raises: ValueError when it is corrupt."""
+        told = sprouted.told
+        if len(told) and not 0 <= min(told.tokens) <= max(told.tokens) < self._pair.target.vocab_size:
+            raise ValueError("a draft guessed a token outside the vocabulary")
+        if not 0 <= sprouted.held <= len(self._log):
+            raise ValueError("a draft holds more than it was sent")
+
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The reply to a message that is not overtaken: the draft does not go on."""
         reply = event.reply
-        if not self._held.answers(reply.stamp):
+        if (reply.stamp.session, reply.stamp.epoch) != (self._held.name, self._held.epoch):
             return []
+        self._num_open = max(0, self._num_open - 1)
+        if not self._held.answers(reply.stamp):
+            return self.ask() if self._is_behind else []
         if isinstance(reply, Missing) and self._held.must_resend(reply.held):
             self._held.num_tokens = 0
             return self.ask()
@@ -184,7 +205,7 @@ class Growth:
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """The likeliest nodes that pay."""
         tree = self._tree
-        nodes = tree.best(min(max_nodes, self._pilot.max_nodes), max_depth)
+        nodes = tree.best(min(max_nodes, self._pilot.max_nodes), min(max_depth, self._pilot.max_depth))
         nodes = nodes[: self._pilot.num_worth(tree.reach[nodes])]
         self._nodes = nodes
         if not len(nodes):

@@ -39,6 +39,11 @@ class MarginalPilot(WatchingPilot):
         return self._round_tokens / self._round_s
 
     @property
+    def max_depth(self) -> int:
+        """Guesses in a row."""
+        return self._max_depth
+
+    @property
     def max_nodes(self) -> int:
         return self._config.max_block_tokens
 

@@ -14,6 +14,7 @@ from typing import Any
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
 from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
+from core.trees import Steady
 from orchestrator import messages as m
 from orchestrator.session import Session
 from orchestrator.side import Side
@@ -42,6 +43,8 @@ class _Running:
     draft_sent_s: float = 0.0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
+    growing: set[asyncio.Task[None]] = field(default_factory=set)
+    """Calls under which the leased draft grows steadily: one, and those that it overtakes."""
 
 
 class Rounds:
@@ -208,7 +211,9 @@ class Rounds:
     def _grow(self, running: _Running, command: m.Grow) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
         running.draft_sent_s = self._clock.now()
-        self._drafts.grow(running.draft, command.request, self._on_growth)
+        growing = self._spawn(running, self._drafts.grow(running.draft, command.request, self._on_growth))
+        running.growing.add(growing)
+        growing.add_done_callback(running.growing.discard)
 
     def _on_growth(self, sprouted: Sprouted) -> None:
         if (running := self._leased.get(sprouted.stamp.session)) is not None:
@@ -223,7 +228,7 @@ class Rounds:
         stamp = request.stamp
         if (running := self._leased.get(stamp.session)) is None:
             return
-        if running.late is not None:
+        if running.late is not None and not isinstance(request.growth, Steady):
             running.late.cancel()
         if isinstance(answer, WorkerLost):
             self._handle(running.session.id, m.DraftLost(stamp.epoch))
@@ -232,6 +237,8 @@ class Rounds:
 
     def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
         lease, running.draft = running.draft, None
+        for growing in running.growing:
+            growing.cancel()
         if lease is not None:
             del self._leased[lease.name]
             self._drafts.give_back(lease)

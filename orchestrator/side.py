@@ -46,7 +46,6 @@ class Side(Generic[Port, Request, Reply]):
         """By engine, and apart by whether somebody waits: a call returns with its last request."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
-        self._growing: set[asyncio.Task[None]] = set()
 
     @property
     def num_engines(self) -> int:
@@ -73,19 +72,14 @@ class Side(Generic[Port, Request, Reply]):
             gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
         gatherer.put(request)
 
-    def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
-        """Have the leased draft grow steadily: `take` is told after each pass; how it ended is delivered."""
-        task = asyncio.ensure_future(self._growth(lease, request, take))
-        self._growing.add(task)
-        task.add_done_callback(self._growing.discard)
-
-    async def _growth(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+    async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+        """Have the leased draft grow steadily: `take` is told after each pass; how it ends is delivered."""
         answer: DraftReply | WorkerLost
         try:
             answer = await lease.port.grow(request, take)
         except WorkerLost as lost:
             answer = lost
-        except (Exception, asyncio.CancelledError) as error:
+        except Exception as error:
             logger.exception("steady growth failed")
             answer = WorkerLost(f"the call failed: {error!r}")
         self._deliver(request, answer)  # type: ignore[arg-type]

@@ -55,12 +55,13 @@ class SpeculationTree:
     def add(self, told: Told, *, is_current: bool) -> int:
         """What a draft tells; how many of its nodes are of use. `is_current`: it knows of the last verdict.
 
-        Raises: ValueError when nodes were left out, or a parent comes after its child.
+        What was told before is dropped. Raises: ValueError when nodes were left out.
         """
-        serials = np.arange(told.first, told.first + len(told))
+        if told.first + len(told) <= self.num_told:
+            return 0
+        if told.first != self.num_told:
+            raise ValueError(f"a draft goes on at node {told.first} where {self.num_told} have been told")
         parents = np.array(told.parents, np.int64)
-        if told.first != self.num_told or (parents < ROOT).any() or (parents >= serials).any():
-            raise ValueError(f"a draft goes on at node {told.first} of {self.num_told}, or below nodes that come later")
         num_before, start = len(self), 0
         while start < len(told):
             end = start + int(np.argmax(np.append(parents[start:] >= told.first + start, True)))
@@ -73,8 +74,8 @@ class SpeculationTree:
         parents, tokens = np.array(told.parents[part], np.int64), np.array(told.tokens[part], np.int64)
         at_root = ROOT if is_current else GONE
         places = np.where(parents == ROOT, at_root, self._place_of[parents] if self.num_told else at_root)
-        alive = places != GONE
-        found = np.full(len(parents), GONE, np.int64)
+        found = self._known(places, tokens)
+        alive = (places != GONE) & (found == GONE)
         found[alive] = len(self) + np.arange(int(alive.sum()))
         if self._lost is not None and not is_current:
             is_lost = (parents == self._lost[0]) & (tokens == self._lost[1])
@@ -91,6 +92,14 @@ class SpeculationTree:
             np.array(told.leads[part])[alive],
             serials,
         )
+
+    def _known(self, parents: Ints, tokens: Ints) -> Ints:
+        """Of each, the node that is there already, or `GONE`."""
+        found = np.full(len(parents), GONE, np.int64)
+        there = {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
+        for index, place in enumerate(zip(parents, tokens)):
+            found[index] = there.setdefault(place, GONE)
+        return found
 
     def _extend(
         self, parents: Ints, tokens: Ints, ranks: Ints, chances: Floats, leads: Floats, serials: Ints
