@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from orchestrator.growing_session import GrowingSession
+from orchestrator.steady_session import SteadySession
 from orchestrator.marginal import MarginalPilot
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
@@ -80,7 +80,7 @@ class Service:
         with self._admission:
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
             pilot = self._pilots.pilot(request)
-            kind = GrowingSession if isinstance(pilot, MarginalPilot) else Session
+            kind = SteadySession if isinstance(pilot, MarginalPilot) else Session
             session = kind(
                 request,
                 self._pair,

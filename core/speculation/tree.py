@@ -14,6 +14,8 @@ from core.trees import ROOT, Told, TokenTree
 GONE = -2
 """Where a node was, that no verdict can lead to any more."""
 NOT_DRAFTED = -1
+TOKENS = 1 << 32
+"""More than there are token ids."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -74,8 +76,8 @@ class SpeculationTree:
         parents, tokens = np.array(told.parents[part], np.int64), np.array(told.tokens[part], np.int64)
         at_root = ROOT if is_current else GONE
         places = np.where(parents == ROOT, at_root, self._place_of[parents] if self.num_told else at_root)
-        found = self._known(places, tokens)
-        alive = (places != GONE) & (found == GONE)
+        found, is_repeated = self._known(places, tokens)
+        alive = (places != GONE) & (found == GONE) & ~is_repeated
         found[alive] = len(self) + np.arange(int(alive.sum()))
         if self._lost is not None and not is_current:
             is_lost = (parents == self._lost[0]) & (tokens == self._lost[1])
@@ -93,13 +95,19 @@ class SpeculationTree:
             serials,
         )
 
-    def _known(self, parents: Ints, tokens: Ints) -> Ints:
-        """Of each, the node that is there already, or `GONE`."""
-        found = np.full(len(parents), GONE, np.int64)
-        there = {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
-        for index, place in enumerate(zip(parents, tokens)):
-            found[index] = there.setdefault(place, GONE)
-        return found
+    def _known(self, parents: Ints, tokens: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Of each the node that is there already, or `GONE`; and whether another before it is the same."""
+        found, is_repeated = np.full(len(parents), GONE, np.int64), np.zeros(len(parents), np.bool_)
+        keys = np.concatenate([self.parents, parents]) * TOKENS + np.concatenate([self.tokens, tokens])
+        if len(np.unique(keys)) < len(keys):  # a sound draft repeats nothing but what it has forgotten
+            first: dict[int, int] = {}
+            for node, key in enumerate(keys.tolist()):
+                earlier = first.setdefault(key, node)
+                if earlier < node and earlier < len(self):
+                    found[node - len(self)] = earlier
+                elif earlier < node:
+                    is_repeated[node - len(self)] = True
+        return found, is_repeated
 
     def _extend(
         self, parents: Ints, tokens: Ints, ranks: Ints, chances: Floats, leads: Floats, serials: Ints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.records import Verdict
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.growing import Growth
+from orchestrator.steady_drafting import SteadyDrafting
 from orchestrator.guess import NO_GUESS, Followed
 from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
@@ -15,7 +15,7 @@ from orchestrator.states import Target, Trigger
 from core.records import GenerationRequest
 
 
-class GrowingSession(Session):
+class SteadySession(Session):
     """As `Session`, but for where its blocks come from."""
 
     def __init__(
@@ -28,7 +28,7 @@ class GrowingSession(Session):
     ) -> None:
         super().__init__(request, pair, pilot, detokenizer, session_id)
         self._steering = pilot
-        self._growth = Growth(self._completion, pilot, self.stats)
+        self._growth = SteadyDrafting(self._completion, pilot, self.stats)
         self._drafting = self._growth  # type: ignore[assignment]
         self._now_s = 0.0
         self._verdict_s: float | None = None

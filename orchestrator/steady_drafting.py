@@ -32,7 +32,7 @@ MAX_OPEN = 4
 """Messages to a draft that it has not ended: with a silent one they must not become more and more."""
 
 
-class Growth:
+class SteadyDrafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it."""
 
     def __init__(self, completion: Completion, pilot: MarginalPilot, stats: Statistics) -> None:
@@ -56,7 +56,7 @@ class Growth:
         self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<Growth {self._machine} {self._held} {self._tree}>"
+        return f"<SteadyDrafting {self._machine} {self._held} {self._tree}>"
 
     needs_q = False
     """Only where any rule may choose guesses is there steady growth."""
