@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Literal
 
 from core import ranges
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, Steady, Told, TokenTree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, Steady, TokenTree, Told
 
 
 class Verification(StrEnum):

@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from orchestrator.marginal import MarginalPilot
-from core.records import Verification
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Policy
+from core.records import GenerationRequest, Policy, Verification
 from orchestrator.adaptive import AdaptivePilot
 from orchestrator.knowledge import Knowledge, Later, at_once
+from orchestrator.marginal import MarginalPilot
 from orchestrator.pilot import ControlReport, Pilot
 from orchestrator.policies import HeuristicPilot, StaticPilot, SurePilot
 

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from orchestrator.steady_session import SteadySession
-from orchestrator.marginal import MarginalPilot
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
 from core.ports import Clock, Leases
@@ -15,11 +13,13 @@ from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
 from orchestrator.control import Controls, after_calls
 from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
 from orchestrator.pilot import ControlReport, Pilots
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.statistics import DraftWait
+from orchestrator.steady_session import SteadySession
 from orchestrator.text import Tokenizer
 
 

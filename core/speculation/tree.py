@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from core.trees import ROOT, Told, TokenTree
+from core.trees import ROOT, TokenTree, Told
 
 GONE = -2
 """Where a node was, that no verdict can lead to any more."""
@@ -109,9 +109,7 @@ class SpeculationTree:
                     is_repeated[node - len(self)] = True
         return found, is_repeated
 
-    def _extend(
-        self, parents: Ints, tokens: Ints, ranks: Ints, chances: Floats, leads: Floats, serials: Ints
-    ) -> None:
+    def _extend(self, parents: Ints, tokens: Ints, ranks: Ints, chances: Floats, leads: Floats, serials: Ints) -> None:
         above = np.append(self.reach, 1.0)[parents]  # the root is at the end, where -1 finds it
         deep = np.append(self.depths, 0)[parents]
         self.parents = np.concatenate([self.parents, parents])

@@ -139,9 +139,7 @@ def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
         tuple(message.chances),
         tuple(message.leads),
     )
-    return Sprouted(
-        stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
-    )
+    return Sprouted(stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None)
 
 
 def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from core.budgeted import AnySprout, sprout_of
 from core.errors import WorkerLost
 from core.growth import MAX_RANKS, Candidates
-from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Verification
+from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Timing, Verification
 from core.speculation.grower import Node, likeliest
 from core.trees import ROOT, Budget, Growth, Steady
 from orchestrator.simulation.engines import Held, Job, SimEngine
@@ -131,7 +131,9 @@ class SteadyJob(Job[DraftRequest, DraftReply]):
     """A session that is grown for, until its next message."""
 
     num_feeding: int = 0
-    """Nodes in the next pass."""
+    """Nodes in the pass under way, or in the next."""
+    had_part: bool = False
+    """In the pass under way, or in the last."""
 
     @property
     def steady(self) -> Steady:
@@ -187,13 +189,11 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         if not rest and grower.root.said is None:
             num_pending = 1
         job = SteadyJob(request, held, num_pending, now_s, answer)
-        self._tell(job, now_s)
+        self._tell(job)
         return job
 
     def _has_work(self) -> bool:
-        return any(
-            not isinstance(job, SteadyJob) or job.num_pending or _is_worth(job) for job in self._jobs
-        )
+        return any(not isinstance(job, SteadyJob) or job.num_pending or _is_worth(job) for job in self._jobs)
 
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
         """Steady growth shares what a pass has room for, best first over all sessions."""
@@ -207,6 +207,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             ready[place].num_feeding += 1
             self._feeding.append((ready[place].held, node))
         idle = [job for job in growing if not job.num_pending and not job.num_feeding]
+        for job in growing:
+            job.had_part = job not in idle
         jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
         try:
             return super()._plan()
@@ -221,7 +223,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _advance(self, job: Job[DraftRequest, DraftReply], now_s: float) -> None:
         if isinstance(job, SteadyJob):
-            self._advance_steady(job, now_s)
+            self._advance_steady(job)
             return
         assert isinstance(job, DraftJob)
         found = {node: job.says.after(node) for node in job.frontier}
@@ -233,23 +235,22 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         if not job.frontier:
             self._conclude(job, job.drafted(now_s))
 
-
     async def _step(self) -> None:
         """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
+        began_s, num_before = asyncio.get_running_loop().time(), self.num_rows
         await super()._step()
-        fed = [held for held, _ in self._feeding]
-        for held, node in self._feeding:
+        fed, self._feeding = self._feeding, []
+        for held, node in fed:
             self._take_node(held, node)
-        self._feeding = []
+        timing = Timing(0.0, asyncio.get_running_loop().time() - began_s, 1, self.num_rows - num_before)
         for job in self._jobs:
-            if isinstance(job, SteadyJob) and job.held in fed:
-                self._tell(job, asyncio.get_running_loop().time())
+            if isinstance(job, SteadyJob) and (job.num_pending == 0) and job.had_part:
+                self._tell(job, timing)
 
-    def _advance_steady(self, job: SteadyJob, now_s: float) -> None:
+    def _advance_steady(self, job: SteadyJob) -> None:
         """The last committed token was computed."""
         if job.held.grower.root.said is None:
             self._take_node(job.held, job.held.grower.root)
-            self._tell(job, now_s)
 
     def _take_node(self, held: Held, node: Node) -> None:
         if node.said is None and node.is_below(held.grower.root):
@@ -258,11 +259,9 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
                 place = self._text.after(place, token)
             held.grower.take(node, self._text.coupled(place, MAX_RANKS, has_noise=self._has_noise))
 
-    def _tell(self, job: SteadyJob, now_s: float) -> None:
-        listener = self._listeners.get(job.request.stamp)
+    def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
         told = job.held.grower.tell()
-        if listener is not None:
-            timing = job.timing(now_s) if job.num_passes else None
+        if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - (job.num_pending > 0)
             listener(Sprouted(job.request.stamp, told, num_held, timing))
 

@@ -16,7 +16,18 @@ from typing import Generic, TypeVar, cast
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.errors import WorkerLost
 from core.growth import HeldTree
-from core.records import DraftReply, DraftRequest, Missing, Refused, SequenceSpec, Sprouted, Stamp, Timing, VerifyReply, VerifyRequest
+from core.records import (
+    DraftReply,
+    DraftRequest,
+    Missing,
+    Refused,
+    SequenceSpec,
+    Sprouted,
+    Stamp,
+    Timing,
+    VerifyReply,
+    VerifyRequest,
+)
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
 from orchestrator.simulation.hardware import EngineLaw
