@@ -162,6 +162,8 @@ class Steady:
     """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
+    is_anew: bool = False
+    """Whether all that has grown is to be told once more, with numbers from 0."""
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth) < 1 or not 0.0 <= self.min_reach <= 1.0:
@@ -187,6 +189,8 @@ class Told:
     """That the text goes on with the node, if it gets to its parent."""
     leads: tuple[float, ...] = ()
     """How clearly the first candidate led at the node's place (`core.growth.Candidates.lead`)."""
+    root: int = ROOT
+    """Number that the last committed token has, if it was a node before; else `ROOT`."""
 
     def __post_init__(self) -> None:
         columns = (self.parents, self.ranks, self.chances, self.leads)
@@ -196,7 +200,7 @@ class Told:
             raise ValueError("a chance or a lead that is told is none")
         if any(not ROOT <= parent < node for node, parent in enumerate(self.parents, self.first)):
             raise ValueError("a node is told of before its parent")
-        if self.first < 0 or any(rank < 0 for rank in self.ranks):
+        if self.first < 0 or not ROOT <= self.root < self.first or any(rank < 0 for rank in self.ranks):
             raise ValueError("a number or a rank that is told is below 0")
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,6 +53,11 @@ class SteadyDrafting:
         self._tree = SpeculationTree()
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
+        self._num_verdicts = 0
+        self._first_round = 0
+        """Of the message since which the draft's numbers hold."""
+        self._known_to: dict[int, int] = {}
+        """By message, how many of them the draft knew of with it; of those that it may still answer."""
         self._grew_s = 0.0
         """When the draft last told of something."""
         self._num_open = 0
@@ -75,6 +81,7 @@ class SteadyDrafting:
         self._machine.fire(Trigger.PLACED)
         self._held.place(name, epoch)
         self._num_open, self._is_late = 0, False
+        self._known_to.clear()
         return self.tell()
 
     def place_later(self) -> m.Command:
@@ -103,18 +110,21 @@ class SteadyDrafting:
     # What it is told
 
     def tell(self) -> list[m.Command]:
-        """Tell the draft of what was committed since it was last told."""
+        """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
         if self._machine.state is Growing.ABSENT:
             return []
         steady = self._pilot.steady(self._room)
         self._is_behind = steady is not None and self._num_open >= MAX_OPEN
         if steady is None or self._is_behind:
             return []
-        if self._held.num_tokens == 0:
-            self._tree, self._taken = SpeculationTree(), NO_NODES  # the draft begins to number anew
+        is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
         self._num_open += 1
         stamp, base, suffix, spec = self._held.snapshot()
+        if is_anew:
+            self._tree, self._taken, self._first_round = SpeculationTree(), NO_NODES, stamp.round
+            steady = replace(steady, is_anew=True)
+        self._known_to[stamp.round] = self._num_verdicts
         return [m.Grow(DraftRequest(stamp, base, suffix, steady, spec=spec))]
 
     @property
@@ -132,10 +142,12 @@ class SteadyDrafting:
         if self._machine.state is not Growing.GROWING or not self._is_leased(sprouted.stamp):
             self._stats.num_stale_replies += 1
             return []
+        if sprouted.stamp.round < self._first_round:
+            return []  # its nodes have other numbers
         is_current = self._held.answers(sprouted.stamp)
         try:
             self._check(sprouted)
-            self._tree.add(sprouted.told, is_current=is_current)
+            self._tree.add(sprouted.told, self._num_verdicts - self._known_to.get(sprouted.stamp.round, 0))
         except (ValueError, TypeError, OverflowError) as error:  # what was pickled was not checked
             logger.warning("a draft's growth is corrupt: %r", error)
             return self.lose()
@@ -144,7 +156,7 @@ class SteadyDrafting:
         self._is_late, self._num_late_rounds, self._grew_s = False, 0, event.received_s
         self._pause_s = self._pair.speculation.draft_retry_s
         self._observe(sprouted, event.received_s)
-        return []
+        return self.tell() if self._tree.has_lost_some else []
 
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
@@ -172,6 +184,7 @@ class SteadyDrafting:
             self._stats.num_stale_replies += 1
             return []
         self._num_open = max(0, self._num_open - 1)
+        self._known_to.pop(reply.stamp.round, None)
         if not self._held.answers(reply.stamp):
             return self.tell() if self._is_behind else []
         if isinstance(reply, Missing) and self._held.must_resend(reply.held):
@@ -198,6 +211,7 @@ class SteadyDrafting:
         Whether the tree goes on below them; the rank of the last one among what the tree has at its place beside the
         block, None where it has not; and how many there are.
         """
+        self._num_verdicts += 1
         end, had_nodes = self._end_of(tokens[:-1]), len(self._tree) > 0
         rank, num_listed = None, 0
         if end is None:

@@ -9,9 +9,8 @@ coupled mode, the target's noise, because that is how it guesses best.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from time import monotonic
 
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from core.speculation.grower import likeliest
 from core.trees import EMPTY_BLOCK, ROOT, Budget, Steady, TokenTree
 from workers.candidates import Kind, Place, propose
 from workers.engine import Answer, Engine
+from workers.engine_stats import EngineStats
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
@@ -170,8 +170,6 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         kv_tokens = cache.num_blocks * cache.block_tokens
         self._steady: dict[str, SteadyJob] = {}
         """By session, whoever is grown for until its next message."""
-        self._step_began_s = 0.0
-        self._last_pending: dict[str, Sequence[int]] = {}
         self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
@@ -189,22 +187,26 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     @property
     def has_work(self) -> bool:
-        return super().has_work or any(job.pending or job.may_feed for job in self._steady.values())
+        is_pending = any(job.pending for job in self._steady.values())
+        return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
+
+    def stats(self) -> EngineStats:
+        """Whoever is grown for steadily is a job, too, even while nothing is worth a row."""
+        return replace(super().stats(), num_jobs=len(self._jobs) + len(self._steady))
 
     def step(self) -> list[Answer[DraftReply]]:
         """As `Engine.step`; whoever is grown for steadily takes what the pass has room for, best first over all."""
         self._plan_growth()
-        self._step_began_s = monotonic()
         answers = super().step()
+        self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob)]
         for job in self._steady.values():
-            if job in self._jobs:
-                self._jobs.remove(job)
+            job.put_back()
         return answers
 
     def release(self, sessions: Sequence[str]) -> None:
-        super().release(sessions)
         for session in sessions:
             self._end_steady(session, "the session has ended")
+        super().release(sessions)
 
     def expire(self) -> list[str]:
         silent = super().expire()
@@ -213,56 +215,68 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return silent
 
     def _supersede(self, held: HeldSequence) -> None:
-        if (job := self._steady.get(held.session)) is not None:
-            self._last_pending[held.session] = job.pending
         super()._supersede(held)
         self._end_steady(held.session, "the message was overtaken by a later one")
 
     def _end_steady(self, session: str, reason: str) -> None:
         if (job := self._steady.pop(session, None)) is not None:
+            job.held.unfed = job.pending
             self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
+
+    def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[DraftRequest]]) -> None:
+        super()._preempt_whole(victim, waiting)
+        if victim.session not in waiting and (job := self._steady.pop(victim.session, None)) is not None:
+            self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
+
+    def _growing(self) -> list[SteadyJob]:
+        return [job for job in self._steady.values() if job.may_feed]
+
+    def _num_growth_rows(self, growing: Sequence[SteadyJob]) -> int:
+        """Nodes that the next pass has room for, beside the tokens that somebody waits for.
+
+        Each row may need a block of its own; at worst each session begins one.
+        """
+        cache = self._runtime.cache
+        waiting = [*self._jobs, *(job for job in self._steady.values() if job.pending)]
+        num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
+        num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
+        num_wanted = max((job.steady.rows_per_pass for job in growing), default=0)
+        return max(0, min(num_wanted, num_fitting, self._room.step_tokens))
 
     def _plan_growth(self) -> None:
         """Who is in the next pass, with which nodes."""
-        for session, job in list(self._steady.items()):
-            if self._store.find(session) is not job.held:  # it was preempted
-                del self._steady[session]
-                self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
-            elif not job.pending and job.grower.root.said is not None and job.held.tree.root is None:
-                job.grower.begin()  # its guesses made room for others
+        for job in self._steady.values():
+            if job.has_lost_root:  # its guesses made room for others
+                job.grower.begin()
                 job.pending = self._store.step_back(job.held)
-        ready = [job for job in self._steady.values() if job.may_feed]
-        cache = self._runtime.cache
-        num_rows = min(
-            max((job.steady.rows_per_pass for job in ready), default=0),
-            cache.num_free_blocks * cache.block_tokens - cache.block_tokens * len(ready),
-            self._room.step_tokens,
-        )
-        for place, node in likeliest([job.grower for job in ready], num_rows):
-            ready[place].feeding.append(node)
+        growing = self._growing()
+        num_rows, min_reach = self._num_growth_rows(growing), min((job.steady.min_reach for job in growing), default=0.0)
+        for place, node in likeliest([job.grower for job in growing], num_rows, min_reach):
+            growing[place].feeding.append(node)
+        for job in growing:
+            job.put_back(job.steady.min_reach)
         self._jobs += [job for job in self._steady.values() if job.pending or job.feeding]
 
     def _begin_steady(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
         grower = held.grower
-        known = [*held.log.tokens[request.base.num_tokens :], *self._pending_of(held)]
-        goes_on = request.base.num_tokens > 0 and list(request.suffix[: len(known)]) == known
-        pending, _ = self._store.extend(held, request.base, request.suffix, None)
-        if request.base.num_tokens == 0:
-            grower.num_told = 0
-        if not goes_on or grower.reroot(request.suffix[len(known) :]) is None or held.tree.root is None:
+        grower.steady = self._within_context(request)
+        goes_on = _goes_on(held, request)
+        pending, _ = self._store.extend(held, request.base, request.suffix, None if goes_on else EMPTY_BLOCK)
+        if held.tree.root is None:
             grower.begin()
-        assert isinstance(request.growth, Steady), "others have jobs that end"
-        grower.steady = request.growth
-        if not pending and held.tree.root is None:
-            pending = self._store.step_back(held)
-        if not pending and held.tree.root is not None and grower.root.said is None:
+            pending = pending or self._store.step_back(held)
+        elif grower.root.said is None:
             grower.take(grower.root, held.tree.root)
-        job = SteadyJob(ticket, request, held, pending)
-        self._steady[held.session] = job
-        self._answers.append((ticket, job.sprouted(0.0, 0)))
+        if request.growth.is_anew:
+            grower.tell_anew()
+        job = self._steady[held.session] = SteadyJob(ticket, request, held, pending)
+        self._answers.append((ticket, job.sprouted()))
 
-    def _pending_of(self, held: HeldSequence) -> Sequence[int]:
-        return self._last_pending.pop(held.session, ())
+    def _within_context(self, request: DraftRequest) -> Steady:
+        """What is asked for, no deeper than the model has positions: the deepest nodes are told, and not fed."""
+        assert isinstance(request.growth, Steady), "others have jobs that end"
+        num_left = self._room.context_tokens - request.num_committed
+        return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
@@ -275,6 +289,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             return Refused(request.stamp, "only a table is grown below a block")
         if len(set(zip(block.parents, block.tokens, strict=True))) < num_block:
             return Refused(request.stamp, "the block has the same guess twice below one node")
+        if isinstance(request.growth, Steady) and request.is_table:
+            return Refused(request.stamp, "a tree that grows steadily has no block above it: is_table must be false")
         if isinstance(request.growth, Budget | Steady):
             spec = request.spec or spec
             is_bound = spec is not None and _samples(spec)
@@ -288,6 +304,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if isinstance(request.growth, Steady):
             self._begin_steady(ticket, request, held)
             return
+        held.grower.begin()  # its nodes may not be kept
+        held.unfed = ()
         pending, nodes = self._store.extend(held, request.base, request.suffix, request.block)
         draws_at_root = _samples(held.spec) and not request.is_table
         if len(request.growth) and not pending and (held.tree.root is None or draws_at_root):
@@ -304,8 +322,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         for job in jobs:
             if isinstance(job, SteadyJob):
                 if job.held.session in self._steady:
-                    self._answers.append((job.ticket, job.sprouted(self._step_began_s, job.num_rows - job.told_rows)))
-                    job.told_rows = job.num_rows
+                    self._answers.append((job.ticket, job.sprouted()))
             elif job.is_done and job in self._jobs:
                 self._answer(job, job.reply())
         return bool(growing)
@@ -332,3 +349,14 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 def _samples(spec: SequenceSpec) -> bool:
     """Whether the draft has to draw its guesses itself, because verification needs what they were drawn from."""
     return Kind.of(spec.sampling, spec.verification) is Kind.DRAWN
+
+
+def _goes_on(held: HeldSequence, request: DraftRequest) -> bool:
+    """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
+    root there may be nodes that are fed.
+    """
+    known, held.unfed = [*held.log.tokens[request.base.num_tokens :], *held.unfed], ()
+    if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != known:
+        held.grower.begin()
+        return False
+    return held.grower.reroot(request.suffix[len(known) :]) is not None and held.grower.root.said is not None

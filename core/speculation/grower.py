@@ -127,7 +127,17 @@ class Grower:
             tuple(node.rank for node in nodes),
             tuple(node.chance for node in nodes),
             tuple(said.lead for _, said in above if said is not None),
+            self.root.number,
         )
+
+    def tell_anew(self) -> None:
+        """Have all that there is told once more: who was told of it has lost some."""
+        self.num_told, self.root.number = 0, ROOT
+        self._untold, stack = [], [self.root]
+        while stack:
+            children = stack.pop().children
+            self._untold += children
+            stack += children
 
     def _rate(self, root: Node) -> None:
         root.reach, root.depth = 1.0, 0

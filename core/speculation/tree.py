@@ -38,6 +38,8 @@ class SpeculationTree:
         self._root_serial = NOT_DRAFTED
         self._place_of: Ints = np.empty(0, np.int64)
         """For each number that the draft has used: the node, `ROOT` or `GONE`."""
+        self.has_lost_some = False
+        """Whether the draft knows nodes below the root of which it has told, and which are not here."""
         self._lost: tuple[int, int] | None = None
         """Number of the parent, and token, of a root that nobody had told of when the verdict came."""
 
@@ -54,34 +56,37 @@ class SpeculationTree:
 
     # Growing
 
-    def add(self, told: Told, *, is_current: bool) -> int:
-        """What a draft tells; how many of its nodes are of use. `is_current`: it knows of the last verdict.
+    def add(self, told: Told, num_unknown: int = 0) -> int:
+        """What a draft tells that does not know of the last `num_unknown` verdicts; how many nodes are new and of use.
 
         What was told before is dropped. Raises: ValueError when nodes were left out.
         """
-        if told.first + len(told) <= self.num_told:
+        if told.first + len(told) <= self.num_told and len(told):
             return 0
         if told.first != self.num_told:
             raise ValueError(f"a draft goes on at node {told.first} where {self.num_told} have been told")
         parents = np.array(told.parents, np.int64)
+        if num_unknown == 0 and told.root != ROOT and self._place_of[told.root] != ROOT:
+            self.has_lost_some = True
         num_before, start = len(self), 0
         while start < len(told):
             end = start + int(np.argmax(np.append(parents[start:] >= told.first + start, True)))
-            self._append(told, slice(start, end), is_current=is_current)
+            self._append(told, slice(start, end), num_unknown)
             start = end
         return len(self) - num_before
 
-    def _append(self, told: Told, part: slice, *, is_current: bool) -> None:
+    def _append(self, told: Told, part: slice, num_unknown: int) -> None:
         """Nodes whose parents were told before them."""
         parents, tokens = np.array(told.parents[part], np.int64), np.array(told.tokens[part], np.int64)
-        at_root = ROOT if is_current else GONE
+        at_root = ROOT if num_unknown == 0 else GONE
         places = np.where(parents == ROOT, at_root, self._place_of[parents] if self.num_told else at_root)
-        found, is_repeated = self._known(places, tokens)
-        alive = (places != GONE) & (found == GONE) & ~is_repeated
-        found[alive] = len(self) + np.arange(int(alive.sum()))
-        if self._lost is not None and not is_current:
-            is_lost = (parents == self._lost[0]) & (tokens == self._lost[1])
-            if is_lost.any():
+        found = self._numbered(places, tokens)
+        alive = found >= len(self)
+        alive &= np.append(True, found[1:] > np.maximum.accumulate(found)[:-1])  # of two alike the first is added
+        if self._lost is not None and num_unknown > 0:
+            parent, token = self._lost
+            is_lost = (parents == parent) & (tokens == token)
+            if is_lost.any() and (parent != ROOT or num_unknown == 1):  # others mean an earlier root by it
                 found[is_lost] = ROOT
                 self._root_serial, self._lost = self.num_told + int(np.argmax(is_lost)), None
         serials = self.num_told + np.nonzero(alive)[0]
@@ -95,19 +100,19 @@ class SpeculationTree:
             serials,
         )
 
-    def _known(self, parents: Ints, tokens: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Of each the node that is there already, or `GONE`; and whether another before it is the same."""
-        found, is_repeated = np.full(len(parents), GONE, np.int64), np.zeros(len(parents), np.bool_)
-        keys = np.concatenate([self.parents, parents]) * TOKENS + np.concatenate([self.tokens, tokens])
+    def _numbered(self, parents: Ints, tokens: Ints) -> Ints:
+        """Of each the node that it is, or will be: new ones in order, those alike the same, `GONE` below none."""
+        is_there = parents != GONE
+        keys = np.concatenate([self.parents, parents[is_there]]) * TOKENS
+        keys += np.concatenate([self.tokens, tokens[is_there]])
+        nodes = np.arange(len(keys))
         if len(np.unique(keys)) < len(keys):  # a sound draft repeats nothing but what it has forgotten
             first: dict[int, int] = {}
-            for node, key in enumerate(keys.tolist()):
-                earlier = first.setdefault(key, node)
-                if earlier < node and earlier < len(self):
-                    found[node - len(self)] = earlier
-                elif earlier < node:
-                    is_repeated[node - len(self)] = True
-        return found, is_repeated
+            for place, key in enumerate(keys.tolist()):
+                nodes[place] = first.setdefault(key, len(first))
+        found = np.full(len(parents), GONE, np.int64)
+        found[is_there] = nodes[len(self) :]
+        return found
 
     def _extend(self, parents: Ints, tokens: Ints, ranks: Ints, chances: Floats, leads: Floats, serials: Ints) -> None:
         above = np.append(self.reach, 1.0)[parents]  # the root is at the end, where -1 finds it

@@ -126,6 +126,7 @@ def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
         ranks=told.ranks,
         chances=told.chances,
         leads=told.leads,
+        root=told.root,
         timing=_encode_timing(sprouted.timing),
     )
 
@@ -138,6 +139,7 @@ def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
         tuple(message.ranks),
         tuple(message.chances),
         tuple(message.leads),
+        message.root,
     )
     return Sprouted(stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None)
 

@@ -103,6 +103,7 @@ def encode_steady(steady: Steady) -> pb.Steady:
         sureness_offset=offset,
         sureness_slope=slope,
         tail=steady.tail,
+        is_anew=steady.is_anew,
     )
 
 
@@ -114,4 +115,5 @@ def decode_steady(message: pb.Steady) -> Steady:
         message.min_reach,
         (message.sureness_offset, message.sureness_slope),
         tuple(message.tail),
+        message.is_anew,
     )

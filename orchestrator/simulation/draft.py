@@ -175,7 +175,6 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         log, grower, suffix = held.log, held.grower, request.suffix
         held.tree.clear()
         if request.base.num_tokens == 0:
-            grower.num_told = 0
             grower.begin()
         num_agreeing = log.common_prefix_len(request.base.num_tokens, suffix)
         if request.base.num_tokens + num_agreeing < len(log):
@@ -185,6 +184,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         log.extend(rest)
         grower.steady = steady
         path = grower.reroot(rest)
+        if steady.is_anew:
+            grower.tell_anew()
         num_pending = len(rest) if path is None else sum(node.said is None for node in path)
         if not rest and grower.root.said is None:
             num_pending = 1

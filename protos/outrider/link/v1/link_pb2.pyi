@@ -191,20 +191,22 @@ class Budget(_message.Message):
     def __init__(self, num_nodes: _Optional[int] = ..., num_passes: _Optional[int] = ..., rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., fanout: _Optional[int] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., min_reach: _Optional[float] = ..., is_chain: _Optional[bool] = ...) -> None: ...
 
 class Steady(_message.Message):
-    __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail")
+    __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail", "is_anew")
     ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MIN_REACH_FIELD_NUMBER: _ClassVar[int]
     SURENESS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SURENESS_SLOPE_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_ANEW_FIELD_NUMBER: _ClassVar[int]
     rows_per_pass: int
     max_depth: int
     min_reach: float
     sureness_offset: float
     sureness_slope: float
     tail: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_reach: _Optional[float] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ...) -> None: ...
+    is_anew: bool
+    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_reach: _Optional[float] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ...) -> None: ...
 
 class StopRule(_message.Message):
     __slots__ = ("min_confidence", "max_entropy")
@@ -309,7 +311,7 @@ class Drafted(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., held: _Optional[int] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ..., confidence: _Optional[_Iterable[float]] = ..., entropy: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Sprouted(_message.Message):
-    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing")
+    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root")
     HELD_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +320,7 @@ class Sprouted(_message.Message):
     CHANCES_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     held: int
     first: int
     parents: _containers.RepeatedScalarFieldContainer[int]
@@ -326,7 +329,8 @@ class Sprouted(_message.Message):
     chances: _containers.RepeatedScalarFieldContainer[float]
     leads: _containers.RepeatedScalarFieldContainer[float]
     timing: Timing
-    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., chances: _Optional[_Iterable[float]] = ..., leads: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    root: int
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., chances: _Optional[_Iterable[float]] = ..., leads: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)
