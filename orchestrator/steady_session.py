@@ -30,7 +30,7 @@ class SteadySession(Session):
         super().__init__(request, pair, pilot, detokenizer, session_id)
         self._margin = pilot
         self._growth = SteadyDrafting(self._completion, pilot, self.stats)
-        self._drafting = self._growth
+        self._drafting = self._growth  # type: ignore[assignment]  # what only `Drafting` has is asked for in what is overridden
         self._now_s = 0.0
         """Of the event that is handled."""
         self._verdict_s: float | None = None

@@ -39,7 +39,7 @@ class Says:
         self._block_lens: Mapping[int, tuple[int, int]] = {}
         if isinstance(request.growth, Budget):
             self._fanout = request.growth.fanout
-        else:
+        elif isinstance(request.growth, Growth):
             self._count_ranks(request.growth)
             self._block_lens = _block_lens(request, request.growth)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, Told, TokenTree
+from core.trees import ROOT, TokenTree, Told
 
 
 def told(first, *nodes):
@@ -96,7 +96,9 @@ def test_after_tokens_that_no_node_leads_to_nothing_is_left(tree):
 def test_a_node_that_is_there_already_is_not_there_twice(tree):
     """A draft that has forgotten its guesses tells them again, with other numbers."""
     assert tree.add(told(4, (ROOT, 5, 0.6), (4, 7, 0.9), (5, 30, 0.5), (ROOT, 31, 0.1), (ROOT, 31, 0.1))) == 2
-    assert paths(tree) == pytest.approx({(5,): 0.5, (6,): 0.3, (5, 7): 0.4, (5, 7, 8): 0.2, (5, 7, 30): 0.2, (31,): 0.1})
+    assert paths(tree) == pytest.approx(
+        {(5,): 0.5, (6,): 0.3, (5, 7): 0.4, (5, 7, 8): 0.2, (5, 7, 30): 0.2, (31,): 0.1}
+    )
 
 
 def test_what_was_told_already_changes_nothing(tree):
