@@ -250,7 +250,9 @@ class SpeculationConfig:
     policy: Policy = "adaptive"
     """Who decides how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
     `max_draft_tokens`, "heuristic" two more after a block that was accepted whole and one less otherwise, "confidence"
-    and "entropy" up to `max_draft_tokens` while the draft is sure enough."""
+    and "entropy" up to `max_draft_tokens` while the draft is sure enough. "marginal" has the draft grow steadily, and
+    verifies and waits for what is worth its time: for requests that are pipelined and coupled or greedy; others are
+    "adaptive"."""
     pipelining: bool = True
     """Draft the next block, for every likely outcome, while the last one is verified. False drafts and verifies in
     turn."""
