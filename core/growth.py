@@ -244,6 +244,17 @@ class HeldTree:
             self.add(number[parent], token, candidates)
         return [*path, *kept], {node: number[held] for node, held in found.items()}
 
+    def below(self, path: Sequence[int]) -> TokenTree:
+        """All that hangs below the end of `path`."""
+        top = path[-1] if path else ROOT
+        number, tokens, parents = {top: ROOT}, list[int](), list[int]()
+        for node in range(top + 1, len(self.tokens)):
+            if self.parents[node] in number:
+                number[node] = len(tokens)
+                tokens.append(self.tokens[node])
+                parents.append(number[self.parents[node]])
+        return TokenTree(tuple(tokens), tuple(parents))
+
     def clear(self) -> None:
         """Forget everything, the root's candidates too."""
         self.root = None

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
 
 
 class TargetPort(Protocol):
@@ -28,6 +28,12 @@ class DraftPort(Protocol):
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost when the engine is gone."""
+        ...
+
+    async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:
+        """Have the draft grow steadily, and `take` told after each pass; the reply comes when that has ended: overtaken
+        by a later message, or `Missing`. Raises: WorkerLost when the engine is gone.
+        """
         ...
 
     async def release(self, sessions: Sequence[str]) -> None:

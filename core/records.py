@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Literal
 
 from core import ranges
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, TokenTree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, Steady, TokenTree, Told
 
 
 class Verification(StrEnum):
@@ -25,7 +25,9 @@ class Verification(StrEnum):
     BLOCK = "block"
 
 
-Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
+Policy = Literal[
+    "adaptive", "marginal", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"
+]
 """Who decides how far to draft (docs/control.md)."""
 
 
@@ -193,7 +195,7 @@ class DraftRequest:
     stamp: Stamp
     base: Base
     suffix: tuple[int, ...]
-    growth: Growth | Budget = NO_GROWTH
+    growth: Growth | Budget | Steady = NO_GROWTH
     """These nodes, or those that the draft thinks likeliest."""
     block: TokenTree = EMPTY_BLOCK
     is_table: bool = False
@@ -227,6 +229,19 @@ class Drafted:
     timing: Timing | None = None
     growth: Growth = NO_GROWTH
     """What was grown where the request gave a budget, likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sprouted:
+    """What has grown since the last one, of a session whose draft grows steadily."""
+
+    stamp: Stamp
+    """Of the message that the draft knows of."""
+    told: Told
+    held: int
+    """As `Drafted.held`."""
+    timing: Timing | None = None
+    """Of the pass that it comes from; none where it took no pass."""
 
 
 @dataclass(frozen=True, slots=True)

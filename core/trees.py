@@ -145,6 +145,68 @@ class Budget:
         return self.num_nodes
 
 
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
+
+    Only where any rule may choose guesses (coupled and greedy decoding).
+    """
+
+    rows_per_pass: int
+    """Nodes that are fed in one pass at most, over all sessions in it."""
+    max_depth: int
+    """Below the last committed token."""
+    min_reach: float = 0.0
+    """Nodes that the text reaches with less than this chance are not fed."""
+    sureness: tuple[float, float] = (0.0, 1.0)
+    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
+    tail: tuple[float, ...] = ()
+    """If it is not the first: the chances of the second, the third, and so on."""
+    is_anew: bool = False
+    """Whether all that has grown is to be told once more, with numbers from 0."""
+
+    def __post_init__(self) -> None:
+        if min(self.rows_per_pass, self.max_depth) < 1 or not 0.0 <= self.min_reach <= 1.0:
+            raise ValueError("steady growth needs room for a node, and a chance")
+        if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
+            raise ValueError("the chances of steady growth are none")
+
+    def __len__(self) -> int:
+        return self.rows_per_pass
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Nodes that a draft has grown, with numbers of its own: one after the other, parents first."""
+
+    first: int
+    """Number of the first node."""
+    parents: tuple[int, ...] = ()
+    """Numbers; `ROOT` for the last committed token of the message that is answered."""
+    tokens: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+    """That the text goes on with the node, if it gets to its parent."""
+    leads: tuple[float, ...] = ()
+    """How clearly the first candidate led at the node's place (`core.growth.Candidates.lead`)."""
+    root: int = ROOT
+    """Number that the last committed token has, if it was a node before; else `ROOT`."""
+
+    def __post_init__(self) -> None:
+        columns = (self.parents, self.ranks, self.chances, self.leads)
+        if any(len(column) != len(self.tokens) for column in columns):
+            raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
+        if not all(0.0 < chance <= 1.0 for chance in self.chances) or not all(0.0 <= x <= 1.0 for x in self.leads):
+            raise ValueError("a chance or a lead that is told is none")
+        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents, self.first)):
+            raise ValueError("a node is told of before its parent")
+        if self.first < 0 or not ROOT <= self.root < self.first or any(rank < 0 for rank in self.ranks):
+            raise ValueError("a number or a rank that is told is below 0")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 def num_branches(parents: Sequence[int]) -> int:
     """Branches of a tree beside its first: none in a chain, one more for each guess beside another."""
     return len(parents) - len(set(parents))

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -22,7 +22,7 @@ import ray
 
 from core.config import EngineConfig
 from core.errors import WorkerLost
-from core.records import DraftReply, DraftRequest, ModelInfo, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, ModelInfo, Sprouted, VerifyReply, VerifyRequest
 from deploy import fork_server
 from deploy.link.address import LinkAddress
 from deploy.link.server import LinkServer
@@ -190,6 +190,34 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
         return await self._running.submit(batch)
+
+
+    async def grow(self, request: DraftRequest) -> AsyncIterator[Sprouted | DraftReply]:
+        """What grows, pass by pass, and the reply that ends it; where there is no link. Raises: WorkerLost."""
+        said: asyncio.Queue[Sprouted | DraftReply | WorkerLost] = asyncio.Queue()
+        self._running.post([(0, request)], Queued(asyncio.get_running_loop(), said))
+        while True:
+            each = await said.get()
+            if isinstance(each, WorkerLost):
+                raise each
+            yield each
+            if not isinstance(each, Sprouted):
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A workers.loop.Receiver that puts what it is told into a queue of another thread."""
+
+    loop: asyncio.AbstractEventLoop
+    said: asyncio.Queue[Any]
+
+    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
+        for _, reply in replies:
+            self.loop.call_soon_threadsafe(self.said.put_nowait, reply)
+
+    def lose(self, end: WorkerLost) -> None:
+        self.loop.call_soon_threadsafe(self.said.put_nowait, end)
 
 
 class FollowerActor:

@@ -29,6 +29,7 @@ from core.records import (
     Missing,
     ModelInfo,
     Refused,
+    Sprouted,
     Verdict,
     VerifyReply,
     VerifyRequest,
@@ -186,6 +187,27 @@ class DraftEnginePort(EnginePort):
         """One reply for each request, in order. Raises: WorkerLost."""
         replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (Drafted, Missing, Refused))
         return replies
+
+
+    async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:
+        """As core.ports.DraftPort says. Raises: WorkerLost."""
+        self._check()
+        try:
+            reply = await (self._link.grow(request, take) if self._link is not None else self._grow(request, take))
+        except (RayError, WorkerLost) as error:
+            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
+        if not isinstance(reply, Missing | Refused):
+            raise WorkerLost(f"{self._engine_id} ended growth with something else than a reply")
+        return reply
+
+    async def _grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> Any:
+        """By an actor call that stays open."""
+        async for result in _in_no_request(self._engine.grow.remote, request):
+            said = await result
+            if not isinstance(said, Sprouted):
+                return said
+            take(said)
+        return None
 
 
 Port = TypeVar("Port", bound=EnginePort)

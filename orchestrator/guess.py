@@ -14,6 +14,7 @@ from core.trees import (
     EMPTY_BLOCK,
     NO_TOKEN,
     ROOT,
+    Budget,
     Growth,
     SparseDistribution,
     TokenTree,
@@ -127,6 +128,7 @@ def growth_of(request: DraftRequest, drafted: Drafted) -> Growth:
     """What was asked for, or what the draft chose within its budget. Raises: ValueError when it chose too much."""
     if isinstance(request.growth, Growth):
         return request.growth
+    assert isinstance(request.growth, Budget), "what grows steadily is told of as it grows"
     growth = Growth(drafted.growth.parents, drafted.growth.ranks)  # what comes over a wire has not been checked yet
     if len(growth) > request.growth.num_nodes:
         raise ValueError("a draft grew more than it was allowed to")

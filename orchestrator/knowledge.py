@@ -135,6 +135,11 @@ class Knowledge:
         """Sessions that share a pass of the target, when none of them is late for it."""
         return max(1.0, self.num_sessions / self._num_targets)
 
+    @property
+    def num_sharing_drafts(self) -> float:
+        """The same of a draft."""
+        return max(1.0, self.num_sessions / self._num_drafts)
+
     def is_crowded(self, num_planned: float) -> bool:
         """Whether so many more share an engine than was planned for that the next round decides anew.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.errors import OutriderError
-from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest
+from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
 
 # Events
 
@@ -64,6 +64,14 @@ class DraftReplied:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftGrew:
+    """The draft tells what has grown."""
+
+    sprouted: Sprouted
+    received_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DraftLate:
     """The draft has not answered this request in time."""
 
@@ -91,6 +99,7 @@ Event = (
     | DraftPlaced
     | DraftUnplaced
     | DraftReplied
+    | DraftGrew
     | DraftLate
     | DraftLost
     | Abandoned
@@ -129,6 +138,21 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Grow:
+    """Have the leased draft grow steadily; what it tells comes as DraftGrew."""
+
+    request: DraftRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """When `timeout_s` passes without growth, say DraftLate."""
+
+    stamp: Stamp
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """Give this piece to the client; the last one has a finish reason."""
 
@@ -152,4 +176,4 @@ class ReleaseDraft:
     """Give the draft's lease back."""
 
 
-Command = PlaceTarget | PlaceDraft | Verify | Draft | Emit | Fail | ReleaseTarget | ReleaseDraft
+Command = PlaceTarget | PlaceDraft | Verify | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft

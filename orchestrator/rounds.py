@@ -13,7 +13,8 @@ from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
-from core.records import Chunk, DraftReply, DraftRequest, Stamp, VerifyReply, VerifyRequest
+from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
+from core.trees import Steady
 from orchestrator import messages as m
 from orchestrator.session import Session
 from orchestrator.side import Side
@@ -42,6 +43,8 @@ class _Running:
     draft_sent_s: float = 0.0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
+    growing: set[asyncio.Task[None]] = field(default_factory=set)
+    """Calls under which the leased draft grows steadily: one, and those that it overtakes."""
 
 
 class Rounds:
@@ -63,6 +66,8 @@ class Rounds:
             m.PlaceDraft: self._place_draft,
             m.Verify: self._verify,
             m.Draft: self._draft,
+            m.Grow: self._grow,
+            m.Await: self._await,
             m.Emit: self._emit,
             m.Fail: self._fail,
             m.ReleaseTarget: self._release_target,
@@ -203,11 +208,27 @@ class Rounds:
         if command.timeout_s is not None:
             running.late = self._spawn(running, self._say_late(command.request.stamp, command.timeout_s))
 
+    def _grow(self, running: _Running, command: m.Grow) -> None:
+        assert running.draft is not None, "a session drafts only while it holds a lease"
+        running.draft_sent_s = self._clock.now()
+        growing = self._spawn(running, self._drafts.grow(running.draft, command.request, self._on_growth))
+        running.growing.add(growing)
+        growing.add_done_callback(running.growing.discard)
+
+    def _on_growth(self, sprouted: Sprouted) -> None:
+        if (running := self._leased.get(sprouted.stamp.session)) is not None:
+            self._handle(running.session.id, m.DraftGrew(sprouted, self._clock.now()))
+
+    def _await(self, running: _Running, command: m.Await) -> None:
+        if running.late is not None:
+            running.late.cancel()
+        running.late = self._spawn(running, self._say_late(command.stamp, command.timeout_s))
+
     def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
         stamp = request.stamp
         if (running := self._leased.get(stamp.session)) is None:
             return
-        if running.late is not None:
+        if running.late is not None and not isinstance(request.growth, Steady):
             running.late.cancel()
         if isinstance(answer, WorkerLost):
             self._handle(running.session.id, m.DraftLost(stamp.epoch))
@@ -216,6 +237,8 @@ class Rounds:
 
     def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
         lease, running.draft = running.draft, None
+        for growing in running.growing:
+            growing.cancel()
         if lease is not None:
             del self._leased[lease.name]
             self._drafts.give_back(lease)

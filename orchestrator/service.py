@@ -13,11 +13,13 @@ from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
 from orchestrator.control import Controls, after_calls
 from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
-from orchestrator.pilot import ControlReport, Pilots
+from orchestrator.pilot import ControlReport, Pilot, Pilots
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.statistics import DraftWait
+from orchestrator.steady_session import SteadySession
 from orchestrator.text import Tokenizer
 
 
@@ -77,7 +79,7 @@ class Service:
             raise DeadlinePassed("the request's time had run out when it arrived")
         with self._admission:
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-            session = Session(
+            session = new_session(
                 request,
                 self._pair,
                 self._pilots.pilot(request),
@@ -108,6 +110,15 @@ class Service:
         """A name that is unique here whatever ids clients choose."""
         self._num_started += 1
         return f"{request.request_id}#{self._num_started}"
+
+
+def new_session(
+    request: GenerationRequest, pair: Pair, pilot: Pilot, detokenizer: IncrementalDetokenizer, session_id: str
+) -> Session:
+    """Of the kind that its pilot steers."""
+    if isinstance(pilot, MarginalPilot):
+        return SteadySession(request, pair, pilot, detokenizer, session_id)
+    return Session(request, pair, pilot, detokenizer, session_id)
 
 
 async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:

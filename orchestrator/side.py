@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from core.errors import OutriderError, Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
 from orchestrator.gatherer import Gatherer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,18 @@ class Side(Generic[Port, Request, Reply]):
         if gatherer is None:
             gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
         gatherer.put(request)
+
+    async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+        """Have the leased draft grow steadily: `take` is told after each pass; how it ends is delivered."""
+        answer: DraftReply | WorkerLost
+        try:
+            answer = await lease.port.grow(request, take)
+        except WorkerLost as lost:
+            answer = lost
+        except Exception as error:
+            logger.exception("steady growth failed")
+            answer = WorkerLost(f"the call failed: {error!r}")
+        self._deliver(request, answer)  # type: ignore[arg-type]
 
     def give_back(self, lease: Lease[Port]) -> None:
         """Free the session's place and, at once, what the engine holds for it; the end of the lease alone comes later.

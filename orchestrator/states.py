@@ -1,9 +1,10 @@
-"""The two coupled machines of a session, each in one table; no transition is made anywhere else.
+"""The coupled machines of a session, each in one table; no transition is made anywhere else.
 
 A session drives a target and, when it has one, a draft. The target's machine is the round: it is idle between
 decisions, verifies a block, or waits for the draft to say which is next. The draft's machine says whether the draft can
 be asked, and what it is busy with. They are coupled by the session's decisions, so the draft may be absent, busy or
-late in any state of the target, and the round goes on.
+late in any state of the target, and the round goes on. A draft that grows steadily is never asked, and has a machine of
+its own in place of the draft's.
 
 `python -m orchestrator.states` prints the diagram that docs/states.md holds.
 """
@@ -45,11 +46,22 @@ class Draft(StrEnum):
     CLOSED = "closed"
 
 
+class Growing(StrEnum):
+    """Whether the draft grows for the session."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    """Leased, and not told yet."""
+    GROWING = "growing"
+    CLOSED = "closed"
+
+
 class Trigger(StrEnum):
     """What moves a machine."""
 
     PLACED = "placed"
     DRAFT = "draft"
+    GROW = "grow"
     PREPARE = "prepare"
     CATCH_UP = "catch up"
     VERIFY = "verify"
@@ -132,6 +144,13 @@ DRAFT_TABLE: Mapping[Draft, Mapping[Trigger, Draft]] = {
     Draft.CLOSED: {},
 }
 
+GROWING_TABLE: Mapping[Growing, Mapping[Trigger, Growing]] = {
+    Growing.ABSENT: {Trigger.PLACED: Growing.READY, Trigger.END: Growing.CLOSED},
+    Growing.READY: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
+    Growing.GROWING: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
+    Growing.CLOSED: {},
+}
+
 S = TypeVar("S", bound=StrEnum)
 
 
@@ -161,8 +180,9 @@ class Machine(Generic[S]):
 
 
 def diagram() -> str:
-    """Both tables as Mermaid state diagrams."""
-    return f"{_diagram('Target', TARGET_TABLE)}\n\n{_diagram('Draft', DRAFT_TABLE)}"
+    """All tables as Mermaid state diagrams."""
+    tables = {"Target": TARGET_TABLE, "Draft": DRAFT_TABLE, "Draft that grows steadily": GROWING_TABLE}
+    return "\n\n".join(_diagram(title, table) for title, table in tables.items())
 
 
 def _diagram(title: str, table: Mapping[S, Mapping[Trigger, S]]) -> str:

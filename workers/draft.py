@@ -9,7 +9,7 @@ coupled mode, the target's noise, because that is how it guesses best.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from torch import Tensor
@@ -17,15 +17,18 @@ from torch import Tensor
 from core.budgeted import AnySprout, sprout_of
 from core.config import EngineConfig
 from core.growth import Candidates
-from core.records import Drafted, DraftReply, DraftRequest, Refused, SequenceSpec
-from core.trees import EMPTY_BLOCK, ROOT, Budget, TokenTree
+from core.records import Drafted, DraftReply, DraftRequest, Missing, Refused, SequenceSpec
+from core.speculation.grower import likeliest
+from core.trees import EMPTY_BLOCK, ROOT, Budget, Steady, TokenTree
 from workers.candidates import Kind, Place, propose
-from workers.engine import Engine
+from workers.engine import Answer, Engine
+from workers.engine_stats import EngineStats
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
 from workers.sampling import Row
 from workers.sequences import HeldSequence
+from workers.steady import SteadyJob
 from workers.steps import StepRows
 from workers.transfer import Readback
 
@@ -165,6 +168,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._q_top_tokens = q_top_tokens
         cache = runtime.cache
         kv_tokens = cache.num_blocks * cache.block_tokens
+        self._steady: dict[str, SteadyJob] = {}
+        """By session, whoever is grown for until its next message."""
         self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
@@ -180,6 +185,99 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """As TargetEngine.load. Raises: StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
+    @property
+    def has_work(self) -> bool:
+        is_pending = any(job.pending for job in self._steady.values())
+        return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
+
+    def stats(self) -> EngineStats:
+        """Whoever is grown for steadily is a job, too, even while nothing is worth a row."""
+        return replace(super().stats(), num_jobs=len(self._jobs) + len(self._steady))
+
+    def step(self) -> list[Answer[DraftReply]]:
+        """As `Engine.step`; whoever is grown for steadily takes what the pass has room for, best first over all."""
+        self._plan_growth()
+        answers = super().step()
+        self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob)]
+        for job in self._steady.values():
+            job.put_back()
+        return answers
+
+    def release(self, sessions: Sequence[str]) -> None:
+        for session in sessions:
+            self._end_steady(session, "the session has ended")
+        super().release(sessions)
+
+    def expire(self) -> list[str]:
+        silent = super().expire()
+        for session in silent:
+            self._end_steady(session, "the session was silent for too long")
+        return silent
+
+    def _supersede(self, held: HeldSequence) -> None:
+        super()._supersede(held)
+        self._end_steady(held.session, "the message was overtaken by a later one")
+
+    def _end_steady(self, session: str, reason: str) -> None:
+        if (job := self._steady.pop(session, None)) is not None:
+            job.held.unfed = job.pending
+            self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
+
+    def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[DraftRequest]]) -> None:
+        super()._preempt_whole(victim, waiting)
+        if victim.session not in waiting and (job := self._steady.pop(victim.session, None)) is not None:
+            self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
+
+    def _growing(self) -> list[SteadyJob]:
+        return [job for job in self._steady.values() if job.may_feed]
+
+    def _num_growth_rows(self, growing: Sequence[SteadyJob]) -> int:
+        """Nodes that the next pass has room for, beside the tokens that somebody waits for.
+
+        Each row may need a block of its own; at worst each session begins one.
+        """
+        cache = self._runtime.cache
+        waiting = [*self._jobs, *(job for job in self._steady.values() if job.pending)]
+        num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
+        num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
+        num_wanted = max((job.steady.rows_per_pass for job in growing), default=0)
+        return max(0, min(num_wanted, num_fitting, self._room.step_tokens))
+
+    def _plan_growth(self) -> None:
+        """Who is in the next pass, with which nodes."""
+        for job in self._steady.values():
+            if job.has_lost_root:  # its guesses made room for others
+                job.grower.begin()
+                job.pending = self._store.step_back(job.held)
+        growing = self._growing()
+        num_rows, min_reach = self._num_growth_rows(growing), min((job.steady.min_reach for job in growing), default=0.0)
+        for place, node in likeliest([job.grower for job in growing], num_rows, min_reach):
+            growing[place].feeding.append(node)
+        for job in growing:
+            job.put_back(job.steady.min_reach)
+        self._jobs += [job for job in self._steady.values() if job.pending or job.feeding]
+
+    def _begin_steady(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+        grower = held.grower
+        grower.steady = self._within_context(request)
+        goes_on = _goes_on(held, request)
+        pending, _ = self._store.extend(held, request.base, request.suffix, None if goes_on else EMPTY_BLOCK)
+        if held.tree.root is None:
+            grower.begin()
+            pending = pending or self._store.step_back(held)
+        elif grower.root.said is None:
+            grower.take(grower.root, held.tree.root)
+        if request.growth.is_anew:
+            grower.tell_anew()
+        job = self._steady[held.session] = SteadyJob(ticket, request, held, pending)
+        self._answers.append((ticket, job.sprouted()))
+
+    def _within_context(self, request: DraftRequest) -> Steady:
+        """What is asked for, no deeper than the model has positions: the deepest nodes are told, and not fed."""
+        assert isinstance(request.growth, Steady), "others have jobs that end"
+        num_left = self._room.context_tokens - request.num_committed
+        return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
+
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
@@ -191,7 +289,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             return Refused(request.stamp, "only a table is grown below a block")
         if len(set(zip(block.parents, block.tokens, strict=True))) < num_block:
             return Refused(request.stamp, "the block has the same guess twice below one node")
-        if isinstance(request.growth, Budget):
+        if isinstance(request.growth, Steady) and request.is_table:
+            return Refused(request.stamp, "a tree that grows steadily has no block above it: is_table must be false")
+        if isinstance(request.growth, Budget | Steady):
             spec = request.spec or spec
             is_bound = spec is not None and _samples(spec)
             return Refused(request.stamp, "a draft may not choose which of its samples are sent") if is_bound else None
@@ -201,6 +301,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return None
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+        if isinstance(request.growth, Steady):
+            self._begin_steady(ticket, request, held)
+            return
+        held.grower.begin()  # its nodes may not be kept
+        held.unfed = ()
         pending, nodes = self._store.extend(held, request.base, request.suffix, request.block)
         draws_at_root = _samples(held.spec) and not request.is_table
         if len(request.growth) and not pending and (held.tree.root is None or draws_at_root):
@@ -210,16 +315,19 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if job.is_done:
             self._answer(job, job.reply())
 
-    def _finish(self, jobs: Sequence[DraftJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
         if growing:
             self._grow(growing, logits)
         for job in jobs:
-            if job.is_done and job in self._jobs:
+            if isinstance(job, SteadyJob):
+                if job.held.session in self._steady:
+                    self._answers.append((job.ticket, job.sprouted()))
+            elif job.is_done and job in self._jobs:
                 self._answer(job, job.reply())
         return bool(growing)
 
-    def _grow(self, jobs: Sequence[DraftJob], logits: Tensor) -> None:
+    def _grow(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
         readback = Readback()
         places = [job.places() for job in jobs]
@@ -231,6 +339,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             sound = [candidates for candidates in said if candidates is not None]
             if len(sound) < len(said):
                 self._store.forget_guesses(job.held)
+                self._steady.pop(job.held.session, None)
                 self._answer(job, Refused(job.request.stamp, "NaN or infinite scores of the draft for this sequence"))
             else:
                 job.take(sound)
@@ -240,3 +349,14 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 def _samples(spec: SequenceSpec) -> bool:
     """Whether the draft has to draw its guesses itself, because verification needs what they were drawn from."""
     return Kind.of(spec.sampling, spec.verification) is Kind.DRAWN
+
+
+def _goes_on(held: HeldSequence, request: DraftRequest) -> bool:
+    """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
+    root there may be nodes that are fed.
+    """
+    known, held.unfed = [*held.log.tokens[request.base.num_tokens :], *held.unfed], ()
+    if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != known:
+        held.grower.begin()
+        return False
+    return held.grower.reroot(request.suffix[len(known) :]) is not None and held.grower.root.said is not None

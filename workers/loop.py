@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from core.errors import WorkerLost
-from core.records import DraftReply, DraftRequest, Missing, Refused, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Missing, Refused, Sprouted, VerifyReply, VerifyRequest
 from workers.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,9 @@ class EngineLoop(Generic[Request, Reply]):
     def _step(self) -> None:
         ready: dict[Receiver, list[tuple[int, Any]]] = {}
         for ticket, reply in self._engine.step():
-            receiver, number, queued_s = self._calls.pop(ticket)
+            receiver, number, queued_s = self._calls[ticket]
+            if not isinstance(reply, Sprouted):  # after which more comes
+                del self._calls[ticket]
             ready.setdefault(receiver, []).append((number, _with_queueing(reply, queued_s)))
         for receiver, replies in ready.items():
             receiver.take(replies)

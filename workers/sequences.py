@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from core.block_hash import BlockHash, block_hashes
 from core.growth import HeldTree
 from core.records import Base, SequenceSpec
+from core.speculation.grower import Grower
 from core.token_log import TokenLog
 from core.trees import EMPTY_BLOCK, TokenTree
 from workers.kv_cache import KVCache, SequenceKV
@@ -32,6 +33,8 @@ class HeldSequence:
     kv: SequenceKV
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
+    grower: Grower = field(default_factory=Grower)
+    """What may follow, where a draft grows steadily: of its nodes those in `tree` are fed."""
     hashes: list[BlockHash] = field(default_factory=list)
     """Of the first blocks of the log, as far as somebody has asked."""
     last_round: int = -1
@@ -70,9 +73,9 @@ class SequenceStore:
         return session in self._released
 
     def extend(
-        self, held: HeldSequence, base: Base, suffix: Sequence[int], block: TokenTree = EMPTY_BLOCK
+        self, held: HeldSequence, base: Base, suffix: Sequence[int], block: TokenTree | None = EMPTY_BLOCK
     ) -> tuple[list[int], dict[int, int]]:
-        """Keep what agrees with base and suffix and, below them, with `block`; roll back the rest.
+        """Keep what agrees with base and suffix and, below them, with `block` (None: anything); roll back the rest.
 
         Answers what of the suffix is still to be computed, and which nodes of the tree hold which of the block.
         Guesses that turned out right are kept: they agree.
@@ -84,6 +87,7 @@ class SequenceStore:
             return rest, {}
         path = held.tree.walk(rest)
         ends_in_tree = len(path) == len(rest)
+        block = held.tree.below(path) if block is None else block
         kept, nodes = held.tree.rebase(path, block if ends_in_tree else EMPTY_BLOCK)
         if not ends_in_tree:
             held.tree.clear()

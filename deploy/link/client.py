@@ -6,11 +6,12 @@ Knows frames and records; must not know Ray, nor whose requests they are. One ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from core.errors import WorkerLost
+from core.records import Sprouted
 from deploy.link.address import LinkAddress
 from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, LinkError, framed
 from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answer, check_welcome, parse
@@ -41,6 +42,20 @@ class _Call:
             self.future.set_result(self.replies)
 
 
+@dataclass(eq=False, slots=True)
+class _Growing:
+    """Whoever is told of one session's growth, until there is an end of it."""
+
+    take: Callable[[Sprouted], None]
+    future: asyncio.Future[Any]
+
+    def fill(self, _number: int, reply: Reply) -> None:
+        if isinstance(reply, Sprouted):
+            self.take(reply)
+        elif not self.future.done():
+            self.future.set_result(reply)
+
+
 class Link(asyncio.Protocol):
     """One connection to one engine. It opens once and closes once."""
 
@@ -50,7 +65,7 @@ class Link(asyncio.Protocol):
         self._challenge: pb.Challenge | None = None
         self._hello: pb.Hello | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Call | _Growing] = {}
         self._next_number = 0
         self._end: str | None = None
         self._may_write = asyncio.Event()
@@ -99,15 +114,32 @@ class Link(asyncio.Protocol):
             for number in range(call.first_number, call.first_number + len(batch)):
                 self._calls.pop(number, None)
 
+    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Any:
+        """The reply that ends the growth of which `take` is told before. Raises: as `exchange`."""
+        await self._may_write.wait()
+        if self._end is not None:
+            raise WorkerLost(self._end)
+        call = _Growing(take, asyncio.get_running_loop().create_future())
+        number = self._number([request], call)
+        try:
+            return await call.future
+        finally:
+            self._calls.pop(number, None)
+
     def _send(self, batch: Sequence[Request]) -> _Call:
+        call = _Call(self._next_number, asyncio.get_running_loop().create_future(), [None] * len(batch))
+        self._number(batch, call)
+        return call
+
+    def _number(self, batch: Sequence[Request], call: _Call | _Growing) -> int:
+        """Send, and have `call` told what comes of it; the number of the first request."""
         assert self._transport is not None, "a link is used once it has been opened"
         first_number = self._next_number
         frame = framed(encode_requests(first_number, batch))
-        call = _Call(first_number, asyncio.get_running_loop().create_future(), [None] * len(batch))
         self._next_number += len(batch)
         self._calls.update(dict.fromkeys(range(first_number, self._next_number), call))
         self._transport.write(frame)
-        return call
+        return first_number
 
     def close(self, reason: str) -> None:
         """Whoever waits is told; may be called twice."""
@@ -160,7 +192,9 @@ class Link(asyncio.Protocol):
     def _on_replies(self, frame: bytes) -> None:
         replies, lost = decode_replies(frame)
         for number, reply in replies:
-            if (call := self._calls.pop(number, None)) is not None:  # or nobody waits for it any more
+            if (call := self._calls.get(number)) is not None:  # or nobody waits for it any more
+                if not isinstance(reply, Sprouted):
+                    del self._calls[number]
                 call.fill(number, reply)
         if lost is not None:
             self.close(lost)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.records import Drafted, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import Drafted, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
+from core.trees import Told
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.trees import decode_distributions, decode_growth, encode_distributions, encode_growth
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | Drafted | Missing | Refused
+Reply = Verdict | Drafted | Sprouted | Missing | Refused
 Numbered = tuple[int, Reply]
 """The number of a request, and the reply to it."""
 
@@ -43,6 +44,8 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
             return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
         case Drafted():
             return pb.Reply(number=number, stamp=stamp, drafted=_encode_drafted(reply))
+        case Sprouted():
+            return pb.Reply(number=number, stamp=stamp, sprouted=_encode_sprouted(reply))
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
         case Refused():
@@ -58,6 +61,8 @@ def _decode(message: pb.Reply) -> Reply:
             return _decode_verdict(stamp, message.verdict)
         case "drafted":
             return _decode_drafted(stamp, message.drafted)
+        case "sprouted":
+            return _decode_sprouted(stamp, message.sprouted)
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
@@ -109,6 +114,34 @@ def _decode_drafted(stamp: Stamp, message: pb.Drafted) -> Drafted:
         _decode_timing(message.timing) if message.HasField("timing") else None,
         decode_growth(message.growth),
     )
+
+
+def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
+    told = sprouted.told
+    return pb.Sprouted(
+        held=sprouted.held,
+        first=told.first,
+        parents=told.parents,
+        tokens=told.tokens,
+        ranks=told.ranks,
+        chances=told.chances,
+        leads=told.leads,
+        root=told.root,
+        timing=_encode_timing(sprouted.timing),
+    )
+
+
+def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
+    told = Told(
+        message.first,
+        tuple(message.parents),
+        tuple(message.tokens),
+        tuple(message.ranks),
+        tuple(message.chances),
+        tuple(message.leads),
+        message.root,
+    )
+    return Sprouted(stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None)
 
 
 def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

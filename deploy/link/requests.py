@@ -16,15 +16,17 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.trees import NO_GROWTH, Budget, Growth
+from core.trees import NO_GROWTH, Budget, Growth, Steady
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.trees import (
     decode_budget,
     decode_growth,
+    decode_steady,
     decode_tree,
     encode_budget,
     encode_growth,
+    encode_steady,
     encode_tree,
 )
 from protos.outrider.link.v1 import link_pb2 as pb
@@ -94,6 +96,7 @@ def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
         suffix=request.suffix,
         nodes=encode_growth(growth) if isinstance(growth, Growth) else None,
         budget=encode_budget(growth) if isinstance(growth, Budget) else None,
+        steady=encode_steady(growth) if isinstance(growth, Steady) else None,
         block=encode_tree(request.block),
         is_table=request.is_table,
         max_passes=request.max_passes,
@@ -116,12 +119,14 @@ def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
     )
 
 
-def _decode_growth(message: pb.DraftRequest) -> Growth | Budget:
+def _decode_growth(message: pb.DraftRequest) -> Growth | Budget | Steady:
     match message.WhichOneof("growth"):
         case "nodes":
             return decode_growth(message.nodes)
         case "budget":
             return decode_budget(message.budget)
+        case "steady":
+            return decode_steady(message.steady)
     return NO_GROWTH
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, TokenTree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, Steady, TokenTree
 from protos.outrider.link.v1 import link_pb2 as pb
 
 
@@ -90,4 +90,30 @@ def decode_budget(message: pb.Budget) -> Budget:
         tail=tuple(message.tail),
         min_reach=message.min_reach,
         is_chain=message.is_chain,
+    )
+
+
+def encode_steady(steady: Steady) -> pb.Steady:
+    """All of its fields."""
+    offset, slope = steady.sureness
+    return pb.Steady(
+        rows_per_pass=steady.rows_per_pass,
+        max_depth=steady.max_depth,
+        min_reach=steady.min_reach,
+        sureness_offset=offset,
+        sureness_slope=slope,
+        tail=steady.tail,
+        is_anew=steady.is_anew,
+    )
+
+
+def decode_steady(message: pb.Steady) -> Steady:
+    """Raises: ValueError when it is none."""
+    return Steady(
+        message.rows_per_pass,
+        message.max_depth,
+        message.min_reach,
+        (message.sureness_offset, message.sureness_slope),
+        tuple(message.tail),
+        message.is_anew,
     )

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
 from orchestrator.simulation.draft import SimDraft
 from orchestrator.simulation.engines import SimEngine
 from orchestrator.simulation.hardware import HopLaw
@@ -46,6 +46,22 @@ class Wire:
         replies = await engine.answer(batch)
         await self.travel()
         return replies
+
+    async def grow(
+        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Sprouted], None]
+    ) -> Reply:
+        """There, and back with what grows, in order, and with the reply behind it. Raises: WorkerLost."""
+        await self.travel()
+        loop, due_s = asyncio.get_running_loop(), 0.0
+
+        def send(sprouted: Sprouted) -> None:
+            nonlocal due_s
+            due_s = max(due_s, loop.time() + self._hop.one_way_s(self._random))
+            loop.call_at(due_s, take, sprouted)
+
+        reply = await engine.grow(request, send)
+        await self.travel()
+        return reply
 
     async def travel(self) -> None:
         await asyncio.sleep(self._hop.one_way_s(self._random))
@@ -106,6 +122,10 @@ class SimPort(Generic[Request, Reply]):
 
     async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
         return await self._call(batch)
+
+    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Reply:
+        """Raises: WorkerLost."""
+        return await self._wire.grow(self._engine, request, take)
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Raises: WorkerLost."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from core.budgeted import AnySprout, sprout_of
 from core.errors import WorkerLost
-from core.growth import Candidates
-from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Verification
-from core.trees import ROOT, Budget, Growth
+from core.growth import MAX_RANKS, Candidates
+from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Timing, Verification
+from core.speculation.grower import Node, likeliest
+from core.trees import ROOT, Budget, Growth, Steady
 from orchestrator.simulation.engines import Held, Job, SimEngine
 from orchestrator.simulation.hardware import EngineLaw
 from orchestrator.simulation.text import Place, Text
@@ -38,7 +39,7 @@ class Says:
         self._block_lens: Mapping[int, tuple[int, int]] = {}
         if isinstance(request.growth, Budget):
             self._fanout = request.growth.fanout
-        else:
+        elif isinstance(request.growth, Growth):
             self._count_ranks(request.growth)
             self._block_lens = _block_lens(request, request.growth)
 
@@ -125,6 +126,21 @@ class DraftJob(Job[DraftRequest, DraftReply]):
         )
 
 
+@dataclass(eq=False)
+class SteadyJob(Job[DraftRequest, DraftReply]):
+    """A session that is grown for, until its next message."""
+
+    num_feeding: int = 0
+    """Nodes in the pass under way, or in the next."""
+    had_part: bool = False
+    """In the pass under way, or in the last."""
+
+    @property
+    def steady(self) -> Steady:
+        assert isinstance(self.request.growth, Steady), "others are DraftJobs"
+        return self.request.growth
+
+
 class SimDraft(SimEngine[DraftRequest, DraftReply]):
     """Guesses by the text's law of agreement."""
 
@@ -132,10 +148,14 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
+        self._feeding: list[tuple[Held, Node]] = []
 
     def _begin(
         self, request: DraftRequest, held: Held, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
-    ) -> DraftJob | DraftReply:
+    ) -> DraftJob | SteadyJob | DraftReply:
+        if isinstance(request.growth, Steady):
+            return self._begin_steady(request, request.growth, held, now_s, answer)
+        held.grower.begin()
         num_pending, numbers = _rebase(request, held)
         says = Says(self._text, self._text.place(held.log, held.spec), request, held.spec, self._has_noise)
         known = [*numbers, *([ROOT] if num_pending == 0 and held.tree.root is not None else [])]
@@ -144,11 +164,68 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         job.look_ahead()
         return job if num_pending or job.frontier else job.drafted(now_s)
 
+    def _begin_steady(
+        self,
+        request: DraftRequest,
+        steady: Steady,
+        held: Held,
+        now_s: float,
+        answer: asyncio.Future[DraftReply | WorkerLost],
+    ) -> SteadyJob:
+        log, grower, suffix = held.log, held.grower, request.suffix
+        held.tree.clear()
+        if request.base.num_tokens == 0:
+            grower.begin()
+        num_agreeing = log.common_prefix_len(request.base.num_tokens, suffix)
+        if request.base.num_tokens + num_agreeing < len(log):
+            grower.begin()
+        log.truncate(request.base.num_tokens + num_agreeing)
+        rest = suffix[num_agreeing:]
+        log.extend(rest)
+        grower.steady = steady
+        path = grower.reroot(rest)
+        if steady.is_anew:
+            grower.tell_anew()
+        num_pending = len(rest) if path is None else sum(node.said is None for node in path)
+        if not rest and grower.root.said is None:
+            num_pending = 1
+        job = SteadyJob(request, held, num_pending, now_s, answer)
+        self._tell(job)
+        return job
+
+    def _has_work(self) -> bool:
+        return any(not isinstance(job, SteadyJob) or job.num_pending or _is_worth(job) for job in self._jobs)
+
+    def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
+        """Steady growth shares what a pass has room for, best first over all sessions."""
+        growing = [job for job in self._jobs if isinstance(job, SteadyJob)]
+        self._feeding = []
+        for job in growing:
+            job.num_feeding = 0
+        ready = [job for job in growing if not job.num_pending and _is_worth(job)]
+        num_rows = max((job.steady.rows_per_pass for job in ready), default=0)
+        for place, node in likeliest([job.held.grower for job in ready], num_rows):
+            ready[place].num_feeding += 1
+            self._feeding.append((ready[place].held, node))
+        idle = [job for job in growing if not job.num_pending and not job.num_feeding]
+        for job in growing:
+            job.had_part = job not in idle
+        jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
+        try:
+            return super()._plan()
+        finally:
+            self._jobs = jobs
+
     def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
+        if isinstance(job, SteadyJob):
+            return job.num_feeding
         assert isinstance(job, DraftJob)
         return sum(node != ROOT for node in job.frontier)
 
     def _advance(self, job: Job[DraftRequest, DraftReply], now_s: float) -> None:
+        if isinstance(job, SteadyJob):
+            self._advance_steady(job)
+            return
         assert isinstance(job, DraftJob)
         found = {node: job.says.after(node) for node in job.frontier}
         for node, candidates in found.items():
@@ -158,6 +235,41 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         job.look_ahead()
         if not job.frontier:
             self._conclude(job, job.drafted(now_s))
+
+    async def _step(self) -> None:
+        """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
+        began_s, num_before = asyncio.get_running_loop().time(), self.num_rows
+        await super()._step()
+        fed, self._feeding = self._feeding, []
+        for held, node in fed:
+            self._take_node(held, node)
+        timing = Timing(0.0, asyncio.get_running_loop().time() - began_s, 1, self.num_rows - num_before)
+        for job in self._jobs:
+            if isinstance(job, SteadyJob) and (job.num_pending == 0) and job.had_part:
+                self._tell(job, timing)
+
+    def _advance_steady(self, job: SteadyJob) -> None:
+        """The last committed token was computed."""
+        if job.held.grower.root.said is None:
+            self._take_node(job.held, job.held.grower.root)
+
+    def _take_node(self, held: Held, node: Node) -> None:
+        if node.said is None and node.is_below(held.grower.root):
+            place = self._text.place(held.log, held.spec)
+            for token in node.path():
+                place = self._text.after(place, token)
+            held.grower.take(node, self._text.coupled(place, MAX_RANKS, has_noise=self._has_noise))
+
+    def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
+        told = job.held.grower.tell()
+        if (listener := self._listeners.get(job.request.stamp)) is not None:
+            num_held = job.request.num_committed - (job.num_pending > 0)
+            listener(Sprouted(job.request.stamp, told, num_held, timing))
+
+
+def _is_worth(job: SteadyJob) -> bool:
+    best = job.held.grower.best()
+    return best is not None and best.reach >= job.steady.min_reach
 
 
 def _rebase(request: DraftRequest, held: Held) -> tuple[int, dict[int, int]]:

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.errors import WorkerLost
 from core.growth import HeldTree
-from core.records import DraftReply, DraftRequest, Missing, Refused, SequenceSpec, Timing, VerifyReply, VerifyRequest
+from core.records import (
+    DraftReply,
+    DraftRequest,
+    Missing,
+    Refused,
+    SequenceSpec,
+    Sprouted,
+    Stamp,
+    Timing,
+    VerifyReply,
+    VerifyRequest,
+)
+from core.speculation.grower import Grower
 from core.token_log import TokenLog
 from orchestrator.simulation.hardware import EngineLaw
 from orchestrator.simulation.text import Text
@@ -33,6 +45,8 @@ class Held:
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
     """Guesses below the log; empty at a target."""
+    grower: Grower = field(default_factory=Grower)
+    """The same, where a draft grows steadily."""
     last_round: int = -1
 
 
@@ -81,6 +95,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._sessions: dict[str, Held] = {}
         self._ended: set[str] = set()
         self._jobs: list[Job[Request, Reply]] = []
+        self._listeners: dict[Stamp, Callable[[Sprouted], None]] = {}
         self._worker: asyncio.Task[None] | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
@@ -116,6 +131,17 @@ class SimEngine(ABC, Generic[Request, Reply]):
         """Drop what an idle session holds, as an engine does that runs out of room."""
         if not any(job.request.stamp.session == session for job in self._jobs):
             self._sessions.pop(session, None)
+
+    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Reply:
+        """As `answer` for one request, which a draft goes on with until it is overtaken. Raises: WorkerLost."""
+        self._listeners[request.stamp] = take
+        try:
+            reply = await self._take(request)
+        finally:
+            del self._listeners[request.stamp]
+        if isinstance(reply, WorkerLost):
+            raise reply
+        return reply
 
     def _take(self, request: Request) -> asyncio.Future[Reply | WorkerLost]:
         answer: asyncio.Future[Reply | WorkerLost] = asyncio.get_running_loop().create_future()
@@ -179,11 +205,14 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     async def _work(self) -> None:
         try:
-            while self._jobs:
+            while self._has_work():
                 await self._thaw.wait()
                 await self._step()
         finally:
             self._worker = None
+
+    def _has_work(self) -> bool:
+        return bool(self._jobs)
 
     async def _step(self) -> None:
         """One forward pass over what is ready, and what it leads to."""

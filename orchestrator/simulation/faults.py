@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,11 +15,11 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import Drafted, DraftReply, DraftRequest, Verdict, VerifyReply, VerifyRequest
+from core.records import Drafted, DraftReply, DraftRequest, Sprouted, Verdict, VerifyReply, VerifyRequest
 from orchestrator.simulation.cluster import Cluster, Fleet, Wire
 from orchestrator.simulation.engines import SimEngine
 from orchestrator.simulation.hardware import HopLaw
-from orchestrator.simulation.lies import DRAFT_LIES, TARGET_LIES
+from orchestrator.simulation.lies import DRAFT_LIES, GROWTH_LIES, TARGET_LIES
 from orchestrator.simulation.target import SimTarget
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -95,6 +95,45 @@ class FaultyWire(Wire):
         self._happened.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
         await self._before(fault, engine, batch)
         return await self._after(fault, await super().call(engine, batch))
+
+    async def grow(
+        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Sprouted], None]
+    ) -> Reply:
+        """Raises: WorkerLost, and what no port should."""
+        broken: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def take_perhaps(sprouted: Sprouted) -> None:
+            try:
+                for each in self._garbled(sprouted):
+                    take(each)
+            except ValueError as error:
+                if not broken.done():
+                    broken.set_exception(WorkerLost(f"the link is closed: {error}"))
+
+        if self.strikes(self.rates.draft):
+            fault = self._random.choice((CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED))
+            self._happened.note(f"draft growth {fault}", request.stamp.session)
+            await self._before(fault, engine, [request])
+        growing = asyncio.ensure_future(super().grow(engine, request, take_perhaps))
+        try:
+            await asyncio.wait([growing, broken], return_when=asyncio.FIRST_COMPLETED)
+            return await (broken if broken.done() else growing)
+        finally:
+            growing.cancel()
+            broken.cancel()
+
+    def _garbled(self, sprouted: Sprouted) -> Iterator[Sprouted]:
+        """Raises: ValueError where the link would notice."""
+        if not self.strikes(self.rates.draft):
+            yield sprouted
+            return
+        name = self._random.choice(("lost", "told twice", *GROWTH_LIES))
+        self._happened.note(f"draft's growth: {name}", sprouted.stamp.session)
+        if name == "told twice":
+            yield sprouted
+            yield sprouted
+        elif name != "lost" and self.rates.draft_lies:
+            yield GROWTH_LIES[name](sprouted, self._random)
 
     async def grant(self, kind: str, session: str) -> None:
         """Raises: Unavailable, and what no cluster should."""

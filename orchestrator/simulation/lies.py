@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
-from core.records import Drafted, Missing, Stamp, Verdict
-from core.trees import NO_Q, NO_TOKEN, ROOT, Growth
+from core.records import Drafted, Missing, Sprouted, Stamp, Verdict
+from core.trees import NO_Q, NO_TOKEN, ROOT, Growth, Told
 
 DraftLie = Callable[[Drafted, Random], Drafted | Missing]
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
+GrowthLie = Callable[[Sprouted, Random], Sprouted]
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -67,4 +69,25 @@ TARGET_LIES: dict[str, TargetLie] = {
     "less than nothing held": lambda v, _: replace(v, held=-1),
     "another epoch": lambda v, _: replace(v, stamp=_other_epoch(v.stamp)),
     "missing": lambda v, r: Missing(v.stamp, r.choice((0, v.held, -1, 10**6))),
+}
+
+
+def _told(sprouted: Sprouted, **changes: Any) -> Sprouted:
+    """Raises: ValueError where the lie shows by itself."""
+    return replace(sprouted, told=replace(sprouted.told, **changes))
+
+
+GROWTH_LIES: dict[str, GrowthLie] = {
+    "growth outside the vocabulary": lambda s, r: _told(s, tokens=_tokens(s.told.tokens, r.choice((10**6, -7)), r)),
+    "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.told.tokens)),
+    "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.told)),
+    "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.told)),
+    "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.told)),
+    "growth without a chance": lambda s, r: _told(s, chances=_somewhere(s.told.chances, r.choice((0.0, 2.0)), r)),
+    "growth whose chance is no number": lambda s, r: _told(s, chances=_somewhere(s.told.chances, math.nan, r)),
+    "growth that leaves out": lambda s, r: replace(s, told=Told(s.told.first + r.randrange(1, 9))),
+    "growth that was told": lambda s, _: replace(s, told=Told(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
+    "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
+    "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
+    "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
 }

@@ -63,20 +63,22 @@ class Replies(_message.Message):
     def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("number", "stamp", "verdict", "drafted", "missing", "refused")
+    __slots__ = ("number", "stamp", "verdict", "drafted", "missing", "refused", "sprouted")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SPROUTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     stamp: Stamp
     verdict: Verdict
     drafted: Drafted
     missing: Missing
     refused: Refused
-    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    sprouted: Sprouted
+    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., sprouted: _Optional[_Union[Sprouted, _Mapping]] = ...) -> None: ...
 
 class Stamp(_message.Message):
     __slots__ = ("session", "epoch", "round")
@@ -111,12 +113,13 @@ class VerifyRequest(_message.Message):
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("stamp", "base", "suffix", "nodes", "budget", "block", "is_table", "max_passes", "stop", "spec")
+    __slots__ = ("stamp", "base", "suffix", "nodes", "budget", "steady", "block", "is_table", "max_passes", "stop", "spec")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
+    STEADY_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     IS_TABLE_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
@@ -127,12 +130,13 @@ class DraftRequest(_message.Message):
     suffix: _containers.RepeatedScalarFieldContainer[int]
     nodes: Growth
     budget: Budget
+    steady: Steady
     block: TokenTree
     is_table: bool
     max_passes: int
     stop: StopRule
     spec: SequenceSpec
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Union[Growth, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., is_table: _Optional[bool] = ..., max_passes: _Optional[int] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Union[Growth, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., steady: _Optional[_Union[Steady, _Mapping]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., is_table: _Optional[bool] = ..., max_passes: _Optional[int] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents", "q")
@@ -185,6 +189,24 @@ class Budget(_message.Message):
     min_reach: float
     is_chain: bool
     def __init__(self, num_nodes: _Optional[int] = ..., num_passes: _Optional[int] = ..., rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., fanout: _Optional[int] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., min_reach: _Optional[float] = ..., is_chain: _Optional[bool] = ...) -> None: ...
+
+class Steady(_message.Message):
+    __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail", "is_anew")
+    ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MIN_REACH_FIELD_NUMBER: _ClassVar[int]
+    SURENESS_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SURENESS_SLOPE_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_ANEW_FIELD_NUMBER: _ClassVar[int]
+    rows_per_pass: int
+    max_depth: int
+    min_reach: float
+    sureness_offset: float
+    sureness_slope: float
+    tail: _containers.RepeatedScalarFieldContainer[float]
+    is_anew: bool
+    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_reach: _Optional[float] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ...) -> None: ...
 
 class StopRule(_message.Message):
     __slots__ = ("min_confidence", "max_entropy")
@@ -287,6 +309,28 @@ class Drafted(_message.Message):
     timing: Timing
     growth: Growth
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., held: _Optional[int] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ..., confidence: _Optional[_Iterable[float]] = ..., entropy: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
+
+class Sprouted(_message.Message):
+    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    CHANCES_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    first: int
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    chances: _containers.RepeatedScalarFieldContainer[float]
+    leads: _containers.RepeatedScalarFieldContainer[float]
+    timing: Timing
+    root: int
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., chances: _Optional[_Iterable[float]] = ..., leads: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)

@@ -1,0 +1,261 @@
+"""A session's dealings with a draft that grows steadily: what it is told, what it tells, and the tree of both.
+
+Knows the draft's lease, its messages and the speculation tree. Must not know the target: nothing here can change the
+output, only how soon it comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from core.config import DECODE_TOKENS
+from core.records import Call, CallTrace, DraftRequest, Missing, Sprouted, Stamp
+from core.speculation.tree import Ints, SpeculationTree
+from core.trees import ROOT
+from orchestrator import messages as m
+from orchestrator.guess import NO_GUESS, Guess
+from orchestrator.held import Held
+from orchestrator.marginal import MarginalPilot
+from orchestrator.pair import Completion
+from orchestrator.pilot import Found, Shape
+from orchestrator.states import GROWING_TABLE, Growing, Machine, Trigger
+from orchestrator.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+MAX_PAUSE_S = 60.0
+MAX_OPEN = 4
+"""Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
+NO_NODES: Ints = np.empty(0, np.int64)
+
+
+class SteadyDrafting:
+    """The draft's side of one session. Methods that may ask something answer the commands for it.
+
+    Unlike `Drafting` it has several messages in flight: each overtakes the ones before, and the draft says so.
+    """
+
+    needs_q = False
+    """Only where any rule may choose guesses is there steady growth."""
+
+    def __init__(self, completion: Completion, pilot: MarginalPilot, stats: Statistics) -> None:
+        self._pair = completion.pair
+        self._pilot = pilot
+        self._stats = stats
+        self._log = completion.log
+        self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
+        self._held = Held(completion.log, completion.spec)
+        self._tree = SpeculationTree()
+        self._taken = NO_NODES
+        """Of the tree, those in the block that was taken last."""
+        self._num_verdicts = 0
+        self._first_round = 0
+        """Of the message since which the draft's numbers hold."""
+        self._known_to: dict[int, int] = {}
+        """By message, how many of them the draft knew of with it; of those that it may still answer."""
+        self._grew_s = 0.0
+        """When the draft last told of something."""
+        self._num_open = 0
+        self._is_behind = False
+        """Whether it has not been told of the last verdict, since too many messages are open."""
+        self._is_late = False
+        self._num_late_rounds = 0
+        self._pause_s = self._pair.speculation.draft_retry_s
+        self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
+
+    def __repr__(self) -> str:
+        return f"<SteadyDrafting {self._machine} {self._held} {self._tree}>"
+
+    # The lease
+
+    def begin(self) -> list[m.Command]:
+        """Ask for a place, where there is a draft at all."""
+        return [m.PlaceDraft()] if self._pair.draft is not None else []
+
+    def placed(self, name: str, epoch: int) -> list[m.Command]:
+        self._machine.fire(Trigger.PLACED)
+        self._held.place(name, epoch)
+        self._num_open, self._is_late = 0, False
+        self._known_to.clear()
+        return self.tell()
+
+    def place_later(self) -> m.Command:
+        """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))
+
+    def lose(self) -> list[m.Command]:
+        """Do without this draft, and try for another."""
+        self._stats.num_draft_failures += 1
+        self._machine.fire(Trigger.LOST)
+        self._tree, self._taken = SpeculationTree(), NO_NODES
+        self._held.awaiting = None
+        self._num_late_rounds = 0
+        return [m.ReleaseDraft(), self.place_later()]
+
+    def lost(self, epoch: int) -> list[m.Command]:
+        """The engine is gone, if it is the one that is leased."""
+        return self.lose() if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
+
+    def close(self) -> None:
+        self._machine.fire(Trigger.END)
+        self._held.awaiting = None
+
+    # What it is told
+
+    def tell(self) -> list[m.Command]:
+        """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
+        if self._machine.state is Growing.ABSENT:
+            return []
+        steady = self._pilot.steady(self._room)
+        self._is_behind = steady is not None and self._num_open >= MAX_OPEN
+        if steady is None or self._is_behind:
+            return []
+        is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
+        self._machine.fire(Trigger.GROW)
+        self._num_open += 1
+        stamp, base, suffix, spec = self._held.snapshot()
+        if is_anew:
+            self._tree, self._taken, self._first_round = SpeculationTree(), NO_NODES, stamp.round
+            steady = replace(steady, is_anew=True)
+        self._known_to[stamp.round] = self._num_verdicts
+        return [m.Grow(DraftRequest(stamp, base, suffix, steady, spec=spec))]
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the draft's context has left."""
+        draft = self._pair.draft
+        assert draft is not None, "a draft is asked only where there is one"
+        return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
+
+    # What it tells
+
+    def grew(self, event: m.DraftGrew) -> list[m.Command]:
+        """Nodes that fit the text are part of the tree, whichever message they answer."""
+        sprouted = event.sprouted
+        if self._machine.state is not Growing.GROWING or not self._is_leased(sprouted.stamp):
+            self._stats.num_stale_replies += 1
+            return []
+        if sprouted.stamp.round < self._first_round:
+            return []  # its nodes have other numbers
+        is_current = self._held.answers(sprouted.stamp)
+        try:
+            self._check(sprouted)
+            self._tree.add(sprouted.told, self._num_verdicts - self._known_to.get(sprouted.stamp.round, 0))
+        except (ValueError, TypeError, OverflowError) as error:  # what was pickled was not checked
+            logger.warning("a draft's growth is corrupt: %r", error)
+            return self.lose()
+        if is_current:
+            self._held.num_tokens = min(sprouted.held, len(self._log) - 1)
+        self._is_late, self._num_late_rounds, self._grew_s = False, 0, event.received_s
+        self._pause_s = self._pair.speculation.draft_retry_s
+        self._observe(sprouted, event.received_s)
+        return self.tell() if self._tree.has_lost_some else []
+
+    def _is_leased(self, stamp: Stamp) -> bool:
+        return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
+
+    def _check(self, sprouted: Sprouted) -> None:
+        """Raises: ValueError when it is corrupt."""
+        told = sprouted.told
+        if len(told) and not 0 <= min(told.tokens) <= max(told.tokens) < self._pair.target.vocab_size:
+            raise ValueError("a draft guessed a token outside the vocabulary")
+        if not 0 <= sprouted.held <= len(self._log):
+            raise ValueError("a draft holds more than it was sent")
+
+    def _observe(self, sprouted: Sprouted, now_s: float) -> None:
+        timing = sprouted.timing
+        if timing is not None:
+            began_s = now_s - timing.computed_s
+            self._pilot.saw_pass(timing)
+            self._stats.record_draft(began_s, now_s)
+            self._stats.trace.append(CallTrace(Call.TABLE, began_s, now_s, len(sprouted.told), timing=timing))
+
+    def ended(self, event: m.DraftReplied) -> list[m.Command]:
+        """The draft has ended a message: one that was overtaken, or it cannot go on."""
+        reply = event.reply
+        if self._machine.state is not Growing.GROWING or not self._is_leased(reply.stamp):
+            self._stats.num_stale_replies += 1
+            return []
+        self._num_open = max(0, self._num_open - 1)
+        self._known_to.pop(reply.stamp.round, None)
+        if not self._held.answers(reply.stamp):
+            return self.tell() if self._is_behind else []
+        if isinstance(reply, Missing) and self._held.must_resend(reply.held):
+            self._held.num_tokens = 0  # what it had told of is gone, too
+            return self.tell()
+        return self.lose()
+
+    def late(self, stamp: Stamp) -> list[m.Command]:
+        """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
+        if self._is_late or not self._held.answers(stamp):
+            return []
+        self._is_late = True
+        self._num_late_rounds += 1
+        if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
+            return self.lose()
+        self._stats.num_draft_failures += 1
+        return []
+
+    # Blocks
+
+    def reroot(self, tokens: Sequence[int]) -> tuple[Found, int | None, int]:
+        """These tokens were committed: accepted guesses, then the target's own.
+
+        Whether the tree goes on below them; the rank of the last one among what the tree has at its place beside the
+        block, None where it has not; and how many there are.
+        """
+        self._num_verdicts += 1
+        end, had_nodes = self._end_of(tokens[:-1]), len(self._tree) > 0
+        rank, num_listed = None, 0
+        if end is None:
+            self._tree.prune()
+        else:
+            rank, num_listed = self._outcome(end, tokens[-1])
+            self._tree.reroot(end, tokens[-1])
+        self._taken = NO_NODES
+        if not had_nodes:
+            return Found.NOT_ASKED, rank, num_listed
+        return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
+
+    def _end_of(self, tokens: Sequence[int]) -> int | None:
+        """The node that these tokens lead to, None where the tree has none: they may have been looked up."""
+        node: int | None = ROOT
+        for token in tokens:
+            node = self._tree.child(node, token) if node is not None else None
+        return node
+
+    def _outcome(self, end: int, token: int) -> tuple[int | None, int]:
+        others = np.setdiff1d(self._tree.children(end), self._taken, assume_unique=True)
+        others = others[np.argsort(self._tree.ranks[others], kind="stable")]
+        place = np.nonzero(self._tree.tokens[others] == token)[0]
+        return (int(place[0]) if len(place) else None), len(others)
+
+    def block(self, max_depth: int, max_nodes: int) -> Guess:
+        """The likeliest nodes that are worth their rows."""
+        tree, pilot = self._tree, self._pilot
+        nodes = tree.best(min(max_nodes, pilot.max_nodes), min(max_depth, pilot.max_depth))
+        nodes = self._taken = nodes[: pilot.num_worth(tree.reach[nodes])]
+        if not len(nodes):
+            return NO_GUESS
+        block = tree.block(nodes)
+        leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
+        return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(nodes)))
+
+    def patience(self, now_s: float) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where a block is worth the wait."""
+        stamp = self._held.awaiting
+        can_wait = self._machine.state is Growing.GROWING and not self._is_late and not self._is_behind
+        if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
+            return None
+        tree, is_empty = self._tree, not len(self._tree)
+        open_reach = np.ones(1) if is_empty else tree.reach[tree.leaves]
+        next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
+        is_worth = self._pilot.is_worth_waiting(tree.reach[self._taken], open_reach, next_s)
+        return m.Await(stamp, self._pilot.patience_s) if is_worth else None

@@ -1,0 +1,104 @@
+"""A session whose draft grows steadily: blocks are taken out of one tree, and a verdict makes another node its root.
+
+Knows the order of a round. Must not know how a tree grows, nor what a node is worth.
+"""
+
+from __future__ import annotations
+
+from core.records import GenerationRequest, Verdict
+from orchestrator import messages as m
+from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.guess import NO_GUESS, Followed, Guess
+from orchestrator.marginal import MarginalPilot
+from orchestrator.pair import Pair
+from orchestrator.session import Session
+from orchestrator.states import Target, Trigger
+from orchestrator.steady_drafting import SteadyDrafting
+
+
+class SteadySession(Session):
+    """As `Session`, but for where blocks come from: nothing is asked for, and what has grown is what there is."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        pair: Pair,
+        pilot: MarginalPilot,
+        detokenizer: IncrementalDetokenizer,
+        session_id: str,
+    ) -> None:
+        super().__init__(request, pair, pilot, detokenizer, session_id)
+        self._margin = pilot
+        self._growth = SteadyDrafting(self._completion, pilot, self.stats)
+        self._drafting = self._growth  # type: ignore[assignment]  # what only `Drafting` has is asked for in what is overridden
+        self._now_s = 0.0
+        """Of the event that is handled."""
+        self._verdict_s: float | None = None
+        """When the last verdict came; None where what follows is no whole round."""
+        self._handlers[m.DraftGrew] = self._on_draft_grew
+
+    # Decisions
+
+    def _go_on(self) -> list[m.Command]:
+        match self._machine.state:
+            case Target.IDLE:
+                told = self._reroot()
+                return [*self._send_or_wait(is_waiting=False), *told]
+            case Target.AWAITING_BLOCK:
+                return self._send_or_wait(is_waiting=True)
+        return []
+
+    def _reroot(self) -> list[m.Command]:
+        """What the last verdict changes for the tree, the pilot and the draft."""
+        judged, self._judged = self._judged, None
+        if judged is None:
+            return []
+        verdict, tokens = judged.verdict, judged.guess.block.tokens
+        committed = (*(tokens[node] for node in verdict.path), verdict.next_token)
+        found, rank, num_listed = self._growth.reroot(committed)
+        self.stats.record_found(found)
+        self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
+        return self._growth.tell()
+
+    def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
+        """Have the best block verified, unless what comes next is worth the wait."""
+        block = self._growth.block(self._max_depth, self._pair.target.kv_cache_tokens - len(self._log))
+        wait = self._growth.patience(self._now_s) if self._max_depth > 0 else None
+        if wait is None:
+            return self._send_block(block, is_waiting=is_waiting)
+        if is_waiting:
+            return []
+        self._machine.fire(Trigger.DRAFT)
+        return [wait]
+
+    def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:
+        if is_waiting:
+            self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
+        return self._send(block if len(block) else self._look_up())
+
+    # Events
+
+    def _on_target_placed(self, event: m.TargetPlaced) -> list[m.Command]:
+        self._verdict_s = None
+        return super()._on_target_placed(event)
+
+    def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
+        self._now_s = event.received_s
+        if self._verdict_s is not None:
+            self._margin.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
+        self._verdict_s = event.received_s
+        return super()._on_verdict(verdict, event)
+
+    def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
+        return [*self._growth.placed(event.name, event.epoch), *self._go_on()]
+
+    def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
+        self._now_s = event.received_s
+        return [*self._growth.grew(event), *self._go_on()]
+
+    def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
+        self._now_s = event.received_s
+        return [*self._growth.ended(event), *self._go_on()]
+
+    def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:
+        return [*self._growth.late(event.stamp), *self._go_on()]

@@ -1,0 +1,226 @@
+"""The draft's half of the tree: best first over all sessions, and nothing that stays valid is lost at a verdict."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.growth import Candidates
+from core.speculation.chances import chances_of
+from core.speculation.grower import MIN_REACH, Grower, likeliest
+from core.speculation.tree import SpeculationTree
+from core.trees import ROOT, Steady
+
+STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
+
+
+def said_after(path):
+    """What a fake model says after a path: it is the same whenever it is asked."""
+    random = Random(str(tuple(path)))
+    ranked = tuple(random.sample(range(1, 9), 4))
+    first = random.uniform(0.2, 0.95)
+    rest = 1.0 - first
+    return Candidates(ranked, first, 0.0, shares=(first, rest * 0.6, rest * 0.3, rest * 0.1))
+
+
+def grower(steady=STEADY):
+    new = Grower()
+    new.begin()
+    new.steady = steady
+    return new
+
+
+def feed(growers, num_rows, prefixes=None):
+    """One pass; which place each row was for."""
+    fed = list(likeliest(growers, num_rows))
+    for place, node in fed:
+        growers[place].take(node, said_after((*(prefixes[place] if prefixes else (place,)), *node.path())))
+    return [place for place, _ in fed]
+
+
+def test_the_first_candidate_is_as_likely_as_its_lead_says_and_the_others_share_the_rest():
+    candidates = Candidates((1, 2, 3), 0.8, 0.0, shares=(0.8, 0.1, 0.05))
+    first, second, third = chances_of(candidates, STEADY, 8)
+    assert first == pytest.approx(candidates.lead)
+    weights = [0.5**0.5 * 0.1, 0.25**0.5 * 0.05]
+    assert second == pytest.approx((1 - first) * 0.85 * weights[0] / sum(weights))
+    assert third == pytest.approx((1 - first) * 0.85 * weights[1] / sum(weights))
+    assert chances_of(candidates, STEADY, 1) == [first]
+
+
+def test_where_shares_are_not_known_the_others_are_as_likely_as_usual():
+    chances = chances_of(Candidates((1, 2, 3), 0.5), STEADY, 8)
+    assert chances == pytest.approx([0.5, 0.25, 0.125])
+
+
+def test_no_candidate_is_likelier_than_the_first():
+    chances = chances_of(Candidates((1, 2), 0.01), Steady(1, 1, sureness=(0.0, 1.0), tail=(0.9,)), 8)
+    assert chances[1] <= chances[0]
+
+
+def test_the_root_is_fed_first_and_then_what_is_likeliest():
+    one = grower()
+    assert feed([one], 4) == [0], "there is nothing but the root"
+    for _ in range(5):
+        fed = [node for _, node in likeliest([one], 3)]
+        others = [entry[2].reach for entry in one._open if entry[2].said is None]
+        assert min(node.reach for node in fed) >= max(others, default=0.0)
+        for node in fed:
+            one.take(node, said_after((0, *node.path())))
+
+
+def test_a_pass_goes_to_whoever_needs_it_most():
+    sure, unsure = grower(), grower()
+    feed([sure], 1)
+    feed([unsure], 1)
+    sure.take(sure.root, Candidates((1,), 0.99))
+    unsure.root.children.clear()
+    unsure._open.clear()
+    unsure.take(unsure.root, Candidates((1, 2), 0.5, shares=(0.5, 0.5)))
+    (place, node), *_ = likeliest([unsure, sure], 1)
+    assert place == 1
+    assert node.reach > 0.9
+
+
+def test_nobody_starves_whose_nodes_are_as_likely_as_others():
+    growers = [grower() for _ in range(8)]
+    counts = [0] * 8
+    for _ in range(30):
+        for place in feed(growers, 8, [(0,)] * 8):  # all have the same text
+            counts[place] += 1
+    assert max(counts) - min(counts) <= 8
+
+
+def test_what_is_too_unlikely_is_left():
+    one = grower()
+    feed([one], 1)
+    assert list(likeliest([one], 9, min_reach=1.0)) == []
+    while feed([one], 64):
+        pass
+    assert all(node.reach >= MIN_REACH for node in nodes_below(one.root))
+    assert max(node.depth for node in nodes_below(one.root)) == STEADY.max_depth
+
+
+def nodes_below(node):
+    for child in node.children:
+        yield child
+        yield from nodes_below(child)
+
+
+def test_a_verdict_keeps_what_grew_below_and_looks_further():
+    one = grower()
+    for _ in range(4):
+        feed([one], 4)
+    child = max(one.root.children, key=lambda node: len(list(nodes_below(node))))
+    kept = list(nodes_below(child))
+    assert [node.token for node in one.reroot([child.token])] == [child.token]
+    assert one.root is child
+    below = list(nodes_below(child))
+    assert [node for node in below if node in kept] == sorted(kept, key=below.index)
+    assert child.reach == 1.0
+    for node in below:
+        assert node.reach == pytest.approx(node.parent.reach * node.chance)
+        assert node.depth == node.parent.depth + 1
+    assert one.best().reach == max(node.reach for node in below if node.said is None)
+
+
+def test_a_token_that_the_tree_does_not_know_begins_it_anew():
+    one = grower()
+    feed([one], 1)
+    assert one.reroot([99]) is None
+    assert not one.root.children
+    assert one.best() is one.root
+
+
+def test_what_is_said_of_a_node_that_was_pruned_meanwhile_changes_nothing():
+    one = grower()
+    feed([one], 1)
+    lost, kept = one.root.children[0], one.root.children[1]
+    one.reroot([kept.token])
+    one.take(lost, said_after((1,)))
+    assert all(node.is_below(kept) for node in nodes_below(one.root))
+    assert one.tell().tokens == ()
+
+
+def test_each_node_is_told_once_and_after_its_parent():
+    one, numbers = grower(), set()
+    for _ in range(6):
+        feed([one], 3)
+        told = one.tell()
+        assert told.first == len(numbers)
+        for number, parent in enumerate(told.parents, told.first):
+            assert parent == ROOT or parent in numbers
+            numbers.add(number)
+    assert one.tell().tokens == ()
+
+
+@given(st.integers(0, 2**32))
+def test_both_halves_agree_once_all_messages_have_come(seed):
+    """Growth and verdicts cross on their way: each message arrives some steps after it was sent, in order."""
+    random = Random(seed)
+    draft, tree, text = grower(), SpeculationTree(), [0]
+    to_draft, to_tree = deque(), deque()
+    num_told_of = 0  # verdicts that the draft knows of
+    num_verdicts = 0
+    drafted_text = [0]
+    for _ in range(60):
+        action = random.choice(("feed", "feed", "verdict", "to draft", "to tree", "to tree"))
+        if action == "feed":
+            feed([draft], random.randrange(1, 5), [drafted_text])
+            to_tree.append((draft.tell(), num_told_of))
+        elif action == "verdict":
+            tokens, end = _random_path(tree, random)
+            tree.reroot(end, tokens[-1])
+            text += tokens
+            num_verdicts += 1
+            to_draft.append(tokens)
+        elif action == "to draft" and to_draft:
+            num_told_of = _hear(draft, drafted_text, to_draft, num_told_of)
+            to_tree.append((draft.tell(), num_told_of))
+        elif action == "to tree" and to_tree:
+            told, knows = to_tree.popleft()
+            tree.add(told, num_verdicts - knows)
+            if tree.has_lost_some:
+                break
+    while to_draft:
+        num_told_of = _hear(draft, drafted_text, to_draft, num_told_of)
+    to_tree.append((draft.tell(), num_told_of))
+    for told, knows in to_tree:
+        tree.add(told, num_verdicts - knows)
+    if tree.has_lost_some:  # two tokens in a row that it did not foresee, while it was told of them
+        draft.tell_anew()
+        tree = SpeculationTree()
+        tree.add(draft.tell())
+    assert drafted_text == text
+    assert _paths_of_tree(tree) == {tuple(node.path()) for node in nodes_below(draft.root)}
+
+
+def _hear(draft, drafted_text, to_draft, num_told_of):
+    tokens = to_draft.popleft()
+    draft.reroot(tokens)
+    drafted_text += tokens
+    return num_told_of + 1
+
+
+def _random_path(tree, random):
+    """Tokens down the tree, and one more that it may know or not; and the node before that one."""
+    tokens, end = [], ROOT
+    while len(children := tree.children(end)) and random.random() < 0.5:
+        end = int(random.choice(list(children)))
+        tokens.append(int(tree.tokens[end]))
+    known = [int(tree.tokens[child]) for child in tree.children(end)]
+    return [*tokens, random.choice([*known, random.randrange(1, 9)])], end
+
+
+def _paths_of_tree(tree):
+    found = set()
+    for node in range(len(tree)):
+        tokens, above = (), node
+        while above != ROOT:
+            tokens, above = (int(tree.tokens[above]), *tokens), int(tree.parents[above])
+        found.add(tokens)
+    return found

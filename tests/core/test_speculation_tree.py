@@ -1,0 +1,185 @@
+"""The orchestrator's tree: what a draft tells hangs where it belongs, whatever the verdicts did meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.speculation.tree import SpeculationTree
+from core.trees import ROOT, TokenTree, Told
+
+
+def told(first, *nodes):
+    """Each node: parent, token, chance."""
+    parents, tokens, chances = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return Told(first, parents, tokens, tuple(range(len(nodes))), chances, (0.9,) * len(nodes))
+
+
+def paths(tree):
+    """Tokens from the root to each node, with the chance to get there."""
+    found = {}
+    for node in range(len(tree)):
+        tokens, above = (), node
+        while above != ROOT:
+            tokens, above = (int(tree.tokens[above]), *tokens), int(tree.parents[above])
+        assert tokens not in found, "no two siblings are alike"
+        assert tree.depths[node] == len(tokens)
+        found[tokens] = float(tree.reach[node])
+    return found
+
+
+FIRST = told(0, (ROOT, 5, 0.5), (ROOT, 6, 0.3), (0, 7, 0.8), (2, 8, 0.5))
+
+
+@pytest.fixture
+def tree():
+    tree = SpeculationTree()
+    assert tree.add(FIRST) == 4
+    return tree
+
+
+def test_a_node_is_reached_through_those_above_it(tree):
+    assert paths(tree) == pytest.approx({(5,): 0.5, (6,): 0.3, (5, 7): 0.4, (5, 7, 8): 0.2})
+
+
+def test_a_block_is_the_likeliest_nodes_and_a_prefix_of_it_is_a_tree(tree):
+    nodes = tree.best(3, max_depth=9)
+    assert tree.block(nodes) == TokenTree((5, 7, 6), (ROOT, 0, ROOT))
+    assert tree.block(nodes[:2]) == TokenTree.chain([5, 7])
+    assert [int(tree.tokens[node]) for node in tree.best(9, max_depth=1)] == [5, 6]
+    assert len(tree.best(9, max_depth=9, min_reach=0.35)) == 2
+
+
+def test_leaves_are_what_nothing_grew_below_likeliest_first(tree):
+    assert [int(tree.tokens[node]) for node in tree.leaves] == [6, 8]
+
+
+def test_a_verdict_keeps_what_grew_below_its_token(tree):
+    assert tree.reroot(tree.child(ROOT, 5), 7)
+    assert paths(tree) == pytest.approx({(8,): 0.5})
+    assert tree.add(told(4, (2, 9, 0.25), (3, 10, 0.5))) == 2
+    assert paths(tree) == pytest.approx({(8,): 0.5, (9,): 0.25, (8, 10): 0.25})
+
+
+def test_what_was_told_before_the_verdict_is_known_is_kept_where_it_still_fits(tree):
+    tree.reroot(ROOT, 5)
+    assert tree.add(told(4, (ROOT, 9, 0.1), (1, 10, 0.5), (0, 11, 0.1), (2, 12, 0.5), (5, 13, 0.9)), num_unknown=1) == 2
+    assert paths(tree) == pytest.approx({(7,): 0.8, (7, 8): 0.4, (11,): 0.1, (7, 12): 0.4})
+
+
+def test_a_root_that_was_on_its_way_is_found_when_it_comes(tree):
+    """The verdict's token is not known yet; the message that tells of it, and of what follows, is under way."""
+    assert not tree.reroot(tree.child(ROOT, 5), 20)
+    assert len(tree) == 0
+    assert tree.add(told(4, (0, 20, 0.1), (0, 21, 0.1), (4, 22, 0.5)), num_unknown=1) == 1
+    assert tree.add(told(7, (4, 23, 0.25), (6, 24, 0.5))) == 2
+    assert paths(tree) == pytest.approx({(22,): 0.5, (23,): 0.25, (22, 24): 0.25})
+
+
+def test_a_root_that_the_draft_never_told_of_is_called_root(tree):
+    tree.reroot(tree.child(ROOT, 6), 99)
+    assert tree.add(told(4, (ROOT, 99, 0.5))) == 1
+    assert paths(tree) == {(99,): 0.5}, "it follows the root, and is not taken for it"
+
+
+def test_after_tokens_that_no_node_leads_to_nothing_is_left(tree):
+    tree.prune()
+    assert tree.add(told(4, (0, 9, 0.5)), num_unknown=1) == 0
+    assert tree.add(told(5, (ROOT, 9, 0.5))) == 1
+    assert paths(tree) == {(9,): 0.5}
+
+
+def test_a_node_that_is_there_already_is_not_there_twice(tree):
+    """A draft that has forgotten its guesses tells them again, with other numbers."""
+    assert tree.add(told(4, (ROOT, 5, 0.6), (4, 7, 0.9), (5, 30, 0.5), (ROOT, 31, 0.1), (ROOT, 31, 0.1))) == 2
+    assert paths(tree) == pytest.approx(
+        {(5,): 0.5, (6,): 0.3, (5, 7): 0.4, (5, 7, 8): 0.2, (5, 7, 30): 0.2, (31,): 0.1}
+    )
+
+
+def test_what_was_told_already_changes_nothing(tree):
+    before = paths(tree)
+    assert tree.add(FIRST) == 0
+    assert paths(tree) == before
+    assert tree.num_told == 4
+
+
+def test_a_message_that_was_lost_is_noticed(tree):
+    with pytest.raises(ValueError, match="goes on at node 6 where 4"):
+        tree.add(told(6, (0, 9, 0.5)))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ((0,), (1,), (0,), (0.5,), (0.5,)),  # its own parent
+        ((-2,), (1,), (0,), (0.5,), (0.5,)),
+        ((ROOT,), (1,), (-1,), (0.5,), (0.5,)),
+        ((ROOT,), (1,), (0,), (0.0,), (0.5,)),
+        ((ROOT,), (1,), (0,), (1.5,), (0.5,)),
+        ((ROOT,), (1,), (0,), (float("nan"),), (0.5,)),
+        ((ROOT,), (1,), (0,), (0.5,), (-0.5,)),
+        ((ROOT,), (1, 2), (0,), (0.5,), (0.5,)),
+    ],
+)
+def test_what_cannot_be_growth_is_none(columns):
+    with pytest.raises(ValueError):
+        Told(0, *columns)
+
+
+@dataclass
+class PlainTree:
+    """The same by paths from the beginning of the text: slow, and simple enough to be right. A fake."""
+
+    root: tuple = ()
+    reach: dict = field(default_factory=dict)
+    numbered: list = field(default_factory=list)
+
+    def add(self, nodes, root_then):
+        for parent, token, chance in nodes:
+            above = root_then if parent == ROOT else self.numbered[parent]
+            path = (*above, token)
+            self.numbered.append(path)
+            self.reach.setdefault(path, chance)
+
+    def paths(self):
+        size, found = len(self.root), {}
+        for path in self.reach:
+            if path[:size] == self.root and len(path) > size:
+                reach = 1.0
+                for end in range(size + 1, len(path) + 1):
+                    reach *= self.reach.get(path[:end], 0.0)
+                found[path[size:]] = reach
+        return found
+
+
+@given(st.data())
+def test_it_is_what_a_list_of_paths_would_be(data):
+    """Growth in any order between verdicts of which the draft knows, some of them off the tree."""
+    tree, plain = SpeculationTree(), PlainTree()
+    for _ in range(data.draw(st.integers(1, 8))):
+        below = [number for number, path in enumerate(plain.numbered) if path[: len(plain.root)] == plain.root]
+        below = [number for number in below if plain.numbered[number] != plain.root or len(plain.root) == 0]
+        nodes, free = [], {ROOT, *below}
+        for index in range(data.draw(st.integers(0, 5))):
+            parent = data.draw(st.sampled_from(sorted(free)))
+            nodes.append((parent, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.25, 0.5, 0.75]))))
+            free.add(len(plain.numbered) + index)
+        tree.add(told(len(plain.numbered), *nodes))
+        plain.add(nodes, plain.root)
+        assert paths(tree) == pytest.approx(plain.paths())
+        if data.draw(st.booleans()):
+            end = data.draw(st.sampled_from([ROOT, *range(len(tree))]))
+            token = data.draw(st.integers(1, 4))
+            tokens, above = (token,), end
+            while above != ROOT:
+                tokens, above = (int(tree.tokens[above]), *tokens), int(tree.parents[above])
+            tree.reroot(end, token)
+            plain.root = (*plain.root, *tokens)
+            assert paths(tree) == pytest.approx(plain.paths())
+    order = tree.reach[tree.best(len(tree), max_depth=99)]
+    assert (np.diff(order) <= 0).all()

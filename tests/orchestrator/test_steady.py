@@ -1,0 +1,406 @@
+"""A session whose draft grows steadily: blocks come out of one tree, and no draft can change tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import FakeTargetEngine, model_info, next_token, plain, request
+
+from core.config import Limits, SpeculationConfig
+from core.records import Missing, Refused, Sampling, Sprouted, Stamp, Timing, Verification
+from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree, Told
+from orchestrator import messages as m
+from orchestrator.control import Controls
+from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.knowledge import Knowledge
+from orchestrator.marginal import MAX_ROWS, MarginalPilot
+from orchestrator.pair import Pair
+from orchestrator.service import new_session
+from orchestrator.session import Session
+from orchestrator.steady_drafting import MAX_OPEN
+from orchestrator.steady_session import SteadySession
+
+PROMPT = (3, 1, 4)
+CONFIG = SpeculationConfig(policy="marginal", lookup=False)
+
+
+class FakeMargin(MarginalPilot):
+    """Verifies all there is, and waits when it is told to."""
+
+    def __init__(self, asked, config=CONFIG):
+        super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
+        self.is_patient = False
+
+    def num_worth(self, reach):
+        return len(reach)
+
+    def is_worth_waiting(self, reach, open_reach, next_s):
+        return self.is_patient
+
+    @property
+    def patience_s(self):
+        return 0.5
+
+
+class Stage:
+    """One session, its target, and a draft whose words are put into its mouth."""
+
+    def __init__(self, tokenizer, max_tokens=40, *, config=CONFIG, kv_cache_tokens=10_000, limits=None, **changes):
+        asked = request(PROMPT, max_tokens, **changes)
+        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
+        pair = Pair(target, model_info("draft"), config, limits or Limits())
+        self.pilot = FakeMargin(asked, config)
+        self.session = SteadySession(asked, pair, self.pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        self.target = FakeTargetEngine(epoch=1)
+        self.sent: list[m.Command] = []
+        self.num_told = 0
+        self.now_s = 0.0
+        self.do(self.session.start())
+        self.event(m.TargetPlaced("t", 1))
+        self.event(m.DraftPlaced("d", 1))
+
+    def do(self, commands):
+        self.sent += commands
+        return commands
+
+    def event(self, event):
+        return self.do(self.session.handle(event))
+
+    def last(self, kind):
+        return next(command for command in reversed(self.sent) if isinstance(command, kind))
+
+    def count(self, kind):
+        return sum(isinstance(command, kind) for command in self.sent)
+
+    @property
+    def tokens(self):
+        return [token for command in self.sent if isinstance(command, m.Emit) for token in command.chunk.token_ids]
+
+    @property
+    def block(self):
+        return self.last(m.Verify).request.block
+
+    def verdict(self):
+        self.now_s += 0.1
+        reply = self.target.verify(self.last(m.Verify).request)
+        return self.event(m.TargetReplied(reply, self.now_s - 0.1, self.now_s))
+
+    def growth(self, *nodes, stamp=None, held=None, root=ROOT):
+        """Nodes of the draft, each a parent's number and a token; chances fall in their order."""
+        asked = self.last(m.Grow).request
+        if asked.growth.is_anew and stamp is None and not nodes:
+            self.num_told = 0
+        first, self.num_told = self.num_told, self.num_told + len(nodes)
+        parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
+        chances = tuple(0.9 - 0.01 * index for index in range(len(nodes)))
+        told = Told(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
+        held = asked.num_committed if held is None else held
+        return m.DraftGrew(Sprouted(stamp or asked.stamp, told, held, Timing(0.0, 0.003, 1, 4)), self.now_s)
+
+    def grows(self, *nodes, **changes):
+        return self.event(self.growth(*nodes, **changes))
+
+    def right(self, num_tokens):
+        """The target's next tokens, as a chain below the root."""
+        text, found = [*PROMPT, *self.tokens], []
+        for _ in range(num_tokens):
+            found.append(next_token([*text, *found]))
+        return found
+
+    def grows_right(self, num_tokens):
+        tokens = self.right(num_tokens)
+        first = self.num_told
+        return self.grows(*((first + index - 1 if index else ROOT, token) for index, token in enumerate(tokens)))
+
+
+@pytest.fixture
+def stage(tokenizer):
+    return Stage(tokenizer)
+
+
+def test_the_draft_is_told_at_once_and_nothing_waits_for_it(stage):
+    assert isinstance(stage.last(m.Grow).request.growth, Steady)
+    assert stage.last(m.Grow).request.suffix == PROMPT
+    assert stage.block == EMPTY_BLOCK
+
+
+def test_what_has_grown_is_verified_and_what_grew_below_the_verdict_is_there_already(stage):
+    stage.verdict()
+    first = stage.right(8)
+    stage.grows(*((index - 1 if index else ROOT, token) for index, token in enumerate(first)))
+    stage.verdict()  # of the plain step that was under way
+    assert stage.block == TokenTree.chain(first[1:])
+    sent = stage.verdict()
+    assert stage.tokens == plain(PROMPT, 10)
+    assert [type(command) for command in sent] == [m.Verify, m.Grow, m.Emit], "the target waits for nobody"
+
+
+def test_the_draft_hears_of_each_verdict_and_of_what_it_does_not_hold(stage):
+    stage.verdict()
+    stage.grows_right(1)
+    stage.verdict()
+    asked = stage.last(m.Grow).request
+    assert asked.num_committed == len(PROMPT) + 2
+    assert asked.base.num_tokens == len(PROMPT), "it has said that it holds as much"
+
+
+def test_growth_that_answers_an_earlier_message_is_used_where_it_fits(stage):
+    stage.verdict()
+    tokens = stage.right(6)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]))
+    earlier = stage.last(m.Grow).request.stamp
+    stage.verdict()
+    assert stage.block.tokens == (tokens[1],)
+    stage.grows((1, tokens[2]), (0, 99), stamp=earlier)
+    stage.verdict()
+    assert stage.block.tokens == (), "the verdict's own token was not foreseen"
+    assert stage.tokens == plain(PROMPT, 4)
+
+
+def test_a_block_that_is_worth_it_is_waited_for(stage):
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    sent = stage.verdict()
+    assert [type(command) for command in sent if not isinstance(command, m.Emit)] == [m.Await, m.Grow]
+    assert stage.event(stage.growth()) == [], "patience lasts until it is worth it no more"
+    stage.pilot.is_patient = False
+    sent = stage.grows_right(3)
+    assert [type(command) for command in sent] == [m.Verify]
+    assert len(stage.block) == 3
+
+
+def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_few_rounds(tokenizer):
+    stage = Stage(tokenizer, config=replace(CONFIG, breaker_rounds=2))
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    assert stage.last(m.Await).timeout_s == 0.5
+    sent = stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    assert [type(command) for command in sent] == [m.Verify]
+    assert stage.event(m.DraftLate(stage.last(m.Await).stamp)) == [], "it is late once"
+    stage.verdict()
+    assert stage.count(m.Await) == 1
+    stage.session._growth._is_late = False  # as if it had been waited for once more
+    stage.verdict()
+    sent = stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    assert [type(command) for command in sent] == [m.ReleaseDraft, m.PlaceDraft, m.Verify]
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, 4)
+
+
+def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    stage.grows((ROOT, 2))
+    stage.verdict()
+    assert stage.count(m.Await) == 2
+
+
+def test_a_silent_draft_is_not_told_more_and_more(stage):
+    stage.grows((ROOT, 1))
+    for _ in range(2 * MAX_OPEN):
+        stage.verdict()
+    assert stage.count(m.Grow) == MAX_OPEN
+    overtaken = Refused(next(c for c in stage.sent if isinstance(c, m.Grow)).request.stamp, "overtaken")
+    sent = stage.event(m.DraftReplied(overtaken, 0.0, stage.now_s))
+    assert [type(command) for command in sent] == [m.Grow]
+    assert sent[0].request.num_committed == len(PROMPT) + len(stage.tokens)
+
+
+def test_a_draft_that_has_forgotten_is_sent_everything_and_tells_everything(stage):
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.event(m.DraftReplied(Missing(stage.last(m.Grow).request.stamp, 0), 0.0, stage.now_s))
+    asked = stage.last(m.Grow).request
+    assert asked.base.num_tokens == 0
+    assert asked.spec is not None
+    assert asked.growth.is_anew
+    assert stage.grows((ROOT, 2), stamp=replace(asked.stamp, round=asked.stamp.round - 1)) == [], "with old numbers"
+    stage.num_told = 0
+    tokens = stage.right(2)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]))
+    stage.verdict()
+    assert stage.block.tokens == (tokens[1],)
+
+
+def test_what_was_lost_of_a_tree_is_told_once_more(stage):
+    """Two tokens in a row that were not foreseen, while the draft foresaw both."""
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.verdict()
+    sent = stage.grows((0, 2), root=0)
+    assert [type(command) for command in sent] == [m.Grow]
+    assert sent[0].request.growth.is_anew
+    assert sent[0].request.base.num_tokens > 0, "it need not compute anything again"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda s: replace(s, told=replace(s.told, tokens=(10**6,))),
+        lambda s: replace(s, told=replace(s.told, tokens=(-3,))),
+        lambda s: replace(s, held=10**6),
+        lambda s: replace(s, held=-1),
+        lambda s: replace(s, told=replace(s.told, first=5)),
+    ],
+)
+def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, spoil):
+    event = stage.growth((ROOT, 1))
+    sent = stage.event(replace(event, sprouted=spoil(event.sprouted)))
+    assert [type(command) for command in sent] == [m.ReleaseDraft, m.PlaceDraft]
+    assert stage.session.stats.num_draft_failures == 1
+    for _ in range(5):
+        stage.verdict()
+    assert stage.tokens == plain(PROMPT, 5)
+
+
+@pytest.mark.parametrize("stamp", [Stamp("other", 1, 1), Stamp("d", 2, 1)])
+def test_growth_of_another_lease_or_epoch_is_none(stage, stamp):
+    assert stage.grows((ROOT, 1), stamp=stamp) == []
+    assert stage.session.stats.num_stale_replies == 1
+    assert len(stage.session._growth._tree) == 0
+
+
+def test_after_another_lease_growth_begins_anew(stage):
+    stage.grows((ROOT, 1), (0, 2))
+    stage.event(m.DraftLost(1))
+    assert stage.session.stats.num_draft_failures == 1
+    stage.event(m.DraftPlaced("d2", 2))
+    asked = stage.last(m.Grow).request
+    assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
+    assert asked.growth.is_anew
+    assert len(stage.session._growth._tree) == 0
+
+
+def test_a_lost_target_is_sent_the_block_again_and_the_tokens_stay(stage):
+    stage.verdict()
+    stage.grows_right(4)
+    stage.verdict()
+    block = stage.block
+    stage.event(m.TargetLost(1, "it died"))
+    stage.target = FakeTargetEngine(epoch=2)
+    stage.event(m.TargetPlaced("t2", 2))
+    assert stage.block == block
+    for _ in range(4):
+        stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(tokenizer):
+    stage = Stage(tokenizer, max_tokens=6)
+    stage.verdict()
+    stage.grows_right(12)
+    stage.verdict()
+    assert len(stage.block) == 3, "two tokens are there, and the target adds one"
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    stage.grows_right(12)
+    stage.verdict()
+    assert max(stage.block.depths) <= 2
+    stage = Stage(tokenizer, kv_cache_tokens=len(PROMPT) + 3)
+    stage.grows_right(12)
+    stage.verdict()
+    assert len(stage.block) <= 2
+
+
+def test_the_end_closes_both_sides(stage):
+    stage.grows((ROOT, 1))
+    stage.event(m.Abandoned(RuntimeError("gone")))  # type: ignore[arg-type]
+    assert {type(command) for command in stage.sent[-3:]} == {m.Fail, m.ReleaseTarget, m.ReleaseDraft}
+    assert stage.grows((ROOT, 1)) == []
+
+
+# The pilot
+
+
+def pilot(config=CONFIG, **changes):
+    return Controls(config).pilot(request(PROMPT, 40, **changes))
+
+
+def test_only_where_any_rule_may_choose_is_there_steady_growth():
+    sampling = Sampling(temperature=1.0)
+    assert isinstance(pilot(), MarginalPilot)
+    assert isinstance(pilot(sampling=sampling), MarginalPilot)
+    assert isinstance(pilot(verification=Verification.REJECTION), MarginalPilot), "greedy needs no q"
+    assert not isinstance(pilot(sampling=sampling, verification=Verification.REJECTION), MarginalPilot)
+    assert not isinstance(pilot(pipelining=False), MarginalPilot)
+
+
+def test_a_session_is_of_its_pilots_kind(tokenizer):
+    pair = Pair(model_info(), None, CONFIG, Limits())
+    for verification, kind in ((Verification.COUPLED, SteadySession), (Verification.BLOCK, Session)):
+        asked = request(PROMPT, 4, sampling=Sampling(temperature=1.0), verification=verification)
+        found = new_session(
+            asked, pair, Controls(CONFIG).pilot(asked), IncrementalDetokenizer(tokenizer, (), False), "s"
+        )
+        assert type(found) is kind
+
+
+def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
+    """A pilot that knows what passes cost, and makes 100 tokens a second."""
+    found = pilot(config)
+    for _ in range(40):
+        for rows in (1, 2, 3, 5, 9, 17, 33, 65):
+            found._known.verify.see(Timing(0.0, rows_s(rows), 1, rows), rows_s(rows) + 0.001)
+            found.saw_pass(Timing(0.0, pass_s(rows - 1 or 1), 1, rows - 1 or 1))
+    for _ in range(40):
+        found.saw_interval(4, 0.04)
+    return found
+
+
+def test_a_node_is_verified_while_it_is_worth_more_than_its_row():
+    dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
+    reach = [0.9, 0.5, 0.2, 0.05, 0.04]
+    assert dear.num_worth(_array(reach)) == 3
+    cheap = learned(lambda rows: 0.02 + 1e-5 * rows)
+    assert cheap.num_worth(_array(reach)) == 5
+    assert dear.num_worth(_array([0.05])) == 0, "plain decoding is better than that"
+    assert dear.num_worth(_array([])) == 0
+
+
+def test_a_step_in_costs_is_looked_beyond():
+    steps = learned(lambda rows: 0.02 if rows == 1 else 0.026)  # the second row costs 0.6 tokens, others nothing
+    assert steps.num_worth(_array([0.5, 0.4, 0.3])) == 3
+
+
+def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
+    one = learned(lambda rows: 0.02)
+    assert one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.004), "0.8 tokens for 0.4"
+    assert not one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.02)
+    assert not one.is_worth_waiting(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
+
+
+def test_a_draft_feeds_as_many_rows_as_its_passes_take_at_little_cost():
+    flat = learned(lambda rows: 0.02, lambda rows: 0.003)
+    assert flat.steady(100).rows_per_pass == MAX_ROWS
+    dear = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
+    assert dear.steady(100).rows_per_pass <= 4
+
+
+def test_how_deep_is_grown_follows_the_context_and_the_request():
+    assert pilot().steady(3).max_depth == 3
+    assert pilot().steady(0) is None
+    assert pilot(max_draft_tokens=0).steady(100) is None
+    assert pilot(max_draft_tokens=2).steady(100).max_depth == 5
+
+
+def test_chances_that_the_draft_is_told_are_a_law():
+    steady = pilot().steady(100)
+    assert 0 < sum(steady.tail) <= 1.0
+    assert list(steady.tail) == sorted(steady.tail, reverse=True)
+
+
+def test_the_rate_is_that_of_the_last_rounds():
+    one = pilot()
+    one.saw_interval(6, 0.06)
+    assert one.rate == pytest.approx(100)
+    for _ in range(200):
+        one.saw_interval(1, 0.1)
+    assert one.rate == pytest.approx(10, rel=0.01)
+
+
+def _array(values):
+    return np.array(values, float)

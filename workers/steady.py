@@ -1,0 +1,117 @@
+"""Drafting that never stops: what one session's steady growth adds to each pass of the draft engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from core.growth import Candidates
+from core.records import DraftRequest, Sprouted, Timing
+from core.speculation.grower import Grower, Node
+from core.trees import ROOT, Steady, TokenTree
+from workers.candidates import Kind, Place
+from workers.jobs import Job
+from workers.sampling import Row
+from workers.steps import StepRows
+
+
+@dataclass(eq=False, slots=True)
+class SteadyJob(Job[DraftRequest]):
+    """A session that is grown for until its next message. It is among the engine's jobs while it takes part in a pass."""
+
+    feeding: list[Node] = field(default_factory=list)
+    """In the next pass."""
+    told_rows: int = 0
+    """Of `num_rows`, those of passes that have been told of."""
+
+    @property
+    def steady(self) -> Steady:
+        assert isinstance(self.request.growth, Steady), "others are DraftJobs"
+        return self.request.growth
+
+    @property
+    def grower(self) -> Grower:
+        return self.held.grower
+
+    @property
+    def is_urgent(self) -> bool:
+        """The root first: without it there is no guess."""
+        return bool(self.pending)
+
+    @property
+    def num_tree_rows(self) -> int:
+        return len(self.feeding)
+
+    @property
+    def may_feed(self) -> bool:
+        """Whether there is a node worth a row."""
+        best = None if self.pending else self.grower.best()
+        return best is not None and best.reach >= self.steady.min_reach
+
+    def row_of(self, node: Node) -> int | None:
+        """Where the held tree has it; `ROOT` for the root, None where it is not held."""
+        path = node.path()
+        rows = self.held.tree.walk(path)
+        if len(rows) < len(path):
+            return None
+        return rows[-1] if rows else ROOT
+
+    def last_rows(self) -> StepRows:
+        """What is pending, or the nodes to be fed."""
+        tree, rows = self.held.tree, list[int]()
+        for node in self.feeding:
+            assert node.parent is not None, "the root is fed as a token"
+            row = self.row_of(node.parent)
+            assert row is not None, "a node is fed after its parent"
+            rows.append(row)
+        tokens = (*tree.tokens, *(node.token for node in self.feeding))
+        parents = (*tree.parents, *rows)
+        return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
+
+    def places(self) -> list[Place]:
+        """Of the logits that the last step gave."""
+        spec, log = self.held.spec, self.held.log
+        kind = Kind.of(spec.sampling, spec.verification)
+        seen = spec.sampling.has_penalties
+        return [
+            Place(
+                Row(
+                    spec.sampling,
+                    len(log) + node.depth,
+                    [*log.tokens, *node.path()] if seen else (),
+                    spec.prompt_len,
+                ),
+                kind,
+            )
+            for node in self._fed()
+        ]
+
+    def take(self, found: Sequence[Candidates]) -> None:
+        """What the model says after each of `places`."""
+        tree = self.held.tree
+        for node, candidates in zip(self._fed(), found, strict=True):
+            if node is self.grower.root:
+                tree.root = candidates
+            else:
+                assert node.parent is not None, "only the root has none"
+                parent = self.row_of(node.parent)
+                assert parent is not None, "a node is fed after its parent"
+                tree.add(parent, node.token, candidates)
+            self.grower.take(node, candidates)
+        self.feeding = []
+
+    def begin_again(self) -> None:
+        self.pending = [*self.held.log.tokens, *self.pending]
+        self.feeding = []
+        self.held.tree.clear()
+        self.grower.begin()
+
+    def sprouted(self, started_s: float, num_rows: int) -> Sprouted:
+        """What has grown since the last time."""
+        timing = Timing(0.0, monotonic() - started_s, 1, num_rows) if num_rows else None
+        num_held = self.request.num_committed - len(self.pending)
+        return Sprouted(self.request.stamp, self.grower.tell(), num_held, timing)
+
+    def _fed(self) -> list[Node]:
+        return self.feeding or [self.grower.root]
