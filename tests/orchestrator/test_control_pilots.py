@@ -13,6 +13,7 @@ import pytest
 from core.budgeted import sprout_of
 from core.config import SpeculationConfig
 from core.control import FIRST_PAUSE, Decision, State
+from core.errors import ConfigError
 from core.growth import Candidates
 from core.planning import PLAIN, Plan
 from core.records import (
@@ -592,6 +593,12 @@ def test_a_draft_makes_no_pass_for_what_such_a_chain_will_not_have(head, num_gro
     shape, paths = grown(pilot.block(8), lambda _: Candidates((7, 8), head))
     assert paths == [(7,) * (depth + 1) for depth in range(num_grown)]
     assert pilot.num_to_verify(shape) == min(num_grown, 3 if head < 0.9 else 6)
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.1, float("nan")])
+def test_a_least_path_probability_is_a_probability(floor):
+    with pytest.raises(ConfigError, match=r"min_path_probability must be in \[0, 1\]"):
+        SpeculationConfig(min_path_probability=floor)
 
 
 def test_such_a_chain_prepares_chains_below_a_few_outcomes():
