@@ -140,6 +140,13 @@ def test_an_overloaded_server_is_left_alone_for_as_long_as_it_says(connect):
     assert caught.value.retry_after_s == pytest.approx(0.3)
 
 
+def test_each_call_that_is_answered_gives_its_retry_back(connect):
+    refused, answered = [Refusal(grpc.StatusCode.UNAVAILABLE)], [pb.TokenizeResponse(token_ids=[7])]
+    with listening(Scripted(*[refused, answered] * 3)) as address:
+        client = connect(address, retry=Retry(initial_backoff_s=0.0, budget=1))
+        assert [client.call("tokenize", "x") for _ in range(3)] == [(7,)] * 3
+
+
 def test_trailers_that_are_no_status_hide_nothing(connect):
     refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no model", (("grpc-status-details-bin", b"\xff\xff"),))
     with listening(Scripted([refusal])) as address, pytest.raises(NotFound, match="no model"):

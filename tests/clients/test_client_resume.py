@@ -84,6 +84,17 @@ def test_a_stream_that_never_says_how_it_ends_fails_in_the_end():
         stream.ended()
 
 
+def test_a_stream_that_goes_on_is_not_given_up_however_often_it_breaks():
+    stream = resumption(max_retries=1, budget=1)
+    for total in range(1, 6):
+        stream.begin()
+        stream.take(chunk([7], total))
+        stream.broke(LOST)
+    stream.begin()
+    with pytest.raises(ServiceError):
+        stream.broke(LOST)
+
+
 def test_output_that_the_caller_brought_is_sent_with_all_calls_and_not_given_back():
     stream = resumption(pb.GenerateRequest(text="x", resume_token_ids=[8, 9]))
     assert list(stream.begin().request.resume_token_ids) == [8, 9]

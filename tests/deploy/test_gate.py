@@ -99,12 +99,36 @@ def test_without_a_file_everybody_is_let_in():
     Gate(None).check([])
 
 
+@pytest.mark.parametrize("text", ["first\n\n \t\nsecond\n\n", "\r\n first \r\nsecond\t"])
+def test_space_around_tokens_and_empty_lines_are_no_part_of_them(tokens, text):
+    """Else an empty line would let in who sends `authorization: Bearer` and nothing more."""
+    tokens.write_text(text)
+    gate = Gate(tokens)
+    gate.check(bearer("first"))
+    gate.check(bearer(" second "))
+    for metadata in (bearer(""), bearer(" "), [("authorization", "Bearer")]):
+        with pytest.raises(Unauthenticated):
+            gate.check(metadata)
+
+
 def test_any_of_several_tokens_that_are_sent_opens_the_door(tokens):
     """As a client sends that adds its own to what a gateway's policy adds."""
     gate = Gate(tokens)
     gate.check([*bearer("another"), *bearer("second")])
     with pytest.raises(Unauthenticated):
         gate.check([*bearer("another"), *bearer("a third")])
+
+
+def test_a_token_under_another_name_is_none(tokens):
+    with pytest.raises(Unauthenticated):
+        Gate(tokens).check([("x-authorization", "Bearer first")])
+
+
+def test_metadata_may_be_bytes(tokens):
+    gate = Gate(tokens)
+    gate.check([("authorization", b"Bearer first")])
+    with pytest.raises(Unauthenticated):
+        gate.check([("authorization", b"Bearer \xff")])
 
 
 def test_tokens_are_replaced_under_way(tokens):
@@ -114,6 +138,12 @@ def test_tokens_are_replaced_under_way(tokens):
     gate.check(bearer("third"))
     with pytest.raises(Unauthenticated):
         gate.check(bearer("first"))
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(tokens, monkeypatch):
+    gate = Gate(tokens)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("the file was read"))
+    gate.check(bearer("first"))
 
 
 def test_a_mounted_secret_that_is_exchanged_is_read_anew(tmp_path):
@@ -142,10 +172,20 @@ def test_a_file_that_is_emptied_or_lost_neither_opens_the_door_nor_locks_it(toke
     assert caplog.text.count("the tokens from before are asked for") == 1
     write_later(tokens, "third")
     gate.check(bearer("third"))
+    spoil(tokens)
+    gate.check(bearer("third"))
+    assert caplog.text.count("the tokens from before are asked for") == 2, "what has happened again is said again"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [(None, "cannot be read"), ("\n", "has no token"), ("\udc80", "cannot be read")]
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("\n", "has no token"),
+        ("\udc80", "cannot be read"),
+        ("first\n\nsecond of two", "line 3 must be one token"),
+        ("first\n#second", "line 2 must be one token"),
+    ],
 )
 def test_a_service_that_has_no_tokens_to_ask_for_does_not_start(tmp_path, text, said):
     path = tmp_path / "tokens"

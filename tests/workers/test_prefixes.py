@@ -10,7 +10,6 @@ from driving import EPOCH, Driver, answer, chain, wrong
 from safetensors.torch import load_file, save_file
 from test_target import random_tree
 
-from core.block_hash import block_hashes
 from core.config import EngineConfig
 from core.records import Missing, Refused, Sampling, Verdict
 from core.trees import Growth
@@ -58,16 +57,6 @@ def served(engine, requests):
         replies.update(engine.step())
         engine.check_integrity()
     return replies
-
-
-def test_hashes_name_a_block_and_all_before_it():
-    tokens = [*range(10)]
-    hashes = block_hashes(tokens, 4)
-    assert len(hashes) == len(set(hashes)) == 2
-    assert block_hashes(tokens[:9], 4, hashes[:1]) == hashes
-    other = block_hashes([99, *tokens[1:]], 4)
-    assert set(hashes).isdisjoint(other), "the second block is the same, and follows from something else"
-    assert block_hashes([1, 2, 3], 4) == []
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -1,0 +1,132 @@
+"""Where simulated sessions get their places, and what a replica is through its deaths. A hop and back takes 2 s."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from core.config import Limits
+from core.errors import Unavailable, WorkerLost
+from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.token_log import TokenLog
+from orchestrator.simulation.clock import run
+from orchestrator.simulation.cluster import DoubleAsk, Fleet, Wire
+from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
+from orchestrator.simulation.target import SimTarget
+from orchestrator.simulation.text import SteadyLaw, Text
+
+HOP_S = 2.0
+PASS_S = 5.0
+
+
+def run_bounded(main):
+    """What waits for ever, asking again and again, is no deadlock: it would never end."""
+
+    async def bounded():
+        async with asyncio.timeout(1000.0):
+            return await main()
+
+    return run(bounded())
+
+
+def fleet(num_replicas: int = 3) -> Fleet[SimTarget]:
+    text, law = Text(SteadyLaw()), EngineLaw(PassLaw.flat(PASS_S, 10_000))
+    limits = Limits(lease_timeout_s=10.0, reply_timeout_s=30.0)
+    wire = Wire(HopLaw(HOP_S), Random(0))
+    return Fleet("target", num_replicas, lambda name, epoch: SimTarget(name, epoch, text, law), wire, limits)
+
+
+def prefill(lease) -> VerifyRequest:
+    return VerifyRequest(Stamp(lease.name, lease.epoch, 1), TokenLog().base(0), (5,), spec=SequenceSpec(1, Sampling()))
+
+
+def num_leases(fleet) -> list[int]:
+    return [replica.num_leases for replica in fleet.replicas]
+
+
+def test_a_session_goes_where_there_are_fewest():
+    async def main():
+        targets = fleet()
+        leases = [await targets.take(f"s{number}") for number in range(5)]
+        assert num_leases(targets) == [2, 2, 1]
+        for lease in (leases[0], leases[0], leases[3]):
+            lease.release()
+        assert num_leases(targets) == [0, 2, 1], "a place that is given back twice is given back once"
+        assert len(targets.held) == 3
+        await targets.take("s5")
+        assert num_leases(targets) == [1, 2, 1]
+        return asyncio.get_running_loop().time()
+
+    assert run_bounded(main) == 6 * HOP_S
+
+
+def test_a_dead_replica_gives_no_place_until_another_incarnation_lives():
+    async def main():
+        targets = fleet(2)
+        before = await targets.take("before")
+        for replica in targets.replicas:
+            replica.engine.kill()
+        asyncio.get_running_loop().call_later(7.0, targets.replicas[0].restart)
+        after = await targets.take("after")
+        assert 7.0 <= asyncio.get_running_loop().time() - HOP_S <= 7.3
+        assert num_leases(targets) == [2, 0]
+        assert after.epoch > before.epoch
+        with pytest.raises(WorkerLost):
+            await before.port.verify([prefill(before)])
+        assert len(await after.port.verify([prefill(after)])) == 1
+
+    run_bounded(main)
+
+
+def test_who_gets_no_place_in_time_is_told_so():
+    async def main():
+        targets = fleet(1)
+        targets.replicas[0].engine.kill()
+        with pytest.raises(Unavailable, match="target"):
+            await targets.take("s")
+        assert not targets.held
+        return asyncio.get_running_loop().time()
+
+    assert run_bounded(main) == 10.0
+
+
+def test_a_replica_has_been_busy_in_all_its_incarnations():
+    async def main():
+        targets = fleet(2)
+        for number in range(3):
+            lease = await targets.take(f"s{number}")
+            await lease.port.verify([prefill(lease)])
+            targets.replicas[number % 2].restart()
+        assert [replica.busy_s for replica in targets.replicas] == [2 * PASS_S, PASS_S]
+        assert targets.busy_s == 3 * PASS_S
+
+    run_bounded(main)
+
+
+def test_an_engine_that_stands_still_is_lost_to_who_waits_for_it():
+    async def main():
+        targets = fleet(1)
+        lease = await targets.take("s")
+        targets.replicas[0].engine.freeze()
+        with pytest.raises(WorkerLost, match="30 s"):
+            await lease.port.verify([prefill(lease)])
+        assert not lease.port.unanswered
+        return asyncio.get_running_loop().time()
+
+    assert run_bounded(main) == HOP_S + 30.0
+
+
+def test_a_session_that_asks_before_it_was_answered_breaks_the_protocol():
+    async def main():
+        targets = fleet(1)
+        one, other = [await targets.take(name) for name in ("one", "other")]
+        await asyncio.gather(*(lease.port.verify([prefill(lease)]) for lease in (one, other)))
+        assert not targets.breaches
+        await asyncio.gather(one.port.verify([prefill(one)]), one.port.verify([prefill(one)]))
+        assert [type(breach) for breach in targets.breaches] == [DoubleAsk]
+        await one.port.verify([prefill(one), prefill(one)])
+        assert len(targets.breaches) == 2, "and in one batch"
+
+    run_bounded(main)

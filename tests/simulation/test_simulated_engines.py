@@ -1,0 +1,79 @@
+"""What a simulated engine takes into a pass: a pass takes a second, whatever its rows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from core.config import DECODE_TOKENS
+from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.token_log import TokenLog
+from core.trees import EMPTY_BLOCK, TokenTree
+from orchestrator.simulation.clock import run
+from orchestrator.simulation.hardware import EngineLaw, PassLaw
+from orchestrator.simulation.target import SimTarget
+from orchestrator.simulation.text import SteadyLaw, Text
+
+EPOCH = 1
+BLOCK = TokenTree.chain((1, 2, 3))
+"""With its root, 4 rows."""
+
+
+def target(max_step_tokens: int, prefill_chunk_tokens: int = 256) -> SimTarget:
+    law = EngineLaw(PassLaw.flat(1.0, 10_000), max_step_tokens, prefill_chunk_tokens)
+    return SimTarget("target", EPOCH, Text(SteadyLaw()), law)
+
+
+def request(session: str, num_tokens: int = 1, block: TokenTree = EMPTY_BLOCK) -> VerifyRequest:
+    stamp, spec = Stamp(session, EPOCH, 1), SequenceSpec(num_tokens, Sampling())
+    return VerifyRequest(stamp, TokenLog().base(0), (5,) * num_tokens, block, spec)
+
+
+def answered(engine: SimTarget, *requests: VerifyRequest) -> list[tuple[int, int]]:
+    """When each is answered that has come at time 0, and the rows of the passes that it took part in."""
+
+    async def answer(request: VerifyRequest) -> tuple[int, int]:
+        (reply,) = await engine.answer([request])
+        return round(asyncio.get_running_loop().time()), reply.timing.num_rows
+
+    async def all_of_them() -> list[tuple[int, int]]:
+        async with asyncio.timeout(100.0):
+            return await asyncio.gather(*map(answer, requests))
+
+    return run(all_of_them())
+
+
+def test_guesses_count_among_the_rows_of_a_pass():
+    engine = target(max_step_tokens=8)
+    assert answered(engine, *(request(session, block=BLOCK) for session in "abc")) == [(1, 8), (1, 8), (2, 4)]
+    assert (engine.num_passes, engine.num_rows, engine.busy_s) == (2, 12, 2.0)
+
+
+def test_a_block_that_is_larger_than_a_pass_has_one_to_itself():
+    engine = target(max_step_tokens=3)
+    assert answered(engine, request("a", block=BLOCK), request("b", block=BLOCK)) == [(1, 4), (2, 4)]
+
+
+def test_decoding_goes_before_prefill_that_came_earlier_and_bounds_its_chunks():
+    engine = target(max_step_tokens=64, prefill_chunk_tokens=40)
+    assert answered(engine, request("long", 100), request("short", block=BLOCK)) == [(2, 44 + 60), (1, 44)]
+
+
+@pytest.mark.parametrize(("num_tokens", "answered_s"), [(DECODE_TOKENS, 1), (DECODE_TOKENS + 1, 2)])
+def test_more_than_a_few_tokens_to_catch_up_with_are_prefill(num_tokens, answered_s):
+    engine = target(max_step_tokens=64, prefill_chunk_tokens=16)
+    assert answered(engine, request("first"), request("second", num_tokens))[1][0] == answered_s
+
+
+def test_the_last_token_of_a_prompt_goes_with_the_guesses_after_it():
+    engine = target(max_step_tokens=101)
+    assert answered(engine, request("a", 100, BLOCK)) == [(2, 99 + 4)]
+
+
+def test_the_end_of_a_prompt_goes_in_chunks_as_its_beginning_did():
+    """Though it is short enough to count as decoding, had it come alone."""
+    engine = target(max_step_tokens=32, prefill_chunk_tokens=10)
+    decoding = TokenTree.chain(tuple(range(1, 20)))
+    requests = (request("a", block=decoding), request("b", block=decoding), request("long", 40))
+    assert answered(engine, *requests) == [(1, 30), (2, 30), (3, 30 + 30 + 20)]
