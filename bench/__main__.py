@@ -22,6 +22,7 @@ from bench import (
     overhead,
     rounds,
     runtime,
+    step,
     storm,
 )
 from bench.results import Result, report
@@ -55,6 +56,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "overhead": overhead,
     "rounds": rounds,
     "runtime": runtime,
+    "step": step,
     "storm": storm,
 }
 

@@ -7,6 +7,7 @@ verified against q.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -91,37 +92,44 @@ def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
 
 
 def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
-    scores = sampling.adjusted(logits, [place.row for place in places])
+    rows = [place.row for place in places]
+    scores = sampling.adjusted(logits, rows)
+    if kind is Kind.GREEDY:
+        return _ranked(scores, scores, readback)
+    log_q = sampling.distribution(scores, rows)
+    if kind is Kind.COUPLED:
+        return _ranked(sampling.perturbed(log_q, rows), log_q, readback)
     is_bad = readback.ask(sampling.bad_rows(scores))
-    found = _of_scores(kind, scores, places, q_top_tokens, readback)
+    found = _drawn(log_q, places, q_top_tokens, readback)
     return lambda: [
         None if is_unsound else candidates for is_unsound, candidates in zip(is_bad.values, found(), strict=True)
     ]
 
 
-def _of_scores(kind: Kind, scores: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
-    rows = [place.row for place in places]
-    if kind is Kind.GREEDY:
-        return _ranked(scores, _sureness(scores), readback)
-    log_q = sampling.distribution(scores, rows)
-    if kind is Kind.COUPLED:
-        scores = sampling.perturbed(log_q, rows)
-        confidence, entropy = _sureness(scores)[:, :1], _sureness(log_q)[:, 1:]
-        return _ranked(scores, torch.cat([confidence, entropy], dim=1), readback)
-    return _drawn(log_q, places, q_top_tokens, readback)
+def _ranked(scores: Tensor, log_q: Tensor, readback: Readback) -> _Sound:
+    """Candidates by score [R, V], and the entropy of `log_q` [R, V].
 
-
-def _ranked(scores: Tensor, sureness: Tensor, readback: Readback) -> _Found:
-    """Candidates by score [R, V]. Of several that come first alike, the first is the lowest, as `argmax` has it, unless
-    there are more of them than candidates: then it is any."""
+    The largest score tells whether a row is sound: what makes NaN or infinity of it has done so to all of `log_q`.
+    """
     values, ids = sampling.largest(scores, MAX_RANKS)
-    num_ranks = ids.shape[1]
-    behind = scores.shape[1] + torch.arange(num_ranks, device=ids.device)
-    order = torch.where(values == values[:, :1], ids, behind).argsort(dim=1)  # alike are alike in `values`
-    counts = (values > -torch.inf).sum(dim=1)
-    shares = (values - values[:, :1]).exp() * sureness[:, :1]
-    sureness = torch.cat([sureness, shares], dim=1)
-    return _candidates(ids.gather(1, order), counts, sureness, lambda: [_NO_DRAW] * len(scores), readback)
+    most = values[:, :1]
+    sureness = _sureness(scores, most)
+    of_q = sureness if log_q is scores else _sureness(log_q, log_q.amax(dim=-1, keepdim=True))
+    shares = (values - most).exp_() * sureness[:, :1]
+    asked = [readback.ask(tensor) for tensor in (values, ids, shares, sureness[:, 0], of_q[:, 1])]
+    return lambda: [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), strict=True)]
+
+
+def _of_row(
+    values: list[float], ids: list[int], shares: list[float], confidence: float, entropy: float
+) -> Candidates | None:
+    """Of several that come first alike, the first is the lowest, as `argmax` has it, unless there are more of them than
+    candidates: then it is any."""
+    if not math.isfinite(values[0]):
+        return None
+    num_first, num_ranks = values.count(values[0]), len(values) - values.count(-math.inf)
+    ranked = (*sorted(ids[:num_first]), *ids[num_first:num_ranks])
+    return Candidates(ranked, confidence, entropy, shares=tuple(shares[:num_ranks]))
 
 
 def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
@@ -138,15 +146,17 @@ def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: 
         return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
 
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
-    return _candidates(ids[:, :MAX_RANKS], counts, _sureness(probs.log()), draws, readback)
+    log_probs = probs.log()
+    return _candidates(ids[:, :MAX_RANKS], counts, _sureness(log_probs, log_probs[:, :1]), draws, readback)
 
 
-def _sureness(scores: Tensor) -> Tensor:
-    """The largest probability, and the entropy in nats, of the softmax of `scores` [R, V].  # [R, 2]
+def _sureness(scores: Tensor, most: Tensor) -> Tensor:
+    """The largest probability, and the entropy in nats, of the softmax of `scores` [R, V], whose largest are `most`
+    [R, 1].  # [R, 2]
 
     With z = score - max and Z = sum e^z they are 1 / Z and log Z - (sum z e^z) / Z. What is clamped weighs nothing.
     """
-    z = (scores - scores.amax(dim=-1, keepdim=True)).clamp_(min=-80.0)
+    z = (scores - most).clamp_(min=-80.0)
     weights = z.exp()
     total = weights.sum(dim=-1)
     return torch.stack([1 / total, total.log() - torch.linalg.vecdot(weights, z) / total], dim=1)
@@ -156,11 +166,11 @@ def _candidates(
     ids: Tensor, counts: Tensor, sureness: Tensor, draws: Callable[[], list[_Draw]], readback: Readback
 ) -> _Found:
     """One for each row: the first `counts` [R] of `ids` [R, M], likeliest first; how sure the first is, and q's entropy
-    [R, 2], and where they are known the shares of all [R, 2 + M]."""
+    [R, 2]."""
     asked = [readback.ask(tensor) for tensor in (ids, counts, sureness)]
     return lambda: [
-        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q, tuple(shares[:count]))
-        for row_ids, count, (confidence, entropy, *shares), (sampled, q) in zip(
+        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
+        for row_ids, count, (confidence, entropy), (sampled, q) in zip(
             *(wanted.values for wanted in asked), draws(), strict=True
         )
     ]

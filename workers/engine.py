@@ -224,6 +224,8 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def _make_room(self, shares: Sequence[tuple[Job[Request], Share]]) -> list[tuple[Job[Request], Share]]:
         """The shares that have room for their KV, in order; sessions that are newer are preempted for them."""
+        if self._reserve_all(shares):
+            return list(shares)
         work: list[tuple[Job[Request], Share]] = []
         admitted: set[str] = set()
         for job, share in shares:
@@ -237,11 +239,18 @@ class Engine(ABC, Generic[Request, Reply]):
                 work.append((job, share))
         return work
 
+    def _reserve_all(self, shares: Sequence[tuple[Job[Request], Share]]) -> bool:
+        """Make room for all shares at once, if there is as much."""
+        try:
+            self._runtime.cache.reserve_all((job.held.kv, _num_kv_rows(job, share)) for job, share in shares)
+        except OutOfBlocks:
+            return False
+        return True
+
     def _reserve(self, job: Job[Request], share: Share, admitted: set[str]) -> bool:
-        num_rows = job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)
         while True:
             try:
-                self._runtime.cache.reserve(job.held.kv, num_rows)
+                self._runtime.cache.reserve(job.held.kv, _num_kv_rows(job, share))
             except OutOfBlocks:
                 if not self._preempt(admitted):
                     return False
@@ -296,3 +305,8 @@ class Engine(ABC, Generic[Request, Reply]):
         The rows of `logits` are those of the jobs that want them, in order: of the last token if one was pending, then
         of the guesses.
         """
+
+
+def _num_kv_rows(job: Job[Any], share: Share) -> int:
+    """That its sequence has after this share of it."""
+    return job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)

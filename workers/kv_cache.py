@@ -77,6 +77,7 @@ class KVCache:
         # One tensor per layer: views of one big one defeat the compiler.
         self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
         self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
+        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
@@ -138,7 +139,10 @@ class KVCache:
 
         Raises: OutOfBlocks.
         """
-        lacking = [(seq, max(0, self.num_blocks_for(num_tokens) - len(seq.blocks))) for seq, num_tokens in wanted]
+        unready = [(seq, num_tokens) for seq, num_tokens in wanted if not self._is_ready(seq, num_tokens)]
+        if not unready:
+            return
+        lacking = [(seq, max(0, self.num_blocks_for(num_tokens) - len(seq.blocks))) for seq, num_tokens in unready]
         to_copy = [
             (seq, place) for seq, _ in lacking for place in self._places_to_write(seq) if self._is_shared(seq, place)
         ]
@@ -192,11 +196,16 @@ class KVCache:
         """Where row `row` of the sequence lies in each layer's tensor."""
         return seq.blocks[row // self.block_tokens] * self.block_tokens + row % self.block_tokens
 
+    def slots(self, seq: SequenceKV, first: int, end: int) -> list[int]:
+        """The slots of rows `first` to `end`."""
+        blocks, size = seq.blocks, self.block_tokens
+        return [blocks[row // size] * size + row % size for row in range(first, end)]
+
     def erase(self, blocks: Sequence[int]) -> None:
         """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN."""
         index = self._slot_tensor(blocks)
-        for rows in (*self.keys, *self.values):
-            rows.view(-1, self.block_tokens, *rows.shape[1:]).index_fill_(0, index, 0.0)
+        for rows in self._by_block:
+            rows.index_fill_(0, index, 0.0)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy what lies in the slots `sources` to the slots `targets`, in all layers at once."""
@@ -222,6 +231,12 @@ class KVCache:
         for seq in self._sequences:
             assert len(set(seq.blocks)) == len(seq.blocks), "a sequence has a block twice"
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
+
+    def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
+        """Whether there is room for so many rows, and what is to be written is nobody else's."""
+        return num_tokens <= len(seq.blocks) * self.block_tokens and self._hash_of.keys().isdisjoint(
+            seq.blocks[seq.num_tokens // self.block_tokens :]
+        )
 
     def _places_to_write(self, seq: SequenceKV) -> range:
         """Places in the block table of the next row and all after it."""

@@ -187,8 +187,9 @@ class ModelRuntime:
             assert item.num_rows > 0, "a step of a sequence has a row at least"
             assert not (item.tokens and item.num_held), "tokens come before the nodes of a tree"
             assert 0 <= item.num_held <= item.kv.num_tokens - bool(item.tree and not item.tokens), "a tree has a root"
-            assert min(item.ids) >= 0, f"token id {min(item.ids)}"
-            assert max(item.ids) < self._num_embeddings, f"token id {max(item.ids)} of {self._num_embeddings}"
+            ids = item.ids
+            assert min(ids) >= 0, f"token id {min(ids)}"
+            assert max(ids) < self._num_embeddings, f"token id {max(ids)} of {self._num_embeddings}"
 
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""

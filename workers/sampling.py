@@ -7,7 +7,7 @@ or truncation do not pay for those of their batch that do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -25,6 +25,8 @@ from workers.transfer import Readback, upload
 
 _NEVER = -math.inf
 GROUP_TOKENS = 16
+FEW_SCORES = 1 << 15
+"""Of so many `topk` finds the largest sooner than the dozen operators that spare it most of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +58,28 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits [R, V] in float32 after bias and penalties: the first half of `process`. The very tensor that was given,
     if it is float32 and no row asks for any."""
-    return _penalised(_biased(logits.float(), rows), rows)
+    logits = logits.float()
+    return _penalised(_biased(logits, rows), rows) if any(map(_is_adjusted, _samplings(rows))) else logits
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """log p [R, V] of adjusted logits, by temperature and truncation: the second half of `process`."""
-    is_greedy = [row.sampling.is_greedy for row in rows]
-    if all(is_greedy):
+    if all(sampling.is_greedy for sampling in _samplings(rows)):
         return _one_hot(logits)
+    is_greedy = [row.sampling.is_greedy for row in rows]
     log_p = _min_p(_top_p(_top_k(_tempered(logits, rows), rows), rows), rows).log_softmax(dim=-1)
     if any(is_greedy):
         log_p = torch.where(_column(is_greedy, logits.device), _one_hot(logits), log_p)
     return log_p
+
+
+def _samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
+    """Those of the rows; the rows of one sequence have one in common, which is answered once."""
+    return {id(row.sampling): row.sampling for row in rows}.values()
+
+
+def _is_adjusted(sampling: Sampling) -> bool:
+    return bool(sampling.logit_bias or sampling.min_tokens or sampling.has_penalties)
 
 
 def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -126,7 +138,7 @@ def _counts(token_lists: Sequence[Sequence[int]], like: Tensor) -> Tensor:
 
 def _one_hot(logits: Tensor) -> Tensor:
     """log p of greedy decoding; `argmax` takes the lowest id of several."""
-    return torch.full_like(logits, _NEVER).scatter(1, logits.argmax(dim=-1, keepdim=True), 0.0)
+    return torch.full_like(logits, _NEVER).scatter(1, argmax(logits)[:, None], 0.0)
 
 
 def _tempered(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -170,7 +182,21 @@ def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     """The token [R] that both sides draw in coupled mode: argmax of log p + shared noise, greedy rows without noise."""
-    return perturbed(log_p, rows).argmax(dim=-1)
+    return argmax(perturbed(log_p, rows))
+
+
+def draw(scores: Tensor, rows: Sequence[Row]) -> Tensor:
+    """`sample_coupled` of adjusted logits [R, V]; greedy decoding asks for no distribution."""
+    if all(sampling.is_greedy for sampling in _samplings(rows)):
+        return argmax(scores)
+    return sample_coupled(distribution(scores, rows), rows)
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """The lowest id [R] of the largest score of each row [R, V]. On a CPU by numpy, which takes a tenth of the time."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(scores.numpy().argmax(axis=-1))
+    return scores.argmax(dim=-1)
 
 
 def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -193,7 +219,7 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     num_rows, vocab_size = scores.shape
     num_groups = vocab_size // GROUP_TOKENS
-    if num_groups < count:
+    if num_groups < count or scores.numel() <= FEW_SCORES:
         values, ids = scores.topk(min(count, vocab_size))
         return values, ids
     grouped = num_groups * GROUP_TOKENS

@@ -80,17 +80,19 @@ class Span:
     def rows(self) -> range:
         return range(self.first_row, self.first_row + self.num_rows)
 
-    def visibility(self, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    def correct(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
         """As `Reader` says: of what follows the root, a node sees its ancestors and itself."""
-        visible, rows, positions = _causal(self.kv.num_tokens, self.num_rows, num_queries, num_slots)
-        if not self.parents:
-            return visible, rows, positions
-        lineage = torch.from_numpy(_lineage(self.parents))
+        lineage = _lineage(self.parents)
         nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
         visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_held :]
-        visible[self.num_rows :] = visible[self.num_rows - 1]
-        positions[nodes] = self.root + lineage.sum(dim=1)
-        return visible, positions[rows], positions
+        key_positions[nodes] = self.root + lineage.sum(axis=1)
+        query_positions[:] = key_positions[query_positions]
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
         return self.kv.blocks, cache.block_tokens
@@ -108,9 +110,14 @@ class Branch:
     def num_kv(self) -> int:
         return len(self.seen)
 
-    def visibility(self, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `Reader` says: what a chain sees."""
-        return _causal(len(self.seen) - len(self.rows), len(self.rows), num_queries, num_slots)
+    @property
+    def is_chain(self) -> bool:
+        return True
+
+    def correct(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """As `Reader` says: there is nothing to correct."""
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
         return [cache.slot(self.span.kv, row) for row in self.seen], 1
@@ -127,11 +134,15 @@ class Reader(Protocol):
         """Slots that they read, those written in this step included."""
         ...
 
-    def visibility(self, num_queries: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which slots each query row sees, and the positions of rows and slots.  # [R, L], [R], [L]
+    @property
+    def is_chain(self) -> bool:
+        """Whether each row sees all slots before its own."""
+        ...
 
-        Rows beyond the reader's repeat its last one, so that no row sees nothing.
-        """
+    def correct(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """What a chain would see becomes what a tree's rows see, and where they stand.  # [R, L], [R], [L]"""
         ...
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
@@ -166,7 +177,8 @@ class Group:
         if window is not None:
             visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
         bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
-        return bias.repeat_interleave(heads_per_row, dim=1)[:, None]
+        per_head = bias[:, :, None].expand(-1, -1, heads_per_row, -1)  # [B, R, G, L]
+        return per_head.reshape(len(bias), 1, -1, bias.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,34 +194,40 @@ class StepPlan:
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
     """The plan of a step of `num_rows` rows; those that belong to no span are padding, seen by nobody."""
     readers = [reader for span in spans for reader in (_branches(span) if tiling.by_branch else [span])]
-    order = [0] * num_rows
     groups: list[Group] = []
-    offset = 0
+    padded: list[tuple[Reader, int]] = []
     for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
         is_in_place = len(readers) == 1 and tiling.query_rows is None  # else padding would have tiles of its own
         longest = num_rows if is_in_place else max(len(reader.rows) for reader in members)
         num_queries = round_up(longest, tiling.query_rows or 1)
         groups.append(_plan_group(cache, members, num_queries, num_rows, tiling))
-        for reader in members:
-            for place, row in enumerate(reader.rows, offset):
-                order[row] = place
-            offset += num_queries
+        padded += [(reader, num_queries) for reader in members]
     is_in_order = len(groups) == 1 and groups[0].query_rows is None
-    row_order = None if is_in_order else upload(order, cache.device)
+    row_order = None if is_in_order else upload(_row_order(padded, num_rows), cache.device)
     return StepPlan(cache, _write_slots(cache, spans, num_rows), tuple(groups), row_order)
+
+
+def _row_order(padded: Sequence[tuple[Reader, int]], num_rows: int) -> list[int]:
+    """Where each row of the step is among the outputs of all readers, each padded to so many."""
+    order = [0] * num_rows
+    offset = 0
+    for reader, num_queries in padded:
+        for place, row in enumerate(reader.rows, offset):
+            order[row] = place
+        offset += num_queries
+    return order
 
 
 def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.Tensor:
     slots = [SINK_BLOCK * cache.block_tokens] * num_rows
     for span in spans:
-        for row in range(span.num_rows):
-            slots[span.first_row + row] = cache.slot(span.kv, span.kv.num_tokens + row)
+        slots[span.first_row : span.first_row + span.num_rows] = cache.slots(span.kv, span.kv.num_tokens, span.num_kv)
     return upload(slots, cache.device)
 
 
 def _branches(span: Span) -> Sequence[Reader]:
     """The span's rows as chains: the first child of a node goes on where the node is, others begin a branch."""
-    if span.parents == tuple(range(ROOT, len(span.parents) - 1)):
+    if span.is_chain:
         return [span]
     above = {ROOT: list(range(span.root + 1))}
     chain = Branch(span, list(range(span.first_row, span.first_row + span.num_chain)), above[ROOT][:])
@@ -241,10 +259,8 @@ def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[R
 def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num_rows: int, tiling: Tiling) -> Group:
     num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
     rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
-    seen = [reader.visibility(num_queries, num_blocks * cache.block_tokens) for reader in members]
-    visible, query_positions, key_positions = (
-        upload(torch.stack(parts), cache.device) for parts in zip(*seen, strict=True)
-    )
+    seen = _visibility(members, num_queries, num_blocks * cache.block_tokens)
+    visible, query_positions, key_positions = (upload(part, cache.device) for part in seen)
     source, stretch_tokens = _source(cache, members, num_blocks)
     tile = tiling.query_rows or num_queries
     return Group(
@@ -281,13 +297,22 @@ def _cut_up(entries: list[int], parts: int) -> list[int]:
     return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
 
 
-def _causal(
-    first: int, count: int, num_queries: int, num_slots: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `count` rows of a chain see, the first of them at position `first`.  # [R, L], [R], [L]"""
-    positions = torch.arange(num_slots)
-    rows = torch.arange(num_queries).clamp_(max=count - 1) + first
-    return positions <= rows[:, None], rows, positions
+def _visibility(
+    members: Sequence[Reader], num_queries: int, num_slots: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L]
+
+    Rows beyond a reader's see as much as its last one in a chain: nobody reads them, but no row may see nothing.
+    """
+    num_rows = np.array([[len(reader.rows)] for reader in members])
+    num_kv = np.array([[reader.num_kv] for reader in members])
+    query_positions = num_kv - num_rows + np.minimum(np.arange(num_queries), num_rows - 1)
+    key_positions = np.tile(np.arange(num_slots), (len(members), 1))
+    visible = key_positions[:, None, :] <= query_positions[:, :, None]
+    for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
+        if not reader.is_chain:
+            reader.correct(*parts)
+    return visible, query_positions, key_positions
 
 
 def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:

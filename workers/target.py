@@ -146,8 +146,10 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         index = [item.start + row for item in items for row in range(len(item.rows))]
         chosen = scores if len(index) == len(scores) else scores[upload(index, scores.device)]
         rows = [row for item in items for row in item.rows]
-        log_p = sampling.distribution(chosen, rows)
-        return verify.verify(verification, [item.block for item in items], log_p, rows, readback)
+        blocks = [item.block for item in items]
+        if verification is Verification.COUPLED:
+            return verify.follow(blocks, sampling.draw(chosen, rows), readback)
+        return verify.verify(verification, blocks, sampling.distribution(chosen, rows), rows, readback)
 
     def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
         readback = Readback()

@@ -34,17 +34,27 @@ def verify(
     has an outcome that means nothing, and spoils no other's. Raises: ValueError for a block that is not a chain, unless
     verification is coupled.
     """
-    starts = list(accumulate((1 + len(block) for block in blocks), initial=0))[:-1]
+    starts = _starts(blocks)
     if verification is Verification.COUPLED:
-        samples = readback.ask(sample_coupled(log_p, rows))
-        return lambda: [
-            acceptance.verify_coupled(block, samples.values[start : start + 1 + len(block)])
-            for block, start in zip(blocks, starts, strict=True)
-        ]
+        return follow(blocks, sample_coupled(log_p, rows), readback)
     chains = [acceptance.sound_prefix(block, log_p.shape[1]) for block in blocks]
     kept = [start + depth for chain, start in zip(chains, starts, strict=True) for depth in range(len(chain) + 1)]
     p = log_p[upload(kept, log_p.device)].double().softmax(dim=-1)
     return _verify_chains(verification, chains, p, [rows[start] for start in starts], readback)
+
+
+def follow(blocks: Sequence[TokenTree], samples: Tensor, readback: Readback) -> _Outcomes:
+    """As `verify` in coupled mode, by what the target draws after the root and each node of each block.  # [R]"""
+    drawn = readback.ask(samples)
+    return lambda: [
+        acceptance.verify_coupled(block, drawn.values[start : start + 1 + len(block)])
+        for block, start in zip(blocks, _starts(blocks), strict=True)
+    ]
+
+
+def _starts(blocks: Sequence[TokenTree]) -> list[int]:
+    """The row of each block's root."""
+    return list(accumulate((1 + len(block) for block in blocks), initial=0))[:-1]
 
 
 def _verify_chains(

@@ -179,3 +179,15 @@ def test_who_has_been_silent_for_too_long_expires_unless_it_is_being_served(targ
     assert engine.expire() == ["busy", "talking"], "the time counts from the last message"
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
     assert isinstance(answer(engine, silent.verify_request()), Missing)
+
+
+def test_room_for_all_sessions_of_a_step_is_made_at_once(target, monkeypatch):
+    """Erasing touches each layer, however few blocks there are."""
+    engine = target(200)
+    erased = []
+    erase = engine._runtime.cache.erase
+    monkeypatch.setattr(engine._runtime.cache, "erase", lambda blocks: (erased.append(len(blocks)), erase(blocks)))
+    for ticket in range(3):
+        engine.add(ticket, Driver(engine, PROMPT, session=str(ticket)).verify_request())
+    assert len(run(engine)) == 3
+    assert erased == [6]

@@ -1,6 +1,7 @@
 """The torch twin gives what the numpy reference gives, row by row, whatever else is in the batch."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,21 @@ def random_logits(num_rows, seed=0):
     logits = generator.normal(scale=4, size=(num_rows, VOCAB_SIZE)).round(1).astype(np.float32)
     logits[generator.random(logits.shape) < 0.05] = -np.inf
     return torch.from_numpy(logits)
+
+
+@given(batch=st.lists(rows(), min_size=1, max_size=5), is_greedy=st.booleans(), seed=st.integers(0, 10**6))
+def test_what_is_drawn_of_scores_is_what_is_drawn_of_the_distribution(batch, is_greedy, seed):
+    """Where all rows are greedy none is made."""
+    batch = [replace(row, sampling=replace(row.sampling, temperature=0.0)) for row in batch] if is_greedy else batch
+    scores = twin.adjusted(random_logits(len(batch), seed), batch)
+    expected = twin.perturbed(twin.distribution(scores, batch), batch).argmax(dim=-1)
+    assert twin.draw(scores, batch).tolist() == expected.tolist()
+
+
+def test_of_several_that_are_alike_the_lowest_is_drawn():
+    greedy = Row(Sampling(temperature=0.0), len(PROMPT), PROMPT, len(PROMPT))
+    scores = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-math.inf, -1.0, -math.inf, -1.0]])
+    assert twin.draw(scores, [greedy] * 2).tolist() == [1, 1]
 
 
 @settings(deadline=None, max_examples=200)

@@ -16,6 +16,7 @@ from core.trees import EMPTY_BLOCK, ROOT, Growth, TokenTree
 from tests import checkpoints
 from tests.workers.driving import EPOCH, Driver
 from tests.workers.readbacks import counted
+from workers import transfer
 from workers.draft import DraftEngine
 from workers.runtime import ModelRuntime
 from workers.target import TargetEngine
@@ -47,6 +48,10 @@ def test_everything_arrives_as_it_was(tensors: list[tuple[torch.dtype, list[int]
     asked = [readback.ask(tensor) for tensor in made]
     readback.wait()
     assert [wanted.values for wanted in asked] == [tensor.tolist() for tensor in made]
+    if made:  # as from a GPU
+        brought = [readback.ask(tensor) for tensor in made]
+        transfer._bring(brought)
+        assert [wanted.values for wanted in brought] == [tensor.tolist() for tensor in made]
 
 
 def test_nothing_is_there_before_it_has_been_waited_for() -> None:
@@ -58,6 +63,13 @@ def test_nothing_is_there_before_it_has_been_waited_for() -> None:
 def test_an_upload_has_the_type_that_is_asked_for() -> None:
     assert upload([], torch.device("cpu"), torch.int64).dtype == torch.int64
     assert upload([1, 2], torch.device("cpu"), torch.float64).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("values", [[], [1, 2**40], [0.1, 2.0], (0.1, 1), [True, False], [[1, 2], [3, 4]]])
+def test_an_upload_is_the_tensor_that_torch_makes_of_a_list(values: Any) -> None:
+    made, uploaded = torch.as_tensor(values), upload(values, torch.device("cpu"))
+    assert made.dtype == uploaded.dtype
+    assert torch.equal(made, uploaded)
 
 
 def test_an_upload_to_a_gpu_is_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
