@@ -191,7 +191,6 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
         """One reply for each request, in order. Raises: WorkerLost."""
         return await self._running.submit(batch)
 
-
     async def grow(self, request: DraftRequest) -> AsyncIterator[Sprouted | DraftReply]:
         """What grows, pass by pass, and the reply that ends it; where there is no link. Raises: WorkerLost."""
         said: asyncio.Queue[Sprouted | DraftReply | WorkerLost] = asyncio.Queue()

@@ -188,17 +188,24 @@ class DraftEnginePort(EnginePort):
         replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (Drafted, Missing, Refused))
         return replies
 
-
     async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:
         """As core.ports.DraftPort says. Raises: WorkerLost."""
         self._check()
         try:
-            reply = await (self._link.grow(request, take) if self._link is not None else self._grow(request, take))
+            reply = await self._end_of_growth(request, take)
         except (RayError, WorkerLost) as error:
             raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
         if not isinstance(reply, Missing | Refused):
             raise WorkerLost(f"{self._engine_id} ended growth with something else than a reply")
         return reply
+
+    async def _end_of_growth(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> Any:
+        if self._link is not None:
+            try:
+                return await self._link.grow(request, take)
+            except FrameTooLong as error:
+                logger.warning("a request to %s goes by an actor call: %s", self._engine_id, error)
+        return await self._grow(request, take)
 
     async def _grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> Any:
         """By an actor call that stays open."""

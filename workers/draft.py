@@ -250,8 +250,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 job.grower.begin()
                 job.pending = self._store.step_back(job.held)
         growing = self._growing()
-        num_rows, min_reach = self._num_growth_rows(growing), min((job.steady.min_reach for job in growing), default=0.0)
-        for place, node in likeliest([job.grower for job in growing], num_rows, min_reach):
+        growers, num_rows = [job.grower for job in growing], self._num_growth_rows(growing)
+        min_reach = min((job.steady.min_reach for job in growing), default=0.0)
+        for place, node in likeliest(growers, num_rows, min_reach):
             growing[place].feeding.append(node)
         for job in growing:
             job.put_back(job.steady.min_reach)
@@ -267,7 +268,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             pending = pending or self._store.step_back(held)
         elif grower.root.said is None:
             grower.take(grower.root, held.tree.root)
-        if request.growth.is_anew:
+        if grower.steady.is_anew:
             grower.tell_anew()
         job = self._steady[held.session] = SteadyJob(ticket, request, held, pending)
         self._answers.append((ticket, job.sprouted()))

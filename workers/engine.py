@@ -20,6 +20,7 @@ from core.records import (
     Missing,
     Refused,
     SequenceSpec,
+    Sprouted,
     VerifyReply,
 )
 from core.trees import TokenTree
@@ -38,8 +39,8 @@ from workers.sequences import HeldSequence, SequenceStore
 logger = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
-Answer = tuple[int, Reply | Missing | Refused]
-"""A request's ticket, and the reply to it."""
+Answer = tuple[int, Reply | Sprouted | Missing | Refused]
+"""A request's ticket, and the reply to it, or what has grown before there is one."""
 
 
 class Engine(ABC, Generic[Request, Reply]):

@@ -173,9 +173,10 @@ class EngineLoop(Generic[Request, Reply]):
         ready: dict[Receiver, list[tuple[int, Any]]] = {}
         for ticket, reply in self._engine.step():
             receiver, number, queued_s = self._calls[ticket]
-            if not isinstance(reply, Sprouted):  # after which more comes
+            if not isinstance(reply, Sprouted):  # after which more comes; and its timing is that of one pass
                 del self._calls[ticket]
-            ready.setdefault(receiver, []).append((number, _with_queueing(reply, queued_s)))
+                reply = _with_queueing(reply, queued_s)
+            ready.setdefault(receiver, []).append((number, reply))
         for receiver, replies in ready.items():
             receiver.take(replies)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -18,12 +19,12 @@ from workers.steps import StepRows
 
 @dataclass(eq=False, slots=True)
 class SteadyJob(Job[DraftRequest]):
-    """A session that is grown for until its next message. It is among the engine's jobs while it takes part in a pass."""
+    """A session that is grown for until its next message; one of the engine's jobs while it takes part in a pass."""
 
     feeding: list[Node] = field(default_factory=list)
     """In the next pass."""
-    told_rows: int = 0
-    """Of `num_rows`, those of passes that have been told of."""
+    _pass: tuple[float, int] | None = None
+    """When the last step that it had a part in began, and how many rows that had; None once it was told of."""
 
     @property
     def steady(self) -> Steady:
@@ -48,6 +49,23 @@ class SteadyJob(Job[DraftRequest]):
         """Whether there is a node worth a row."""
         best = None if self.pending else self.grower.best()
         return best is not None and best.reach >= self.steady.min_reach
+
+    @property
+    def has_lost_root(self) -> bool:
+        """Whether what the model says after the text is to be computed again, because its guesses were forgotten."""
+        return not self.pending and self.held.tree.root is None
+
+    def took_part(self, started_s: float, num_rows: int) -> None:
+        Job.took_part(self, started_s, num_rows)  # a class with slots has no super() without arguments
+        self._pass = (started_s, num_rows)
+
+    def put_back(self, max_reach: float = math.inf) -> None:
+        """Do without the nodes below this chance, which wait for another pass."""
+        kept = [node for node in self.feeding if node.reach >= max_reach]
+        for node in self.feeding:
+            if node.reach < max_reach:
+                self.grower.put_back(node)
+        self.feeding = kept
 
     def row_of(self, node: Node) -> int | None:
         """Where the held tree has it; `ROOT` for the root, None where it is not held."""
@@ -107,9 +125,12 @@ class SteadyJob(Job[DraftRequest]):
         self.held.tree.clear()
         self.grower.begin()
 
-    def sprouted(self, started_s: float, num_rows: int) -> Sprouted:
+    def sprouted(self) -> Sprouted:
         """What has grown since the last time."""
-        timing = Timing(0.0, monotonic() - started_s, 1, num_rows) if num_rows else None
+        timing = None
+        if self._pass is not None:
+            started_s, num_rows = self._pass
+            timing, self._pass = Timing(0.0, monotonic() - started_s, 1, num_rows), None
         num_held = self.request.num_committed - len(self.pending)
         return Sprouted(self.request.stamp, self.grower.tell(), num_held, timing)
 

@@ -50,10 +50,16 @@ class _Growing:
     future: asyncio.Future[Any]
 
     def fill(self, _number: int, reply: Reply) -> None:
-        if isinstance(reply, Sprouted):
-            self.take(reply)
-        elif not self.future.done():
+        """Completes the call with the reply that ends it; whoever asked may have given up meanwhile."""
+        if self.future.done():
+            return
+        if not isinstance(reply, Sprouted):
             self.future.set_result(reply)
+            return
+        try:
+            self.take(reply)
+        except Exception as error:  # noqa: BLE001  it is the asker's to handle, and the link is others', too
+            self.future.set_exception(error)
 
 
 class Link(asyncio.Protocol):
@@ -115,7 +121,7 @@ class Link(asyncio.Protocol):
                 self._calls.pop(number, None)
 
     async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Any:
-        """The reply that ends the growth of which `take` is told before. Raises: as `exchange`."""
+        """The reply that ends the growth of which `take` is told before. Raises: as `exchange`, and as `take`."""
         await self._may_write.wait()
         if self._end is not None:
             raise WorkerLost(self._end)
