@@ -181,8 +181,12 @@ class Machine(Generic[S]):
 
 def diagram() -> str:
     """All tables as Mermaid state diagrams."""
-    tables = {"Target": TARGET_TABLE, "Draft": DRAFT_TABLE, "Draft that grows steadily": GROWING_TABLE}
-    return "\n\n".join(_diagram(title, table) for title, table in tables.items())
+    diagrams = (
+        _diagram("Target", TARGET_TABLE),
+        _diagram("Draft", DRAFT_TABLE),
+        _diagram("Draft that grows steadily", GROWING_TABLE),
+    )
+    return "\n\n".join(diagrams)
 
 
 def _diagram(title: str, table: Mapping[S, Mapping[Trigger, S]]) -> str:
