@@ -99,7 +99,7 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **ONE_THREAD},
-                start_new_session=True,
+                process_group=0,  # no session: Linux would give it and its forks a share of the processors by itself
             )
         end_s = time.monotonic() + PATIENCE_S
         while not _is_connected(server, path):

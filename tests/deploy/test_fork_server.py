@@ -23,8 +23,9 @@ IMPORTED = "wave"
 """A module that nothing else here imports."""
 SCRIPT = f"""
 import json, os, sys, time
-told = dict(argv=sys.argv, pid=os.getpid(), parent=os.getppid(), group=os.getpgid(0), directory=os.getcwd(),
-            has_imported="{IMPORTED}" in sys.modules, told=os.environ.get("TOLD"), beside=sys.path[0], name=__name__)
+told = dict(argv=sys.argv, pid=os.getpid(), parent=os.getppid(), group=os.getpgid(0), session=os.getsid(0),
+            directory=os.getcwd(), has_imported="{IMPORTED}" in sys.modules, told=os.environ.get("TOLD"),
+            beside=sys.path[0], name=__name__)
 print(json.dumps(told), flush=True)
 sys.stdin.read()
 """
@@ -112,6 +113,17 @@ def test_what_engines_import_starts_no_thread_however_many_they_compute_with(nod
     """Or there would be no forks, and nothing but a slow start would tell."""
     told = node.start(modules=IMPORTS, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
     assert {told["parent"]} == node.servers
+
+
+def test_a_fork_shares_the_processors_with_who_asked_for_it(node):
+    """Linux shares them by sessions (autogroup): on a busy machine an engine in one of its own waits for longer."""
+    assert node.start()["session"] == os.getsid(0)
+
+
+def test_the_servers_group_is_its_own(node):
+    """Ray kills the process group of a worker that has died, and the terminal interrupts that in the foreground."""
+    told = node.start()
+    assert os.getpgid(told["parent"]) == told["parent"] != os.getpgid(0)
 
 
 def test_ray_ends_a_fork_alone_by_its_process_group(node):
