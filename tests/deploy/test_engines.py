@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import ray
@@ -10,10 +11,10 @@ from ray.exceptions import RayActorError
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, WorkerLost
-from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.trees import Growth
+from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Sprouted, Stamp, VerifyRequest
+from core.trees import Growth, Steady, Told
 from deploy import engines
-from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeTargetActor
+from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeDraftEngine, FakeTargetActor
 from workers.findings import Findings, this_machine
 
 EPOCH = 5
@@ -67,6 +68,31 @@ async def test_a_draft_actor_drafts():
     (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Growth.chain(2), spec=SPEC)])
     assert drafted.tokens == (3, 4)
     await actor._running.close()
+
+
+GROW = DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Steady(1, 1), spec=SPEC)
+
+
+async def test_a_draft_actor_says_what_grows_until_there_is_an_end(monkeypatch):
+    said = [Sprouted(GROW.stamp, Told(0), 2), Sprouted(GROW.stamp, Told(3), 2), Missing(GROW.stamp, 0)]
+    actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
+    await actor.load()
+
+    def step(engine):
+        ((ticket, _),) = engine._waiting
+        engine._waiting.clear()
+        return [(ticket, each) for each in said]
+
+    monkeypatch.setattr(FakeDraftEngine, "step", step)
+    assert [each async for each in actor.grow(GROW)] == said
+    await actor._running.close()
+
+
+async def test_growth_on_a_draft_actor_that_fails_is_lost():
+    actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
+    await actor.load()
+    with pytest.raises(WorkerLost, match="told to fail"):
+        _ = [each async for each in actor.grow(replace(GROW, suffix=(1, FAIL)))]
 
 
 @pytest.mark.ray

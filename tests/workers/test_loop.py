@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from core.errors import WorkerLost
-from core.records import Timing, Verdict
+from core.records import Refused, Sprouted, Stamp, Timing, Verdict
+from core.trees import Told
 from workers.loop import EngineLoop
 
 
@@ -150,3 +151,65 @@ async def test_the_time_in_the_queue_counts_as_waiting():
     assert second == replace((await first)[0].timing, waited_s=second.waited_s)
     assert (second.computed_s, second.num_passes, second.num_rows) == (2.0, 3, 4)
     await loop.close()
+
+
+class FakeGrowingEngine(FakeEngine):
+    """Tells three times what has grown before each request's end."""
+
+    def step(self):
+        answers = [
+            (ticket, Sprouted(STAMP, Told(n), 0, Timing(0.0, 0.5, 1, 2)))
+            for n in range(3)
+            for ticket, _ in self.waiting
+        ]
+        answers += [(ticket, Refused(STAMP, f"{request} has ended")) for ticket, request in self.waiting]
+        self.waiting.clear()
+        return answers
+
+
+STAMP = Stamp("a", 1, 1)
+
+
+class FakeReceiver:
+    def __init__(self):
+        self.said, self.ends = [], []
+
+    def take(self, replies):
+        self.said += replies
+
+    def lose(self, end):
+        self.ends.append(end)
+
+    async def has_heard(self, num_replies):
+        async with asyncio.timeout(10):
+            while len(self.said) < num_replies:  # noqa: ASYNC110  it is told on another thread
+                await asyncio.sleep(0.001)
+
+
+async def test_what_grows_leaves_a_call_open_until_its_end():
+    loop, receiver = EngineLoop(FakeGrowingEngine()), FakeReceiver()
+    loop.start()
+    loop.post([(7, "one"), (9, "two")], receiver)
+    await receiver.has_heard(8)
+    assert not loop._calls, "its end has ended it"
+    for number, request in ((7, "one"), (9, "two")):
+        *sprouted, end = [reply for each, reply in receiver.said if each == number]
+        assert [reply.told.first for reply in sprouted] == [0, 1, 2]
+        assert {reply.timing for reply in sprouted} == {Timing(0.0, 0.5, 1, 2)}, "a pass has not been in the queue"
+        assert end == Refused(STAMP, f"{request} has ended")
+    await loop.close()
+    assert not receiver.ends
+
+
+async def test_growth_that_is_open_when_the_engine_ends_is_lost():
+    class Growing(FakeEngine):
+        def step(self):
+            time.sleep(0.001)
+            return [(ticket, Sprouted(STAMP, Told(0), 0)) for ticket, _ in self.waiting]
+
+    loop, receiver = EngineLoop(Growing()), FakeReceiver()
+    loop.start()
+    loop.post([(7, "one")], receiver)
+    await receiver.has_heard(3)
+    await loop.close()
+    assert [str(end) for end in receiver.ends] == ["the engine was closed"]

@@ -16,6 +16,7 @@ from core.records import (
     Refused,
     Sampling,
     SequenceSpec,
+    Sprouted,
     Stamp,
     StopRule,
     Timing,
@@ -24,7 +25,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.trees import NO_TOKEN, ROOT, Budget, Growth, SparseDistribution, TokenTree
+from core.trees import NO_TOKEN, ROOT, Budget, Growth, SparseDistribution, Steady, TokenTree, Told
 
 MAX_TOKEN = 2**31 - 1
 
@@ -89,6 +90,32 @@ budgets = st.builds(
     min_reach=st.floats(0, allow_infinity=False),
     is_chain=st.booleans(),
 )
+steadies = st.builds(
+    Steady,
+    sizes,
+    sizes,
+    shares,
+    st.tuples(finite, finite),
+    tuples(st.floats(0, 0.2), max_size=5),
+    st.booleans(),
+)
+singles = st.floats(0, 1, width=32)
+
+
+@st.composite
+def tolds(draw):
+    first, num_nodes = draw(st.integers(0, 2**31 - 20)), draw(st.integers(0, 6))
+    return Told(
+        first,
+        tuple(draw(st.integers(ROOT, first + node - 1)) for node in range(num_nodes)),
+        *(
+            tuple(draw(column) for _ in range(num_nodes))
+            for column in (token_ids, counts, singles.filter(bool), singles)
+        ),
+        draw(st.integers(ROOT, first - 1)),
+    )
+
+
 stops = st.builds(StopRule, shares, st.floats(0) | st.just(math.inf))
 verify_requests = st.builds(VerifyRequest, stamps, bases, tuples(token_ids), block=trees(), spec=st.none() | specs)
 draft_requests = st.builds(
@@ -96,7 +123,7 @@ draft_requests = st.builds(
     stamps,
     bases,
     tuples(token_ids),
-    growth=growths | budgets,
+    growth=growths | budgets | steadies,
     block=trees(),
     is_table=st.booleans(),
     max_passes=counts,
@@ -118,6 +145,7 @@ replies = st.one_of(
         timing=st.none() | timings,
         growth=growths,
     ),
+    st.builds(Sprouted, stamps, tolds(), counts, st.none() | timings),
     st.builds(Missing, stamps, counts),
     st.builds(Refused, stamps, st.text(), st.booleans()),
 )

@@ -71,16 +71,27 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
     for record, message in (
         (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
         (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.StopRule, pb.StopRule), (r.Timing, pb.Timing),
-        (r.TokenLogprobs, pb.TokenLogprobs), (t.Budget, pb.Budget), (t.Growth, pb.Growth), (t.TokenTree, pb.TokenTree),
+        (r.TokenLogprobs, pb.TokenLogprobs), (t.Budget, pb.Budget), (t.Steady, pb.Steady),
+        (t.Growth, pb.Growth), (t.TokenTree, pb.TokenTree),
     ):  # fmt: skip
         names = [by_other_names.get(field.name, {field.name}) for field in fields(record)]
         assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
     for record, message in ((r.Verdict, pb.Verdict), (r.Drafted, pb.Drafted), (r.Missing, pb.Missing)):
         assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
+    sprouted = {field.name for record in (r.Sprouted, t.Told) for field in fields(record)} - {"stamp", "told"}
+    assert sprouted == set(pb.Sprouted.DESCRIPTOR.fields_by_name)
 
 
 def test_a_loss_says_why():
     assert decode_replies(encode_loss("the engine failed: out of luck")) == ([], "the engine failed: out of luck")
+
+
+TOLD = {"first": 5, "parents": [4, 5], "tokens": [1, 2], "ranks": [0, 0], "chances": [1, 1], "leads": [1, 1], "root": 4}
+
+
+def test_what_is_told_arrives_unless_it_is_corrupt():
+    ((_, reply),), _ = decode_replies(pb.Replies(replies=[pb.Reply(sprouted=pb.Sprouted(**TOLD))]).SerializeToString())
+    assert (reply.told.first, reply.told.tokens, reply.told.root) == (5, (1, 2), 4)
 
 
 def spec(**fields):
@@ -99,6 +110,10 @@ def spec(**fields):
         (pb.VerifyRequest(spec=spec(top_p=-1.0)), "top_p"),
         (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "cannot be one"),
         (pb.DraftRequest(budget=pb.Budget(num_nodes=1)), "room for a node"),
+        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1)), "room for a node"),
+        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1, max_depth=1, min_reach=math.nan)), "and a chance"),
+        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1, max_depth=1, tail=[0.9, 0.9])), "chances"),
+        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1, max_depth=1, sureness_slope=math.inf)), "chances"),
         (pb.DraftRequest(nodes=pb.Growth(parents=[-1, -1], ranks=[0, 0])), "a node twice"),
     ],
 )
@@ -113,6 +128,17 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
     [
         b"\xff\xff\xff\xff",
         pb.Replies(replies=[pb.Reply(number=3)]).SerializeToString(),
+        *(
+            pb.Replies(replies=[pb.Reply(sprouted=pb.Sprouted(**{**TOLD, **fields}))]).SerializeToString()
+            for fields in (
+                {"tokens": [3]},
+                {"parents": [5]},
+                {"chances": [0.0]},
+                {"chances": [math.nan]},
+                {"leads": [1.5]},
+                {"root": 5},
+            )
+        ),
         pb.Replies(replies=[pb.Reply(drafted=pb.Drafted(q=pb.Distributions(lengths=[1])))]).SerializeToString(),
     ],
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from core.errors import WorkerLost
-from core.records import Base, Drafted, Stamp, Verdict, VerifyRequest
+from core.records import Base, Drafted, DraftRequest, Missing, Sprouted, Stamp, Verdict, VerifyRequest
+from core.trees import Steady, Told
 from deploy.link.frames import FrameTooLong
-from deploy.ports import TargetEnginePort
+from deploy.ports import DraftEnginePort, TargetEnginePort
 from deploy.workers import LeaseGrant
 
 STAMP = Stamp("a", 5, 1)
@@ -80,3 +83,72 @@ async def test_an_engine_that_is_known_to_be_lost_is_not_called_and_its_link_is_
     assert lost.has_broken_link
     with pytest.raises(WorkerLost, match="target-5 is gone"):
         await lost.verify([REQUEST])
+
+
+GROW = DraftRequest(STAMP, Base(0, 0), (1,), Steady(1, 1))
+END = Missing(STAMP, 0)
+
+
+class GrowingActor:
+    """A handle whose `grow` streams what it is told to, as Ray does: one awaitable after the other."""
+
+    def __init__(self, *said: Any) -> None:
+        self.grow, self.said = self, said
+
+    async def remote(self, _request: Any) -> Any:
+        for each in self.said:
+            if isinstance(each, Exception):
+                raise each
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(each)
+            yield future
+
+
+class GrowingLink(FakeLink):
+    async def grow(self, _request: Any, take: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        take(Sprouted(STAMP, Told(7), 1))
+        return self.answer
+
+
+def growing_port(actor: GrowingActor, answer: Any = None) -> DraftEnginePort:
+    port = DraftEnginePort(LeaseGrant("draft-5", 5, actor, "replica"), 1.0, "draft-5")
+    if answer is not None:
+        port.use(GrowingLink(answer))
+    return port
+
+
+BY_ACTOR = [Sprouted(STAMP, Told(1), 1), Sprouted(STAMP, Told(2), 1), END]
+
+
+@pytest.mark.parametrize(
+    ("answer", "firsts"), [(None, [1, 2]), (END, [7]), (FrameTooLong("a frame of 9 bytes"), [1, 2])]
+)
+async def test_growth_goes_over_the_link_if_it_can(answer, firsts):
+    told: list[int] = []
+    port = growing_port(GrowingActor(*BY_ACTOR), answer)
+    assert await port.grow(GROW, lambda each: told.append(each.told.first)) == END
+    assert told == firsts
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "problem"),
+    [
+        ((), None, "something else than a reply"),
+        ((Drafted(STAMP, (), 1),), None, "something else than a reply"),
+        ((RayError("it died"),), None, "draft-5 failed: it died"),
+        ((), WorkerLost("it broke"), "draft-5 failed: it broke"),
+        ((), Drafted(STAMP, (), 1), "something else than a reply"),
+    ],
+)
+async def test_growth_without_a_proper_end_is_a_lost_engine(said, answer, problem):
+    with pytest.raises(WorkerLost, match=problem):
+        await growing_port(GrowingActor(*said), answer).grow(GROW, lambda _: None)
+
+
+async def test_an_engine_that_is_gone_grows_nothing():
+    lost = growing_port(GrowingActor(*BY_ACTOR))
+    lost.mark_lost()
+    with pytest.raises(WorkerLost, match="draft-5 is gone"):
+        await lost.grow(GROW, lambda _: None)
