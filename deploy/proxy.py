@@ -335,12 +335,23 @@ class LastingContext:
 
 async def _cancel(stream: AsyncIterator[Any]) -> None:
     """Cancel `stream` where it waits for its next message: there alone it passes the cancellation on."""
-    reader = asyncio.ensure_future(_exhaust(stream))
+    reading = _exhaust(stream)
+    reader = asyncio.ensure_future(reading)
     try:
         await asyncio.sleep(0)
-    finally:  # a loop that ends cancels whoever is here, and the reader is too new for it to know
+    except GeneratorExit:  # the loop is gone: nobody runs what would be waited for
         reader.cancel()
-        await asyncio.wait([reader])
+        reading.close()
+        raise
+    except BaseException:
+        await _ended(reader)  # a loop that ends cancels whoever is here, and the reader is too new for it to know
+        raise
+    await _ended(reader)
+
+
+async def _ended(reader: asyncio.Task[None]) -> None:
+    reader.cancel()
+    await asyncio.wait([reader])
 
 
 async def _exhaust(stream: AsyncIterator[Any]) -> None:

@@ -41,7 +41,7 @@ class MarginalPilot(WatchingPilot):
         self._round_s = knowledge.lately.verify_s(0.0)
         if self._max_depth:
             doing = Doing(self._max_depth, config.max_block_tokens, MAX_ROWS)
-            knowledge.begin(doing, f"{self.kind}: whatever is worth its time, up to {self._max_depth} in a row")
+            knowledge.begin(doing, f"{self.kind}: gamma {self._max_depth} at most, as far as guesses are worth their time")
 
     @property
     def rate(self) -> float:

@@ -63,6 +63,8 @@ class SteadyDrafting:
         self._num_open = 0
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
+        self._waits_for: Stamp | None = None
+        """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
         self._is_late = False
         self._num_late_rounds = 0
         self._pause_s = self._pair.speculation.draft_retry_s
@@ -194,9 +196,9 @@ class SteadyDrafting:
 
     def late(self, stamp: Stamp) -> list[m.Command]:
         """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
-        if self._is_late or not self._held.answers(stamp):
+        if stamp != self._waits_for:
             return []
-        self._is_late = True
+        self._is_late, self._waits_for = True, None
         self._num_late_rounds += 1
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
@@ -250,6 +252,7 @@ class SteadyDrafting:
 
     def patience(self, now_s: float) -> m.Await | None:
         """For how long to wait for what the draft tells next, where a block is worth the wait."""
+        self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not self._is_late and not self._is_behind
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
@@ -258,4 +261,7 @@ class SteadyDrafting:
         open_reach = np.ones(1) if is_empty else tree.reach[tree.leaves]
         next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
         is_worth = self._pilot.is_worth_waiting(tree.reach[self._taken], open_reach, next_s)
-        return m.Await(stamp, self._pilot.patience_s) if is_worth else None
+        if not is_worth:
+            return None
+        self._waits_for = stamp
+        return m.Await(stamp, self._pilot.patience_s)

@@ -66,9 +66,8 @@ class SteadySession(Session):
         wait = self._growth.patience(self._now_s) if self._max_depth > 0 else None
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
-        if is_waiting:
-            return []
-        self._machine.fire(Trigger.DRAFT)
+        if not is_waiting:
+            self._machine.fire(Trigger.DRAFT)
         return [wait]
 
     def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:

@@ -12,13 +12,17 @@ from core.estimators import MAX_CHANCE, logistic, logit
 from core.growth import Candidates
 from core.trees import Steady
 
+MIN_CHANCE = 1e-9
+"""Of anything: what is told has one, also where it travels as a float of four bytes."""
+
 
 def chances_of(candidates: Candidates, told: Steady, num_candidates: int) -> list[float]:
     """Of the first `num_candidates`, in order; a later one is never likelier than the first."""
     intercept, slope = told.sureness
     head = min(logistic(intercept + slope * logit(candidates.lead)), MAX_CHANCE)
     num_others = min(num_candidates, len(candidates.ranked)) - 1
-    return [head, *(min((1.0 - head) * chance, head) for chance in _tail(candidates, told.tail)[: max(num_others, 0)])]
+    others = _tail(candidates, told.tail)[: max(num_others, 0)]
+    return [head, *(max(min((1.0 - head) * chance, head), MIN_CHANCE) for chance in others)]
 
 
 def _tail(candidates: Candidates, usual: Sequence[float]) -> Sequence[float]:

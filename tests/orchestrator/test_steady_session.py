@@ -164,7 +164,7 @@ def test_a_block_that_is_worth_it_is_waited_for(stage):
     stage.grows((ROOT, 1))
     sent = stage.verdict()
     assert [type(command) for command in sent if not isinstance(command, m.Emit)] == [m.Await, m.Grow]
-    assert stage.event(stage.growth()) == [], "patience lasts until it is worth it no more"
+    assert [type(command) for command in stage.event(stage.growth())] == [m.Await], "until it is worth it no more"
     stage.pilot.is_patient = False
     sent = stage.grows_right(3)
     assert [type(command) for command in sent] == [m.Verify]
@@ -188,6 +188,29 @@ def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_f
     assert [type(command) for command in sent] == [m.ReleaseDraft, m.PlaceDraft, m.Verify]
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 4)
+
+
+def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile(tokenizer):
+    """A message that follows must not make the clock of the wait count for nothing: nobody else would end it."""
+    stage = Stage(tokenizer)
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    waits = stage.last(m.Await).stamp
+    stage.do(stage.session._growth.tell())
+    sent = stage.event(m.DraftLate(waits))
+    assert [type(command) for command in sent] == [m.Verify]
+
+
+def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    waits = stage.last(m.Await).stamp
+    stage.pilot.is_patient = False
+    stage.grows((ROOT, 2))
+    assert stage.event(m.DraftLate(waits)) == []
+    assert not stage.session._growth._is_late
 
 
 def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
