@@ -220,7 +220,6 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _end_steady(self, session: str, reason: str) -> None:
         if (job := self._steady.pop(session, None)) is not None:
-            job.held.unfed = job.pending
             self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
 
     def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[DraftRequest]]) -> None:
@@ -306,7 +305,6 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._begin_steady(ticket, request, held)
             return
         held.grower.begin()  # its nodes may not be kept
-        held.unfed = ()
         pending, nodes = self._store.extend(held, request.base, request.suffix, request.block)
         draws_at_root = _samples(held.spec) and not request.is_table
         if len(request.growth) and not pending and (held.tree.root is None or draws_at_root):
@@ -356,8 +354,8 @@ def _goes_on(held: HeldSequence, request: DraftRequest) -> bool:
     """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
     root there may be nodes that are fed.
     """
-    known, held.unfed = [*held.log.tokens[request.base.num_tokens :], *held.unfed], ()
-    if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != known:
+    known = held.log.tokens[request.base.num_tokens :]  # where tokens are pending, nothing has grown below them yet
+    if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
         held.grower.begin()
         return False
     return held.grower.reroot(request.suffix[len(known) :]) is not None and held.grower.root.said is not None

@@ -35,8 +35,6 @@ class HeldSequence:
     tree: HeldTree = field(default_factory=HeldTree)
     grower: Grower = field(default_factory=Grower)
     """What may follow, where a draft grows steadily: of its nodes those in `tree` are fed."""
-    unfed: Sequence[int] = ()
-    """Of the text that `grower` stands after, the tokens behind the log."""
     hashes: list[BlockHash] = field(default_factory=list)
     """Of the first blocks of the log, as far as somebody has asked."""
     last_round: int = -1
