@@ -19,6 +19,7 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 from deploy.proxy import (
     STOP_FILE,
     LastingContext,
+    _cancel,
     add_generation_service,
     add_health_service,
     admitted,
@@ -177,6 +178,19 @@ async def test_serves_own_handler_does_not_do_that():
     proxy, context = FakeProxy(), FakeContext()
     await drop_after(proxy.stream(3, context), 2, context)
     assert not proxy.is_cancelled
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_stream_that_is_dropped_when_its_loop_has_ended_waits_for_nobody():
+    """As when a loop is closed with tasks that it never ran to their end: Python closes their coroutines."""
+
+    async def replies():
+        yield b"never asked for"
+
+    dropping = _cancel(replies())
+    dropping.send(None)
+    dropping.close()
+    gc.collect()
 
 
 async def test_a_stream_that_is_cancelled_while_it_waits_is_cancelled_as_before():
