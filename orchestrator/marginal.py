@@ -41,9 +41,7 @@ class MarginalPilot(WatchingPilot):
         self._round_s = knowledge.lately.verify_s(0.0)
         if self._max_depth:
             doing = Doing(self._max_depth, config.max_block_tokens, MAX_ROWS)
-            knowledge.begin(
-                doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it"
-            )
+            knowledge.begin(doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
 
     @property
     def rate(self) -> float:
