@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from core import scaling
-from core.config import DraftScaling, OrchestratorScaling, TargetScaling
-from orchestrator.simulation.day import DAY_S, ROLES, TICK_S, Day, Demand, Moment, Scaling, simulate_day
+from core.config import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
+from orchestrator.simulation.day import DAY_S, ROLES, TICK_S, Day, Demand, Moment, Scaling, _Fleet, simulate_day
 
 SETTINGS = Scaling(
     OrchestratorScaling(max_replicas=8, sessions=64),
@@ -87,3 +87,59 @@ def test_flaps_and_shortage_are_counted():
     assert day.num_changes("draft") == 3
     assert day.num_flaps("draft") == 2  # up and down within 200 s, down and up within 400 s
     assert day.short_share() == 0.5
+
+
+def test_a_crowd_is_half_the_peak_for_ten_minutes():
+    day = simulate_day(Demand(peak_sessions=200, night_share=1.0, noise=0.0, num_crowds=1), SETTINGS)
+    assert [moment.num_sessions for moment in day.moments].count(300) == 600 / TICK_S
+    assert {moment.num_sessions for moment in day.moments} == {200, 300}
+
+
+def test_sessions_beyond_what_all_targets_hold_are_short():
+    one = Scaling(SETTINGS.orchestrator, SETTINGS.draft, TargetScaling(max_replicas=1))
+    day = simulate_day(STEADY, one)
+    assert max(day.counts("target")) == 1
+    assert day.short_share() == pytest.approx(150 / 200), "a session fills a fiftieth"
+
+
+# One deployment: how many run, tick by tick, when so many are wanted
+
+
+def running(wanted, loading_s=0.0, window_s=11.0, **settings):
+    """Without delays and averages unless told to."""
+    settings = {"max_replicas": 16, "upscale_delay_s": 0.0, "downscale_delay_s": 0.0} | settings
+    fleet, counts = _Fleet(Autoscaling(window_s=window_s, **settings), loading_s), []
+    for tick, number in enumerate(wanted):
+        fleet.step(tick * TICK_S, number, round)
+        counts.append(fleet.num_running)
+    return counts
+
+
+def test_a_deployment_goes_by_the_average_of_its_window():
+    assert running([0, 0, 0, 8, 8, 8, 8, 8], window_s=40.0) == [1, 1, 1, 1, 2, 4, 6, 8]
+
+
+def test_more_are_started_when_they_were_wanted_for_long_enough_without_a_break_and_serve_once_loaded():
+    wanted = [3, 3, 1, 3, 3, 3, *[3] * 10]
+    first_s = 30 + 30 + 50
+    assert running(wanted, loading_s=50.0, upscale_delay_s=30.0) == [
+        1 if tick * TICK_S < first_s else 3 for tick in range(len(wanted))
+    ]
+
+
+def test_fewer_are_kept_when_they_were_wanted_for_long_enough():
+    assert running([3, 3, 1, 1, 1, 1, 1, 1], downscale_delay_s=30.0) == [1, 3, 3, 3, 1, 1, 1, 1]
+
+
+def test_those_that_still_load_go_first():
+    assert running([2, 2, 4, 3, 3, 1, 1, 1, 1], loading_s=20.0) == [1, 1, 2, 2, 3, 1, 1, 1, 1]
+    assert running([5, 1, 5, 5, 5, 5], loading_s=20.0) == [1, 1, 1, 1, 5, 5], "all of them, if so many are to go"
+
+
+def test_the_first_is_started_at_once_and_stays_for_as_long_as_others_would():
+    assert running([2] * 6, min_replicas=0, upscale_delay_s=30.0) == [0, 1, 1, 1, 1, 2]
+    assert running([1, 0, 0, 0, 0, 0], min_replicas=0, downscale_delay_s=30.0) == [0, 1, 1, 0, 0, 0]
+
+
+def test_there_are_never_more_or_fewer_than_the_settings_say():
+    assert running([9, 9, 9, 0, 0], max_replicas=4, min_replicas=2) == [2, 4, 4, 2, 2]

@@ -30,7 +30,8 @@ def written(tmp_path: Path, **arrays: Any) -> Path:
     path = tmp_path / "traces.npz"
     columns = {f"{column}@0.5": np.array(arrays.get(column, [[0, 0], [0, 0]]), np.uint8) for column in COLUMNS}
     shares = np.array(arrays.get("shares", np.zeros((2, 2, len(SHARE_RANKS)))), np.uint8)
-    np.savez(path, **columns, **{"shares@0.5": shares})
+    blocks = {"blocks@0.5": np.array(arrays["blocks"], np.uint8)} if "blocks" in arrays else {}
+    np.savez(path, **columns, **blocks, **{"shares@0.5": shares})
     return path
 
 
@@ -61,6 +62,14 @@ def test_a_text_goes_on_with_the_next_one(tmp_path):
     law = TraceLaw.load(0.5, written(tmp_path, rank=[[1, 2], [3, 4]]))
     assert [law.at(0, index).rank for index in range(6)] == [1, 2, 3, 4, 1, 2]
     assert [law.at(5, index).rank for index in range(2)] == [3, 4]
+
+
+def test_of_a_block_as_much_is_accepted_as_was_of_one_of_its_length(tmp_path):
+    blocks = np.arange(4 * MAX_GAMMA).reshape(2, 2, MAX_GAMMA)
+    law = TraceLaw.load(0.5, written(tmp_path, blocks=blocks))
+    for index, recorded in enumerate((blocks[0, 0], blocks[0, 1], blocks[1, 0], blocks[1, 1])):
+        assert [law.num_accepted_of_block(0, index, length) for length in range(1, MAX_GAMMA + 1)] == list(recorded)
+        assert law.num_accepted_of_block(0, index, MAX_GAMMA + 1) is None, "no longer one was judged"
 
 
 def test_the_demo_traces_belong_to_the_package_and_are_small():

@@ -164,6 +164,24 @@ def test_an_engine_that_slows_down_slows_the_streams():
     assert slowed.tokens_per_s_a_stream < usual.tokens_per_s_a_stream
 
 
+def test_an_engine_slows_down_when_it_is_said_to():
+    """After ten of 51 passes."""
+    change = Change(LEASE_S + 10 * VERIFY_S, "target", 2.0)
+    report = simulate(plain(replace(BY_HAND, load=Closed(1, 1), max_tokens=51, changes=(change,))))
+    assert report.elapsed_s == pytest.approx(LEASE_S + 51 * VERIFY_S + 41 * TARGET_S)
+
+
+def test_a_draft_that_slows_down_slows_blocks_and_not_verification():
+    report = simulate(replace(sequential(BY_HAND, GAMMA), changes=(Change(0.0, "draft", 3.0),)))
+    assert report.block_s == pytest.approx(GAMMA * 3 * DRAFT_S + HOP_S, rel=0.02)
+    assert report.verify_s == pytest.approx(VERIFY_S)
+
+
+def test_another_seed_is_other_texts():
+    scenario = replace(BY_HAND, law=SteadyLaw())
+    assert simulate(replace(scenario, seed=1)).acceptance_rate != simulate(scenario).acceptance_rate
+
+
 def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
     jittery = replace(HARDWARE, target_hop=HopLaw(HOP_S, jitter=0.5))
     scenario = replace(BY_HAND, hardware=jittery, law=SteadyLaw())
