@@ -19,8 +19,8 @@ from orchestrator.simulation.rig import Rig, SimTokenizer
 from orchestrator.simulation.script import StreamScript
 from orchestrator.simulation.target import logprob_of
 
-MAX_TASKS_A_SESSION = 9
-"""A lateness, a deadline, a place on either side, four messages to a draft, and one that is just ending."""
+MAX_TASKS_A_SESSION = 14
+"""A lateness, a deadline, two places, four messages to a draft and to one just left, and what is just ending."""
 HORIZON_S = 600.0
 """No stream may last longer: whatever its faults, it must have ended one way or the other."""
 
