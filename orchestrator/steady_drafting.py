@@ -53,6 +53,8 @@ class SteadyDrafting:
         self._tree = SpeculationTree()
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
+        self._max_depth = 0
+        """That this block could have."""
         self._num_verdicts = 0
         self._first_round = 0
         """Of the message since which the draft's numbers hold."""
@@ -242,7 +244,8 @@ class SteadyDrafting:
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """The likeliest nodes that are worth their rows."""
         tree, pilot = self._tree, self._pilot
-        nodes = tree.best(min(max_nodes, pilot.max_nodes), min(max_depth, pilot.max_depth))
+        self._max_depth = min(max_depth, pilot.max_depth)
+        nodes = tree.best(min(max_nodes, pilot.max_nodes), self._max_depth)
         nodes = self._taken = nodes[: pilot.num_worth(tree.reach[nodes])]
         if not len(nodes):
             return NO_GUESS
@@ -258,7 +261,9 @@ class SteadyDrafting:
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
         tree, is_empty = self._tree, not len(self._tree)
-        open_reach = np.ones(1) if is_empty else tree.reach[tree.leaves]
+        leaves = tree.leaves
+        leaves = leaves[tree.depths[leaves] < self._max_depth]  # what comes below deeper ones is too deep for the block
+        open_reach = np.ones(1) if is_empty else tree.reach[leaves]
         next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
         is_worth = self._pilot.is_worth_waiting(tree.reach[self._taken], open_reach, next_s)
         if not is_worth:

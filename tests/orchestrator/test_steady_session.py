@@ -37,6 +37,7 @@ class FakeMargin(MarginalPilot):
         return len(reach)
 
     def is_worth_waiting(self, reach, open_reach, next_s):
+        self.open_reach = open_reach
         return self.is_patient
 
     @property
@@ -327,6 +328,17 @@ def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(to
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) <= 2
+
+
+def test_nothing_is_hoped_for_below_nodes_that_are_too_deep_for_a_block_to_go_on(tokenizer):
+    """A draft that has grown all that it may tells nothing more until the verdict, so nothing must wait for it."""
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    first, second, third = stage.right(3)
+    other = second - 1 if second else 1
+    stage.grows((ROOT, first), (0, second), (1, third), (0, other))
+    stage.verdict()
+    assert stage.block.tokens == (second, other, third)
+    assert stage.pilot.open_reach.tolist() == [0.87], "only below the other one something may come"
 
 
 def test_the_end_closes_both_sides(stage):
