@@ -28,6 +28,8 @@ GRAIN = 0.08
 """Costs may drift by so much, relatively, before plans are made anew."""
 BRANCHES = 3.0
 """Of a block, when what they cost is looked at."""
+USUAL_ROUNDS = 64.0
+"""Over which it is averaged what a round is like."""
 LOAD_CHANGE = 1.15
 """Where so many times more or fewer sessions share an engine, plans are made anew."""
 
@@ -86,6 +88,7 @@ class Knowledge:
         self._tables = Tables()
         self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
+        self._rounds: dict[str, tuple[float, float]] = {}
         self.doing = Doing()
         self.num_changes = 0
         self.reason = ""
@@ -118,6 +121,18 @@ class Knowledge:
         if key not in self._courses:
             self._courses[key] = new()
         return self._courses[key]
+
+    def usual_round(self, kind: str, prior_tokens: float) -> tuple[float, float]:
+        """Tokens and seconds of a round of any session of this kind, before one has rounds of its own."""
+        if kind not in self._rounds:
+            return prior_tokens, self.lately.verify_s(0.0)
+        return self._rounds[kind]
+
+    def saw_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
+        """A round of one of the sessions, from verdict to verdict."""
+        tokens, seconds = self.usual_round(kind, num_tokens)
+        share = 1.0 / USUAL_ROUNDS
+        self._rounds[kind] = tokens + (num_tokens - tokens) * share, seconds + (elapsed_s - seconds) * share
 
     def begin(self, doing: Doing, reason: str) -> None:
         """A first choice, and why."""

@@ -27,6 +27,8 @@ KEPT = 0.8
 """Of a node's chance, what those of its children have together that will be told."""
 RATE_ROUNDS = 16.0
 """Over which the rate is averaged."""
+FIRST_ROUNDS = 4.0
+"""That what is usual counts for, to begin with."""
 
 
 class MarginalPilot(WatchingPilot):
@@ -36,9 +38,9 @@ class MarginalPilot(WatchingPilot):
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
+        self._num_rows = 1
         self._num_intervals = 0
-        self._round_tokens = 1.0 + self._law.at(1)[0]
-        self._round_s = knowledge.lately.verify_s(0.0)
+        self._round_tokens, self._round_s = knowledge.usual_round(self.kind, 1.0 + self._law.at(1)[0])
         if self._max_depth:
             doing = Doing(self._max_depth, config.max_block_tokens, MAX_ROWS)
             knowledge.begin(doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
@@ -74,7 +76,8 @@ class MarginalPilot(WatchingPilot):
         if depth < 1 or self._max_depth < 1:
             return None
         num_sharing = max(1.0, self._known.num_sharing_drafts)
-        rows = round(num_sharing * self._rows_worth(num_sharing))
+        self._num_rows = self._rows_worth(num_sharing)
+        rows = round(num_sharing * self._num_rows)
         self._asked_rows = (rows,)
         head, *others = self._law.at(1)[: TOLD_RANKS + 1]
         tail = [min(chance / (1.0 - head), 1.0) for chance in others]
@@ -88,22 +91,33 @@ class MarginalPilot(WatchingPilot):
 
     def num_worth(self, reach: Floats) -> int:
         """How many of the nodes with these chances, falling, are worth the time that verifying them takes."""
-        economy = self._known.economy()
-        prices = [self.rate * (economy.verify_s(float(num)) - economy.verify_s(0.0)) for num in range(len(reach) + 1)]
-        return int(np.argmax(np.concatenate([[0.0], np.cumsum(reach)]) - np.array(prices)))
+        return int(np.argmax(self._net(reach)))
 
     def is_worth_waiting(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
-        """Whether the draft's next pass, in `next_s`, adds more to a block of `reach` than the time would yield."""
-        grown = np.concatenate([reach, KEPT * open_reach[:MAX_ROWS]])
-        best = np.sort(grown)[::-1][: self.max_nodes]
-        return bool(best.sum() - reach.sum() > self.rate * max(next_s, 0.25 * self.pass_s))
+        """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.
+
+        `reach`: of the nodes that a block could have now; `open_reach`: of those that the draft has not fed yet, falling.
+        Who waits where passes of the target are shared misses the others' pass, and waits for the one after it.
+        """
+        grown = np.sort(np.concatenate([reach, KEPT * open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
+        economy = self._known.economy()
+        lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
+        return bool(self._net(grown).max() - self._net(reach).max() > self.rate * lost_s)
+
+    def _net(self, reach: Floats) -> Floats:
+        """Tokens that the first so many of these nodes gain, less what the time that they take would yield."""
+        economy = self._known.economy()
+        nodes = np.arange(len(reach) + 1)
+        seconds = np.array([economy.verify_s(float(num)) for num in nodes.tolist()])
+        return np.concatenate([[0.0], np.cumsum(reach)]) - self.rate * (seconds - seconds[0])
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""
         self._num_intervals += 1
-        share = 1.0 / min(self._num_intervals, RATE_ROUNDS)
+        share = 1.0 / min(self._num_intervals + FIRST_ROUNDS, RATE_ROUNDS)
         self._round_tokens += (num_tokens - self._round_tokens) * share
         self._round_s += (elapsed_s - self._round_s) * share
+        self._known.saw_interval(self.kind, num_tokens, elapsed_s)
 
     def saw_pass(self, timing: Timing) -> None:
         """One of the draft's."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, Missing, Sprouted, Stamp
-from core.speculation.tree import Ints, SpeculationTree
+from core.speculation.tree import Floats, Ints, SpeculationTree
 from core.trees import ROOT
 from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, Guess
@@ -53,8 +53,10 @@ class SteadyDrafting:
         self._tree = SpeculationTree()
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
+        self._reach: Floats = np.empty(0)
+        """Of the nodes that this block could have."""
         self._max_depth = 0
-        """That this block could have."""
+        """That it could have."""
         self._num_verdicts = 0
         self._first_round = 0
         """Of the message since which the draft's numbers hold."""
@@ -246,7 +248,8 @@ class SteadyDrafting:
         tree, pilot = self._tree, self._pilot
         self._max_depth = min(max_depth, pilot.max_depth)
         nodes = tree.best(min(max_nodes, pilot.max_nodes), self._max_depth)
-        nodes = self._taken = nodes[: pilot.num_worth(tree.reach[nodes])]
+        self._reach = tree.reach[nodes]
+        nodes = self._taken = nodes[: pilot.num_worth(self._reach)]
         if not len(nodes):
             return NO_GUESS
         block = tree.block(nodes)
@@ -265,7 +268,7 @@ class SteadyDrafting:
         leaves = leaves[tree.depths[leaves] < self._max_depth]  # what comes below deeper ones is too deep for the block
         open_reach = np.ones(1) if is_empty else tree.reach[leaves]
         next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
-        is_worth = self._pilot.is_worth_waiting(tree.reach[self._taken], open_reach, next_s)
+        is_worth = self._pilot.is_worth_waiting(self._reach, open_reach, next_s)
         if not is_worth:
             return None
         self._waits_for = stamp

@@ -23,6 +23,8 @@ from orchestrator.simulation.target import SimTarget
 
 GRANT_RETRY_S = 0.2
 """Pause before another replica is asked for a place."""
+TICK_S = 1e-9
+"""Between two messages that would arrive at once: what is due at one time comes in any order."""
 
 Engine = TypeVar("Engine", bound=SimTarget | SimDraft)
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -39,6 +41,8 @@ class Wire:
     def __init__(self, hop: HopLaw, random: Random) -> None:
         self._hop = hop
         self._random = random
+        self._due_s: dict[tuple[str, bool], float] = {}
+        """For each session and direction, when the last of what is in order arrives."""
 
     async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
         """There, and back with the replies. Raises: WorkerLost."""
@@ -50,18 +54,23 @@ class Wire:
     async def grow(
         self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Sprouted], None]
     ) -> Reply:
-        """There, and back with what grows, in order, and with the reply behind it. Raises: WorkerLost."""
-        await self.travel()
-        loop, due_s = asyncio.get_running_loop(), 0.0
+        """There, and back with what grows, and with the reply behind it: one message overtakes no other of its session,
+        as on a link. Raises: WorkerLost."""
+        loop, session = asyncio.get_running_loop(), request.stamp.session
+        await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
 
         def send(sprouted: Sprouted) -> None:
-            nonlocal due_s
-            due_s = max(due_s, loop.time() + self._hop.one_way_s(self._random))
-            loop.call_at(due_s, take, sprouted)
+            loop.call_at(self._arrival_s(session, is_back=True), take, sprouted)
 
         reply = await engine.grow(request, send)
-        await self.travel()
+        await asyncio.sleep(self._arrival_s(session, is_back=True) - loop.time())
         return reply
+
+    def _arrival_s(self, session: str, *, is_back: bool) -> float:
+        """Of a message that is sent now."""
+        at_s = asyncio.get_running_loop().time() + self._hop.one_way_s(self._random)
+        due_s = self._due_s[session, is_back] = max(at_s, self._due_s.get((session, is_back), 0.0) + TICK_S)
+        return due_s
 
     async def travel(self) -> None:
         await asyncio.sleep(self._hop.one_way_s(self._random))

@@ -408,6 +408,39 @@ def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
     assert not one.is_worth_waiting(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
 
 
+def test_nothing_is_waited_for_that_would_not_be_worth_its_row():
+    dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
+    cheap = learned(lambda rows: 0.02)
+    leaves = _array([0.1] * 8)
+    for each in (dear, cheap):
+        each.steady(100)
+    assert cheap.is_worth_waiting(_array([0.9]), leaves, next_s=0.003), "0.64 tokens for 0.3"
+    assert not dear.is_worth_waiting(_array([0.9]), leaves, next_s=0.003)
+
+
+def test_no_more_is_hoped_for_than_a_pass_feeds():
+    one = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
+    rows = one.steady(100).rows_per_pass
+    assert rows <= 4
+    assert not one.is_worth_waiting(_array([0.9]), _array([0.05] * 64), next_s=0.003)
+
+
+def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
+    """Or misses the others' pass: with that a round is lost, not a part of one."""
+    one = learned(lambda rows: 0.02)
+    assert one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.004)
+    one._known.num_sessions = 4
+    assert not one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.004)
+
+
+def test_a_session_begins_with_the_rate_of_those_before_it():
+    known = Knowledge(8, 1.0, 1.0)
+    first = MarginalPilot(request(PROMPT, 10), CONFIG, known)
+    for _ in range(500):
+        first.saw_interval(6, 0.06)
+    assert MarginalPilot(request(PROMPT, 10), CONFIG, known).rate == pytest.approx(100, rel=0.01)
+
+
 def test_a_draft_feeds_as_many_rows_as_its_passes_take_at_little_cost():
     flat = learned(lambda rows: 0.02, lambda rows: 0.003)
     assert flat.steady(100).rows_per_pass == MAX_ROWS
@@ -430,8 +463,12 @@ def test_chances_that_the_draft_is_told_are_a_law():
 
 def test_the_rate_is_that_of_the_last_rounds():
     one = pilot()
+    before = one.rate
     one.saw_interval(6, 0.06)
-    assert one.rate == pytest.approx(100)
+    assert before < one.rate < 100, "one round is not the rule"
+    for _ in range(100):
+        one.saw_interval(6, 0.06)
+    assert one.rate == pytest.approx(100, rel=0.01)
     for _ in range(200):
         one.saw_interval(1, 0.1)
     assert one.rate == pytest.approx(10, rel=0.01)
