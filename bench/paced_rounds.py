@@ -29,7 +29,6 @@ from bench.traffic import connected
 from bench.ways import (
     PIPELINED,
     PLAIN,
-    STEADY,
     Plan,
     Runs,
     all_ways,
@@ -197,8 +196,6 @@ def _results(
     )
     return [
         *(_judged(goal.get(temperature), result) for goal, result in zip(goals, compared, strict=True)),
-        ratio(f"{title}: steady over sequential", repeats, best, STEADY, {}),
-        ratio(f"{title}: steady over pipelined", repeats, PIPELINED, STEADY, {}),
         ratio(f"{title}: sequential over plain", repeats, PLAIN, best, {}),
         hidden_on_hits(title, rounds[PIPELINED]),
         *hits(title, rounds[PIPELINED]),

@@ -29,7 +29,6 @@ from bench.ways import (
     PIPELINED,
     PLAIN,
     STATIC,
-    STEADY,
     Plan,
     Runs,
     all_ways,
@@ -126,8 +125,6 @@ def _results(
     hop_ms = statistics.median(hops_ms)
     return [
         at_least(SPEED_UP_GOAL, ratio(f"{title}: pipelined over sequential", repeats, best, PIPELINED, settings)),
-        ratio(f"{title}: steady over sequential", repeats, best, STEADY, {}),
-        ratio(f"{title}: steady over pipelined", repeats, PIPELINED, STEADY, {}),
         ratio(f"{title}: pipelined over plain", repeats, PLAIN, PIPELINED, {}),
         ratio(f"{title}: sequential over plain", repeats, PLAIN, best, {}),
         at_least(HIDDEN_GOAL, hidden_on_hits(title, rounds[PIPELINED])),

@@ -1,7 +1,6 @@
 """The same prompts completed in several ways, one after the other: what else a machine does disturbs all of them alike.
 
-Pipelined as served, by a draft that grows steadily, in turn as served and at the best static draft length, and plain:
-each request says how.
+Pipelined, in turn by the adaptive policy, in turn at the best static draft length, and plain: each request says how.
 Knows requests and their runs; must not know what is served.
 """
 
@@ -16,7 +15,7 @@ from bench.anatomy import Round, hidden_share, rounds_of
 from bench.results import Result, spread
 from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, request, run
 
-PIPELINED, STEADY, SEQUENTIAL, STATIC, PLAIN = "pipelined", "steady", "sequential", "static", "plain"
+PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 NUM_SWEEP_PROMPTS = 3
 
@@ -39,9 +38,8 @@ def static(gamma: int) -> Way:
 
 
 def all_ways(gamma: int) -> Mapping[str, Way]:
-    """Each of the five; `gamma` is the static one's."""
-    steady = Way(policy="marginal")
-    return {PIPELINED: AS_SERVED, STEADY: steady, SEQUENTIAL: IN_TURN, STATIC: static(gamma), PLAIN: PLAINLY}
+    """Each of the four; `gamma` is the static one's."""
+    return {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN, STATIC: static(gamma), PLAIN: PLAINLY}
 
 
 async def best_gamma(stub: Any, plan: Plan, temperature: float) -> int:

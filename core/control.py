@@ -26,6 +26,7 @@ FIRST_PAUSE = 10
 MAX_PAUSE = 80
 TRIAL_TOKENS = 2
 """A trial is to learn, not to gain: its blocks are as short as tells."""
+TRIAL_ROWS = 4
 TRIAL_DRAFTS = 6
 """Answers of the draft, or failures to answer, that make a trial."""
 
@@ -110,9 +111,7 @@ def _judge_trial(seen: Observation, state: State) -> tuple[Decision, State]:
 
 def trial(*, is_pipelined: bool) -> Plan:
     """Short blocks; prepared while the target works, where that can be, so that no round waits for them."""
-    if is_pipelined:
-        return Plan(TRIAL_TOKENS, TRIAL_TOKENS, num_passes=TRIAL_TOKENS + 1, rows_per_pass=4)
-    return Plan(TRIAL_TOKENS, TRIAL_TOKENS)
+    return Plan(TRIAL_TOKENS, rows_per_pass=TRIAL_ROWS if is_pipelined else 0)
 
 
 def _stay(state: State) -> tuple[Decision, State]:

@@ -25,9 +25,7 @@ class Verification(StrEnum):
     BLOCK = "block"
 
 
-Policy = Literal[
-    "adaptive", "marginal", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"
-]
+Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
 """Who decides how far to draft (docs/control.md)."""
 
 

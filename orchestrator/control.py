@@ -11,15 +11,14 @@ from dataclasses import replace
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Policy, Verification
-from orchestrator.adaptive import AdaptivePilot
+from orchestrator.asking import AskingPilot
 from orchestrator.knowledge import Knowledge, Later, at_once
 from orchestrator.marginal import MarginalPilot
 from orchestrator.pilot import ControlReport, Pilot
 from orchestrator.policies import HeuristicPilot, PathPilot, StaticPilot, StaticTreePilot, SurePilot
 
 _PILOTS: Mapping[Policy, Callable[[GenerationRequest, SpeculationConfig, Knowledge], Pilot]] = {
-    "adaptive": AdaptivePilot,
-    "marginal": MarginalPilot,
+    "adaptive": AskingPilot,
     "static": StaticPilot,
     "static_tree": StaticTreePilot,
     "heuristic": HeuristicPilot,
@@ -52,9 +51,9 @@ class Controls:
 
     def pilot(self, request: GenerationRequest) -> Pilot:
         config = self._config_for(request)
-        is_bound = request.verification is not Verification.COUPLED and not request.sampling.is_greedy
-        if config.policy == "marginal" and (is_bound or not config.pipelining):
-            config = replace(config, policy="adaptive")
+        is_any_rule_allowed = request.verification is Verification.COUPLED or request.sampling.is_greedy
+        if config.policy == "adaptive" and is_any_rule_allowed and config.pipelining:
+            return MarginalPilot(request, config, self._known)
         return _PILOTS[config.policy](request, config, self._known)
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:

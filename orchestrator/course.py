@@ -1,17 +1,17 @@
 """One plan for all sessions of a kind: those that share engines wait for each other, so they had better act alike.
 
 Knows estimates, plans and decisions, and connects them; must not know tokens. What a single session's text is like
-shows in its tables and in how much of a block it has verified; the number and width of passes are common.
+shows in its tables and in how much of a block it has verified; depth and width are common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-from core.control import Decision, Observation, State, decide
+from core.control import Observation, State, decide
+from core.economy import Economy
 from core.estimators import RankProfile, rounded_level
-from core.planning import PLAIN, Bounds, Plan
-from core.search import Outlook
+from core.planning import PLAIN, Forecast, Plan, best_plan, forecast
 from core.shapes import RankLaw
 from orchestrator.knowledge import Doing, Knowledge
 
@@ -24,11 +24,11 @@ MAX_IDLE_DECISIONS = 3
 class Course:
     """What the sessions of one kind do at present, and why."""
 
-    def __init__(self, kind: str, profile: RankProfile, bounds: Bounds, known: Knowledge) -> None:
+    def __init__(self, kind: str, profile: RankProfile, max_depth: int, table_tokens: int, known: Knowledge) -> None:
+        """`table_tokens`: that may be prepared while the target works; 0 where drafting and verification alternate."""
         self.kind = kind
-        self.bounds = bounds
-        self.just_in_time = PLAIN
-        """What to draft on a miss."""
+        self._max_depth = max_depth
+        self._table_tokens = table_tokens
         self._profile = profile
         self._known = known
         self._levels: dict[Hashable, float] = {}
@@ -43,6 +43,8 @@ class Course:
         self._num_planned = known.num_sharing
         self._patience = 1
         self._state = State()
+        self._economy: Economy
+        self._expected: Forecast
         self._begin()
 
     def __repr__(self) -> str:
@@ -54,19 +56,18 @@ class Course:
         return self._state.plan
 
     @property
-    def max_nodes(self) -> int:
-        """Of a block that is verified: as large as it is good, where a draft chooses; trials stay small."""
-        return self._state.plan.block_nodes if self._state.is_trial else self.bounds.max_block_tokens
+    def waits_on_a_miss(self) -> bool:
+        """Whether a block is drafted while the target waits. Who shares its passes goes on with the others."""
+        return self.plan.rows_per_pass == 0 or not (self._economy.is_shared or self._state.is_trial)
 
-    def block_price(self, num_nodes: int, num_branches: int) -> float:
-        """Tokens that verifying a block of so many nodes costs. In a trial nothing: it is to learn."""
-        if self._state.is_trial:
-            return 0.0
-        return self._economy.block_price(self._rate, self._usual_nodes, num_nodes, num_branches)
+    @property
+    def rate(self) -> float:
+        """Tokens a second that the plan promises. In a trial 0: it is to learn, whatever it costs."""
+        return 0.0 if self._state.is_trial else self._expected.rate
 
-    def pass_price(self, num_rows: int) -> float:
-        """Tokens that it costs to draft for one pass more while the target waits. In a trial nothing, as above."""
-        return 0.0 if self._state.is_trial else self._economy.pass_price(self._rate, num_rows)
+    @property
+    def is_trial(self) -> bool:
+        return self._state.is_trial
 
     def plan_of(self, session: Hashable) -> Plan:
         """What this session does."""
@@ -106,11 +107,10 @@ class Course:
         return self._profile.law(self._level)
 
     def _begin(self) -> None:
-        outlook = self._outlook()
-        best = outlook.best()
+        best = self._best()
         self._state = State(plan=best.plan)
-        self._take(outlook)
-        reason = f"{self.kind}: gamma {best.plan.gamma}, first choice: {_figures(outlook, best.plan)}"
+        self._take(best)
+        reason = f"{self.kind}: gamma {best.plan.depth}, first choice: {self._figures(best)}"
         self._known.begin(self._known.doing, reason)
 
     def _decide(self, session: Hashable) -> None:
@@ -120,15 +120,20 @@ class Course:
         self._patience = min(self._patience + 1, DECISION_ROUNDS)  # the first rounds tell most
         self._num_planned = self._known.num_sharing
         self._hand_over()
-        outlook = self._outlook()
-        before = self._state
-        decision, self._state = decide(self._observation(outlook), before)
+        before, best = self._state, self._best()
+        decision, self._state = decide(self._observation(best), before)
         if before.is_trial != self._state.is_trial:
             self._trying = session if self._state.is_trial and session in self._levels else None
             self._num_tried = self._num_idle = 0
             if self._state.is_trial:
                 self._profile.doubt()
-        self._take(outlook, self._reason(outlook, before.plan, decision) if decision.is_change else "")
+        expected = self._forecast(decision.plan)
+        reason = ""
+        if decision.is_change:
+            judged = self._forecast(before.plan) if decision.plan.is_plain else expected
+            change = f"gamma {before.plan.depth} -> {decision.plan.depth}, {decision.why}"
+            reason = f"{self.kind}: {change}: {self._figures(judged)}"
+        self._take(expected, reason)
 
     def _hand_over(self) -> None:
         """A session that has no draft cannot try: then the next one does."""
@@ -136,43 +141,34 @@ class Course:
         if self._state.is_trial and self._num_idle > MAX_IDLE_DECISIONS:
             self._trying, self._num_idle = None, 0
 
-    def _outlook(self) -> Outlook:
-        return self._known.outlook(self.law(), self.bounds, self._state.plan)
+    def _best(self) -> Forecast:
+        self._economy = self._known.economy()
+        return best_plan(self.law(), self._economy, self._max_depth, self._table_tokens, self._state.plan)
 
-    def _observation(self, outlook: Outlook) -> Observation:
+    def _forecast(self, plan: Plan) -> Forecast:
+        return forecast(plan, self.law(), self._economy, self._table_tokens)
+
+    def _observation(self, best: Forecast) -> Observation:
         return Observation(
-            plain=outlook.forecast(PLAIN).rate,
-            current=outlook.forecast(self.plan).rate,
-            best=outlook.best(),
+            plain=self._forecast(PLAIN).rate,
+            current=self._forecast(self.plan).rate,
+            best=best,
             num_tried=self._num_tried,
-            is_pipelined=self.bounds.is_pipelined,
+            is_pipelined=self._table_tokens > 0,
         )
 
-    def _take(self, outlook: Outlook, reason: str = "") -> None:
+    def _take(self, expected: Forecast, reason: str = "") -> None:
         """Act by the present plan, and say so."""
-        expected = outlook.forecast(self.plan)
-        self._economy, self._rate, self._usual_nodes = outlook.economy, expected.rate, expected.block_tokens
-        self.just_in_time = PLAIN
-        if self.plan.num_passes and not self._state.is_trial:  # a trial tries nothing else
-            self.just_in_time = outlook.just_in_time(self.plan)
-        self._known.change(Doing(self.plan.gamma, self.plan.block_nodes, expected.table_tokens), reason)
+        self._expected = expected
+        self._known.change(Doing(self.plan.depth, self.plan.depth, expected.table_tokens), reason)
 
-    def _reason(self, outlook: Outlook, before: Plan, decision: Decision) -> str:
-        """The change with the figures that decided it: of the plan that guesses, where only one of the two does."""
-        judged = before if decision.plan.is_plain else decision.plan
-        change = f"gamma {before.gamma} -> {decision.plan.gamma}, {decision.why}"
-        return f"{self.kind}: {change}: {_figures(outlook, judged)}"
-
-
-def _figures(outlook: Outlook, plan: Plan) -> str:
-    """What speaks for and against `plan`."""
-    economy, expected = outlook.economy, outlook.forecast(plan)
-    num = economy.num_verifying
-    rows = num * (expected.block_tokens + 1.0)
-    wide_ms, plain_ms = 1e3 * economy.verify_s(expected.block_tokens), 1e3 * economy.verify_s(0.0)
-    gain = expected.rate / outlook.forecast(PLAIN).rate
-    return (
-        f"{num:.1f} sessions, verify of {rows:.0f} rows {wide_ms:.1f} ms against {plain_ms:.1f} ms for {num:.0f}, "
-        f"{1e3 * economy.branch_s:.1f} ms a branch, "
-        f"{expected.tokens:.2f} tokens in {1e3 * expected.round_s:.1f} ms; {gain:.2f}x of plain"
-    )
+    def _figures(self, expected: Forecast) -> str:
+        """What speaks for and against a plan."""
+        economy, depth = self._economy, expected.plan.depth
+        num = economy.num_verifying
+        wide_ms, plain_ms = 1e3 * economy.verify_s(depth), 1e3 * economy.verify_s(0.0)
+        gain = expected.rate / self._forecast(PLAIN).rate
+        return (
+            f"{num:.1f} sessions, verify of {num * (depth + 1):.0f} rows {wide_ms:.1f} ms against {plain_ms:.1f} ms "
+            f"for {num:.0f}, {expected.tokens:.2f} tokens in {1e3 * expected.round_s:.1f} ms; {gain:.2f}x of plain"
+        )

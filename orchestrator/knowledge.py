@@ -5,15 +5,13 @@ Knows estimates; must not know what is decided with them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from core.costs import EngineCost
+from core.economy import SHARED_SESSIONS, Economy
 from core.estimators import ConfidenceFit, RankProfile, Rate
-from core.planning import SHARED_SESSIONS, Bounds, Economy, Plan
-from core.search import Outlook, Tables
 from core.shapes import RankLaw
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 PRIOR_VERIFY_S = 0.025
 PRIOR_DRAFT_S = 0.003
-MAX_OUTLOOKS = 64
 Later = Callable[[Callable[[], None]], None]
 """Has something done when nobody waits for it."""
 GRAIN = 0.08
@@ -84,8 +81,6 @@ class Knowledge:
         self._profiles: dict[str, RankProfile] = {}
         self._fits: dict[Hashable, ConfidenceFit] = {}
         self._priors: dict[str, RankLaw] = {}
-        self._outlooks: OrderedDict[object, Outlook] = OrderedDict()
-        self._tables = Tables()
         self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self._rounds: dict[str, tuple[float, float]] = {}
@@ -202,14 +197,3 @@ class Knowledge:
             or self.verify.passes.curve().differs(then.verify_pass_s, GRAIN)
             or self.draft.passes.curve().differs(then.draft_pass_s, GRAIN)
         )
-
-    def outlook(self, law: RankLaw, bounds: Bounds, start: Plan) -> Outlook:
-        """All that follows for those who believe in `law`. The search for the best plan begins at `start`."""
-        economy = self.economy()
-        key = (law, bounds)
-        found = self._outlooks.get(key)
-        if found is None or found.economy is not economy:
-            found = self._outlooks[key] = Outlook(law, economy, bounds, start, self._tables)
-            if len(self._outlooks) > MAX_OUTLOOKS:
-                self._outlooks.popitem(last=False)
-        return found

@@ -6,21 +6,17 @@ know tokens. There is no plan and no search.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from core.config import SpeculationConfig
+from core.economy import WIDTHS
 from core.records import GenerationRequest, Timing
-from core.speculation.tree import Floats
+from core.speculation.tree import Floats, Ints
 from core.trees import NO_GROWTH, Budget, Growth, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import Shape
 from orchestrator.watching import WatchingPilot
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows that one session may have in a pass of the draft; those further down its list are hardly ever needed."""
-MAX_ROWS = WIDTHS[-1]
 TOLD_RANKS = 8
 """Candidates of a place of which the draft is told how likely they are."""
 KEPT = 0.8
@@ -42,7 +38,7 @@ class MarginalPilot(WatchingPilot):
         self._num_intervals = 0
         self._round_tokens, self._round_s = knowledge.usual_round(self.kind, 1.0 + self._law.at(1)[0])
         if self._max_depth:
-            doing = Doing(self._max_depth, config.max_block_tokens, MAX_ROWS)
+            doing = Doing(self._max_depth, config.max_block_tokens, WIDTHS[-1])
             knowledge.begin(doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
 
     @property
@@ -75,41 +71,37 @@ class MarginalPilot(WatchingPilot):
         depth = min(room, 2 * self._max_depth + 1)  # below any outcome of a block as deep as may be lies another
         if depth < 1 or self._max_depth < 1:
             return None
-        num_sharing = max(1.0, self._known.num_sharing_drafts)
-        self._num_rows = self._rows_worth(num_sharing)
-        rows = round(num_sharing * self._num_rows)
+        self._num_rows = self._known.economy().rows_worth()
+        rows = round(self._known.num_sharing_drafts * self._num_rows)
         self._asked_rows = (rows,)
-        head, *others = self._law.at(1)[: TOLD_RANKS + 1]
-        tail = [min(chance / (1.0 - head), 1.0) for chance in others]
-        scale = max(sum(tail), 1.0)
-        return Steady(rows, depth, 0.0, self._fit.line(head), tuple(chance / scale for chance in tail))
+        return Steady(rows, depth, 0.0, self._fit.line(self._law.at(1)[0]), self._tail(TOLD_RANKS))
 
-    def _rows_worth(self, num_sharing: float) -> int:
-        """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""
-        passes = self._known.draft.passes
-        return max(WIDTHS, key=lambda rows: math.log1p(rows / 2.0) / passes(num_sharing * rows))
+    @property
+    def minds_branches(self) -> bool:
+        """Whether a branch of a block costs more than its rows."""
+        return self._known.lately.branch_s > 0.0
 
-    def num_worth(self, reach: Floats) -> int:
-        """How many of the nodes with these chances, falling, are worth the time that verifying them takes."""
-        return int(np.argmax(self._net(reach)))
+    def net(self, reach: Floats, branches: Ints | None = None) -> Floats:
+        """Tokens that the first so many of these nodes gain, less what the time of their verification would yield.
+
+        `reach`: their chances, falling; `branches`: how many each of them and those before it have, None for none.
+        """
+        economy = self._known.economy()
+        more = [0, *branches.tolist()] if branches is not None else [0] * (len(reach) + 1)
+        seconds = np.array([economy.verify_s(float(num), float(each)) for num, each in enumerate(more)])
+        gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * (seconds - seconds[0])
+        return gained
 
     def is_worth_waiting(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
         """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.
 
-        `reach`: of the nodes that a block could have now; `open_reach`: of those that the draft has not fed yet, falling.
+        `reach`: of the nodes that a block could have now; `open_reach`: of those that the draft has not fed; falling.
         Who waits where passes of the target are shared misses the others' pass, and waits for the one after it.
         """
         grown = np.sort(np.concatenate([reach, KEPT * open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
         economy = self._known.economy()
         lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
-        return bool(self._net(grown).max() - self._net(reach).max() > self.rate * lost_s)
-
-    def _net(self, reach: Floats) -> Floats:
-        """Tokens that the first so many of these nodes gain, less what the time that they take would yield."""
-        economy = self._known.economy()
-        nodes = np.arange(len(reach) + 1)
-        seconds = np.array([economy.verify_s(float(num)) for num in nodes.tolist()])
-        return np.concatenate([[0.0], np.cumsum(reach)]) - self.rate * (seconds - seconds[0])
+        return bool(self.net(grown).max() - self.net(reach).max() > self.rate * lost_s)
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""

@@ -35,7 +35,6 @@ class StaticPilot(WatchingPilot):
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
         self._first_law: RankLaw = knowledge.prior_law(self.kind, is_sampled=self._is_sampled)
-        self._bounds = self.bounds(is_chain=True)
         if self._max_depth:
             knowledge.begin(self._doing, f"{self.kind}: gamma {self.gamma}, {self.rule}")
 
@@ -51,7 +50,7 @@ class StaticPilot(WatchingPilot):
 
     @property
     def _doing(self) -> Doing:
-        return Doing(self.gamma, self.gamma, self._bounds.max_table_tokens if self._config.pipelining else 0)
+        return Doing(self.gamma, self.gamma, self._max_table_tokens if self._config.pipelining else 0)
 
     def block(self, max_depth: int) -> Growth | Budget:
         depth = min(self.gamma, max_depth)
@@ -64,7 +63,7 @@ class StaticPilot(WatchingPilot):
         if not self._config.pipelining or depth < 1:
             return NO_GROWTH
         budget = TableBudget(
-            num_nodes=self._bounds.max_table_tokens,
+            num_nodes=self._max_table_tokens,
             num_passes=depth + 1,
             rows_per_pass=UNBOUNDED,
             max_depth=depth,
@@ -158,7 +157,7 @@ class StaticTreePilot(StaticPilot):
         """Of all outcomes at once: likely ones get larger blocks. A pass feeds as many rows as a block has nodes."""
         if self._is_sampled or not self._config.pipelining:
             return super().table(shape, max_depth)
-        return self._likeliest(self._bounds.max_table_tokens, min(self.gamma, max_depth), self._max_nodes)
+        return self._likeliest(self._max_table_tokens, min(self.gamma, max_depth), self._max_nodes)
 
     def num_to_verify(self, shape: Shape) -> int:
         """Below a likely outcome a table may hold more than a block may have."""
@@ -166,7 +165,7 @@ class StaticTreePilot(StaticPilot):
 
     @property
     def _max_nodes(self) -> int:
-        return self.bounds(is_chain=False).max_block_tokens
+        return self._max_block_tokens
 
     def _likeliest(self, num_nodes: int, depth: int, num_rows: int) -> Growth | Budget:
         """Grown by the draft, which goes by what it says itself: no profile and no level of the text bends it."""
@@ -198,7 +197,7 @@ class PathPilot(StaticPilot):
         if self._is_sampled or not self._config.pipelining:
             return super().table(shape, max_depth)
         num_rows, fanout = (1 + self.gamma) * self._config.table_fanout, self._config.table_fanout
-        return self._chains(self._bounds.max_table_tokens, min(self.gamma, max_depth), num_rows, fanout)
+        return self._chains(self._max_table_tokens, min(self.gamma, max_depth), num_rows, fanout)
 
     def num_to_verify(self, shape: Shape) -> int:
         """The guesses before the first that the text reaches with too small a chance."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, Missing, Sprouted, Stamp
-from core.speculation.tree import Floats, Ints, SpeculationTree
+from core.speculation.tree import Ints, SpeculationTree
 from core.trees import ROOT
 from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, Guess
@@ -53,10 +53,10 @@ class SteadyDrafting:
         self._tree = SpeculationTree()
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
-        self._reach: Floats = np.empty(0)
-        """Of the nodes that this block could have."""
+        self._fitting = NO_NODES
+        """Those that this block could have had, the likeliest first."""
         self._max_depth = 0
-        """That it could have."""
+        """That it could have had."""
         self._num_verdicts = 0
         self._first_round = 0
         """Of the message since which the draft's numbers hold."""
@@ -225,7 +225,7 @@ class SteadyDrafting:
         else:
             rank, num_listed = self._outcome(end, tokens[-1])
             self._tree.reroot(end, tokens[-1])
-        self._taken = NO_NODES
+        self._taken = self._fitting = NO_NODES
         if not had_nodes:
             return Found.NOT_ASKED, rank, num_listed
         return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
@@ -247,9 +247,13 @@ class SteadyDrafting:
         """The likeliest nodes that are worth their rows."""
         tree, pilot = self._tree, self._pilot
         self._max_depth = min(max_depth, pilot.max_depth)
-        nodes = tree.best(min(max_nodes, pilot.max_nodes), self._max_depth)
-        self._reach = tree.reach[nodes]
-        nodes = self._taken = nodes[: pilot.num_worth(self._reach)]
+        self._fitting = tree.best(min(max_nodes, pilot.max_nodes), self._max_depth)
+        gained = pilot.net(tree.reach[self._fitting], tree.branches(self._fitting) if pilot.minds_branches else None)
+        if pilot.minds_branches:
+            straight = tree.straight(self._fitting)
+            if (chain := pilot.net(tree.reach[straight])).max() >= gained.max():
+                self._fitting, gained = straight, chain
+        nodes = self._taken = self._fitting[: int(np.argmax(gained))]
         if not len(nodes):
             return NO_GUESS
         block = tree.block(nodes)
@@ -266,9 +270,11 @@ class SteadyDrafting:
         tree, is_empty = self._tree, not len(self._tree)
         leaves = tree.leaves
         leaves = leaves[tree.depths[leaves] < self._max_depth]  # what comes below deeper ones is too deep for the block
+        if self._pilot.minds_branches:
+            leaves = leaves[np.isin(leaves, self._fitting)]
         open_reach = np.ones(1) if is_empty else tree.reach[leaves]
         next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
-        is_worth = self._pilot.is_worth_waiting(self._reach, open_reach, next_s)
+        is_worth = self._pilot.is_worth_waiting(tree.reach[self._fitting], open_reach, next_s)
         if not is_worth:
             return None
         self._waits_for = stamp

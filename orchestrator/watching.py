@@ -9,7 +9,6 @@ from collections import OrderedDict
 
 from core.config import SpeculationConfig
 from core.estimators import ConfidenceFit, Level, RankProfile, placed
-from core.planning import Bounds
 from core.records import NEVER_STOP, GenerationRequest, StopRule, Verification
 from core.shapes import RankLaw
 from core.tables import Prepared, TableBudget, prepared
@@ -133,17 +132,22 @@ class WatchingPilot:
         """Acceptance as it is believed to be for this session."""
         return self._profile.law(self._level.estimate(self._profile.heads()))
 
-    def bounds(self, *, is_chain: bool) -> Bounds:
-        """What this session may do at most: q travels with a table where the draft samples, and takes its room."""
-        config = self._config
-        return Bounds(
-            max_depth=self._max_depth,
-            max_block_tokens=self._max_depth if is_chain or self._is_sampled else config.max_block_tokens,
-            max_table_tokens=config.max_table_tokens // (4 if self._is_sampled else 1),
-            max_fanout=32,
-            is_pipelined=config.pipelining and config.max_table_tokens > 0,
-            is_chain=is_chain or self._is_sampled,
-        )
+    @property
+    def _max_block_tokens(self) -> int:
+        """Where the draft samples blocks are chains."""
+        return self._max_depth if self._is_sampled else self._config.max_block_tokens
+
+    @property
+    def _max_table_tokens(self) -> int:
+        """Where the draft samples q travels with a table, and takes its room."""
+        return self._config.max_table_tokens // (4 if self._is_sampled else 1)
+
+    def _tail(self, num_ranks: int) -> tuple[float, ...]:
+        """If the target's token is not the draft's first candidate: the chances of so many that follow."""
+        head, *others = self._law.at(1)[: num_ranks + 1]
+        tail = [chance / (1.0 - head) for chance in others]
+        excess = max(1.0, sum(tail))
+        return tuple(chance / excess for chance in tail)
 
     def _table(self, shape: Shape, law: RankLaw, budget: TableBudget) -> Growth:
         """The best table; what is asked for every few rounds is made once."""

@@ -133,6 +133,21 @@ class SpeculationTree:
         fits = np.nonzero((self.reach >= min_reach) & (self.depths <= max_depth))[0]
         return fits[np.argsort(-self.reach[fits], kind="stable")[:num_nodes]]
 
+    def branches(self, nodes: Ints) -> Ints:
+        """How many branches, beside the first, each of these and those before it have: a parent's later children."""
+        is_later = np.ones(len(nodes), np.int64)
+        is_later[np.unique(self.parents[nodes], return_index=True)[1]] = 0
+        return np.cumsum(is_later)
+
+    def straight(self, nodes: Ints) -> Ints:
+        """Of these nodes, which come after their parents, the chain from the root on that always takes the first."""
+        chain, end = [], ROOT
+        for node, parent in zip(nodes.tolist(), self.parents[nodes].tolist(), strict=True):
+            if parent == end:
+                chain.append(node)
+                end = node
+        return np.array(chain, np.int64)
+
     def block(self, nodes: Ints) -> TokenTree:
         """These nodes, whose parents are among them and come first."""
         number = np.full(len(self) + 1, ROOT, np.int64)

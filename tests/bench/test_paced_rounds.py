@@ -13,7 +13,7 @@ from bench.paced_rounds import CASES, Case, Passes, _results, add_arguments, par
 from bench.perturbed import WEIGHTS, perturbed
 from bench.simulated_rounds import CHAINS
 from bench.traffic import Arrival, Run
-from bench.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC, STEADY
+from bench.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC
 from core.pass_law import PASS_LAWS, PassLaw
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
@@ -42,7 +42,6 @@ def run(decode_s, tokens=TOKENS, drafts=()):
 def repeat(pipelined_s=2.0, static_s=3.0, plain_s=6.0, tokens=TOKENS):
     return {
         PIPELINED: [run(pipelined_s, tokens)],
-        STEADY: [run(2.5)],
         SEQUENTIAL: [run(4.0)],
         STATIC: [run(static_s)],
         PLAIN: [run(plain_s)],

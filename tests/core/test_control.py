@@ -21,11 +21,11 @@ from core.control import (
 )
 from core.planning import PLAIN, Forecast, Plan
 
-FOUR, SIX = Plan(4, 4, 4, 8), Plan(6, 6, 6, 8)
+FOUR, SIX = Plan(4, 8), Plan(6, 8)
 
 
 def seen(best=1.5, current=None, plan=FOUR, num_tried=0, plain=1.0, is_pipelined=True):
-    forecast = Forecast(plan if best > plain else PLAIN, max(best, plain), 1.0, 1.0, 0.0, 0.0, 0)
+    forecast = Forecast(plan if best > plain else PLAIN, max(best, plain), 1.0, 1.0)
     return Observation(plain, best if current is None else current, forecast, num_tried, is_pipelined)
 
 
@@ -106,14 +106,14 @@ def test_at_rest_trials_are_short_and_their_pauses_grow():
     assert pauses == sorted(pauses)
     assert pauses[-1] <= MAX_PAUSE + 1
     assert pauses[-1] >= MAX_PAUSE > 4 * pauses[0] / 2
-    assert all(decision.plan.gamma <= TRIAL_TOKENS for decision, _ in rests(800))
+    assert all(decision.plan.depth <= TRIAL_TOKENS for decision, _ in rests(800))
 
 
 @pytest.mark.parametrize("is_pipelined", [True, False])
 def test_a_trial_is_prepared_ahead_only_where_that_is_allowed(is_pipelined):
     plan = trial(is_pipelined=is_pipelined)
-    assert plan.gamma == TRIAL_TOKENS
-    assert (plan.num_passes > 0) is is_pipelined
+    assert plan.depth == TRIAL_TOKENS
+    assert (plan.rows_per_pass > 0) is is_pipelined
     state = State(plan=PLAIN, num_rested=FIRST_PAUSE - 1)
     (decision,), _ = run(state, [seen(best=0.9, is_pipelined=is_pipelined)])
     assert decision.plan == plan

@@ -54,6 +54,19 @@ def test_a_block_is_the_likeliest_nodes_and_a_prefix_of_it_is_a_tree(tree):
     assert len(tree.best(9, max_depth=9, min_reach=0.35)) == 2
 
 
+def test_branches_are_counted_as_far_as_a_block_goes(tree):
+    nodes = tree.best(9, max_depth=9)
+    assert [int(tree.tokens[node]) for node in nodes] == [5, 7, 6, 8]
+    assert tree.branches(nodes).tolist() == [0, 0, 1, 1], "6 is the second below the root"
+    assert tree.branches(nodes[:0]).tolist() == []
+
+
+def test_the_straight_part_of_a_block_is_its_likeliest_chain(tree):
+    nodes = tree.best(9, max_depth=9)
+    assert [int(tree.tokens[node]) for node in tree.straight(nodes)] == [5, 7, 8]
+    assert tree.straight(nodes[:0]).tolist() == []
+
+
 def test_leaves_are_what_nothing_grew_below_likeliest_first(tree):
     assert [int(tree.tokens[node]) for node in tree.leaves] == [6, 8]
 

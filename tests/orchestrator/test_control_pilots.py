@@ -15,7 +15,7 @@ from core.config import SpeculationConfig
 from core.control import FIRST_PAUSE, Decision, State
 from core.errors import ConfigError
 from core.growth import Candidates
-from core.planning import PLAIN, Plan
+from core.planning import Plan
 from core.records import (
     NEVER_STOP,
     Base,
@@ -34,14 +34,22 @@ from orchestrator import course
 from orchestrator.control import Controls
 from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import DraftSeen, Found, Pilot, Pilots, RoundSeen, Shape, Source
-from orchestrator.watching import MAX_PATIENCE_S, PATIENCE
+from orchestrator.watching import MAX_PATIENCE_S
 
-POLICIES = tuple(policy for policy in get_args(Policy) if policy != "marginal")
-"""Those that plan; `test_steady_session` has the other."""
+POLICIES = get_args(Policy)
+IN_TURN = SpeculationConfig(pipelining=False)
+"""The adaptive policy asks for each block: where it does not, `test_steady_session` has it."""
 
 
 def request(temperature=0.0, verification=Verification.COUPLED, **changes):
     return GenerationRequest("r", (1, 2, 3), Sampling(temperature=temperature), 100, verification, **changes)
+
+
+def asking(policy, **changes):
+    """A request whose pilot asks for blocks and tables, whatever its policy."""
+    if policy == "adaptive":
+        return request(1.0, Verification.REJECTION, **changes)
+    return request(**changes)
 
 
 def chain(num, confidence=0.9, entropy=0.5, source=Source.DRAFT):
@@ -63,7 +71,7 @@ def drive(pilot, num_rounds, alpha, verify_s=lambda rows: 0.025, draft_s=0.003, 
     """Rounds in which every guess of a run of `alpha` is accepted, at these costs; the tokens that they yield."""
     tokens, luck = 0, 0.0
     for _ in range(num_rounds):
-        shape = chain(min(max(pilot.plan.gamma, 0), 8))
+        shape = chain(min(max(pilot.plan.depth, 0), 8))
         shape = shape.prefix(pilot.num_to_verify(shape)) if len(shape) else shape
         num = 0
         while num < len(shape):
@@ -96,20 +104,6 @@ def test_what_branches_cost_is_learned_from_passes_that_nobody_shared():
         assert pilot._known.economy().branch_s == pytest.approx(learned, rel=0.15)
 
 
-def test_blocks_are_as_straight_as_the_plan_says():
-    pilot = Controls(SpeculationConfig(max_draft_tokens=8, max_block_tokens=16)).pilot(request())
-    for is_chain in (False, True):
-        plan = Plan(4, 4, num_passes=4, rows_per_pass=8, jit_nodes=4, jit_depth=4, is_chain=is_chain)
-        pilot._course._state = State(plan=plan)
-        table = pilot.table(chain(3), 8)
-        assert isinstance(table, Budget)
-        assert table.is_chain == is_chain
-        pilot._course.just_in_time = Plan(6, 4, is_chain=is_chain)
-        block = pilot.block(8)
-        assert isinstance(block, Budget)
-        assert block.is_chain == is_chain
-
-
 def block_after(pass_s, sessions=1):
     """What a pilot asks for that drafts in turn, once it knows what a pass of the draft takes."""
     controls = Controls(SpeculationConfig(max_draft_tokens=8, max_block_tokens=16, pipelining=False))
@@ -124,21 +118,10 @@ def test_a_block_is_drafted_as_long_as_a_pass_pays():
     assert block.num_passes == block.max_depth == 8, "where the draft is sure it may go as deep as anybody may"
     course = pilot._course
     draft_s = course._economy.draft_pass_s(block.rows_per_pass)
-    assert block.min_reach == pytest.approx(course._rate * draft_s / pilot._law.at(1)[0])
+    assert block.min_reach == pytest.approx(course.rate * draft_s / pilot._law.at(1)[0])
     _, dear = block_after(pass_s=0.006)
     assert dear.min_reach > 1.5 * block.min_reach
     assert pilot.block(3).max_depth == 3, "tokens that are left"
-
-
-def test_who_waits_for_a_block_waits_for_what_was_planned_and_as_much_again():
-    """However deep blocks may be, a draft that has died is not waited for much longer."""
-    controls = Controls(SpeculationConfig(max_draft_tokens=64, pipelining=False, draft_timeout_s=0.01))
-    pilot = controls.pilot(request())
-    drive(pilot, 60, alpha=0.5, draft_s=0.006)
-    block = pilot.block(64)
-    assert block.num_passes == block.max_depth == 2 * pilot.plan.depth < 64
-    expected_s = pilot._known.lately.draft_s((block.rows_per_pass,) * block.num_passes)
-    assert pilot.patience_s == pytest.approx(min(PATIENCE * expected_s, MAX_PATIENCE_S))
 
 
 def test_who_shares_passes_drafts_as_many_as_planned():
@@ -150,10 +133,9 @@ def test_who_shares_passes_drafts_as_many_as_planned():
 
 def test_a_trial_drafts_what_it_is_to_try():
     pilot, _ = block_after(pass_s=0.003)
-    pilot._course._state = State(plan=Plan(2, 2), is_trial=True)
+    pilot._course._state = State(plan=Plan(2), is_trial=True)
     pilot._course._trying = pilot
-    block = pilot.block(8)
-    assert (block.num_passes, block.min_reach) == (2, 0.0)
+    assert pilot.block(8) == Growth.chain(2)
 
 
 def test_leads_and_confidences_are_learned_apart():
@@ -168,16 +150,17 @@ def test_leads_and_confidences_are_learned_apart():
 
 def test_a_block_is_cut_where_its_branches_are_dear():
     """A likely chain of two, and an unlikely guess beside its end."""
-    pilot = Controls(SpeculationConfig()).pilot(request())
+    pilot = Controls(IN_TURN).pilot(request())
     shape = Shape((-1, 0, 0), (0, 0, 1), (0.9,) * 3, (0.5,) * 3)
+    economy = pilot._known.economy()
     for branch_s, num in ((0.0, 3), (0.02, 2)):
-        pilot._course._economy = dataclasses.replace(pilot._course._economy, branch_s=branch_s)
+        pilot._known.economy = lambda branch_s=branch_s: dataclasses.replace(economy, branch_s=branch_s)
         assert pilot.num_to_verify(shape) == num
 
 
 def test_where_the_first_guess_is_sure_others_beside_it_are_less_likely():
     """What the first one has not, the others share as they did before."""
-    pilot = Controls(SpeculationConfig()).pilot(request())
+    pilot = Controls(IN_TURN).pilot(request())
     pilot._law = RankLaw(chances=((0.6, 0.3, 0.1),))
     pilot._fit = SimpleNamespace(adjust=lambda _, confidence: confidence)  # which believes the draft
     siblings = Shape((-1, -1, 0, 1), (0, 1, 1, 0), (0.9, 0.9, 0.8, 0.5), (0.5,) * 4)
@@ -189,30 +172,37 @@ def test_a_lookup_that_is_cut_stays_a_lookup():
 
 
 def on_trial():
-    """A pilot that tries a plan, after a time of drafting in rounds that paid."""
-    pilot = Controls(SpeculationConfig()).pilot(request())
+    """A pilot that tries a plan with a table, after a time of drafting that paid."""
+    pilot = Controls(SpeculationConfig()).pilot(asking("adaptive"))
     drive(pilot, 60, alpha=0.8)
     course = pilot._course
-    assert course.just_in_time.gamma > 0
-    course._state, course._trying = State(plan=Plan(2, 2, num_passes=2, rows_per_pass=4), is_trial=True), pilot
-    course._take(course._outlook())
+    assert len(pilot.block(8)) > 0
+    course._state, course._trying = State(plan=Plan(2, rows_per_pass=4), is_trial=True), pilot
     return pilot
 
 
 def test_a_trial_tries_one_plan_and_nothing_else():
     pilot = on_trial()
-    assert pilot._course.just_in_time == PLAIN
+    assert len(pilot.table(chain(2), 8)) > 0
+    assert pilot.block(8) == NO_GROWTH
+
+
+def test_who_shares_passes_goes_on_with_the_others_on_a_miss():
+    controls = Controls(SpeculationConfig())
+    pilot, *_ = (controls.pilot(asking("adaptive")) for _ in range(4))
+    drive(pilot, 60, alpha=0.8, sessions=4)
+    assert pilot.plan.rows_per_pass > 0
     assert pilot.block(8) == NO_GROWTH
 
 
 def test_what_is_believed_is_doubted_as_a_trial_begins(monkeypatch):
     """So that the trial tells; what it has told is not doubted when it ends."""
-    pilot = Controls(SpeculationConfig()).pilot(request())
+    pilot = Controls(IN_TURN).pilot(request())
     drive(pilot, 60, alpha=0.8)
     told, doubted = [], []
     monkeypatch.setattr(type(pilot._profile), "doubt", lambda _: doubted.append(len(told)))
     for is_trial in (True, True, False, False, True):
-        state = State(plan=Plan(2, 2), is_trial=is_trial)
+        state = State(plan=Plan(2), is_trial=is_trial)
         monkeypatch.setattr(course, "decide", lambda _seen, _before, state=state: (Decision(state.plan), state))
         pilot._course._decide(pilot)
         told.append(is_trial)
@@ -372,7 +362,7 @@ def test_a_request_that_forbids_drafts_gets_none(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("asked", [1, 3])
 def test_a_request_bounds_the_depth_of_its_blocks(policy, asked):
-    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request(max_draft_tokens=asked))
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(asking(policy, max_draft_tokens=asked))
     block = pilot.block(8)
     depth = block.max_depth if isinstance(block, Budget) else max(depths(block.parents), default=0)
     assert depth == asked
@@ -382,7 +372,7 @@ def test_a_request_bounds_the_depth_of_its_blocks(policy, asked):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_block_is_deeper_than_there_are_tokens_left(policy):
-    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request())
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(asking(policy))
     block = pilot.block(2)
     assert (block.max_depth if isinstance(block, Budget) else max(depths(block.parents))) == 2
     assert deepest_block(pilot.table(chain(3), 2), 3) == 2
@@ -428,7 +418,7 @@ def test_a_request_says_for_itself_whether_anything_is_prepared(policy):
     """Those of one service may differ, and neither changes what the other does."""
     for served in (True, False):
         controls = Controls(SpeculationConfig(policy=policy, pipelining=served))
-        in_turn, pipelined = (controls.pilot(request(pipelining=asked)) for asked in (False, True))
+        in_turn, pipelined = (controls.pilot(asking(policy, pipelining=asked)) for asked in (False, True))
         for _ in range(20):
             assert in_turn.table(chain(3), 8) == NO_GROWTH
             assert pipelined.table(chain(3), 8) != NO_GROWTH
@@ -629,7 +619,7 @@ def test_drafting_that_cannot_pay_is_left_rarely_tried_and_taken_up_again():
     assert late <= early
     drive(pilot, 800, alpha=0.95, draft_s=0.001)
     assert pilot.wants_draft
-    assert pilot.plan.gamma >= 4
+    assert pilot.plan.depth >= 3
     assert controls.report().num_changes > 0
 
 
@@ -661,9 +651,6 @@ def test_only_one_of_many_sessions_makes_a_trial():
             drive(pilot, 1, alpha=0.05, verify_s=steep, draft_s=0.02, sessions=8)
         trier = next((pilot for pilot in pilots if pilot.wants_draft), None)
     assert trier.num_to_verify(chain(2, confidence=0.01)) == 2, "a trial is to learn, whatever it costs"
-    assert trier.num_to_verify(chain(9, confidence=0.99)) == 2, (
-        "but not more than it needs, whatever a draft has chosen"
-    )
     trier.close()
     rest = [pilot for pilot in pilots if pilot is not trier]
     for pilot in rest:
@@ -691,7 +678,7 @@ def test_a_session_that_has_no_draft_does_not_keep_the_others_from_trying():
 
 
 def test_sessions_that_share_engines_share_a_plan():
-    controls = Controls(SpeculationConfig())
+    controls = Controls(IN_TURN)
     pilots = [controls.pilot(request()) for _ in range(6)]
     for number in range(40):
         for index, pilot in enumerate(pilots):
@@ -701,7 +688,7 @@ def test_sessions_that_share_engines_share_a_plan():
 
 def test_a_row_that_costs_more_than_its_guess_is_worth_is_not_verified():
     """Nearly every guess is kept while rows are free; where they cost, only those that are likely enough."""
-    free, dear = (Controls(SpeculationConfig()).pilot(request()) for _ in range(2))
+    free, dear = (Controls(IN_TURN).pilot(request()) for _ in range(2))
     drive(free, 60, alpha=0.7)
     for rows in (1, 3, 6, 12, 24, 48) * 6:
         dear.saw_round(verdict(Shape(), 0, 0.01 + 0.02 * rows, rows, Found.NOT_ASKED, None))
@@ -743,7 +730,7 @@ def test_lookups_are_given_up_where_they_never_hit_and_kept_where_they_do():
 
 
 def test_a_decision_explains_itself_with_its_figures():
-    controls = Controls(SpeculationConfig())
+    controls = Controls(IN_TURN)
     pilot = controls.pilot(request())
     drive(pilot, 200, alpha=0.3, verify_s=steep)
     report = controls.report()
@@ -764,7 +751,7 @@ def test_what_to_do_is_decided_when_nobody_waits_for_it():
     assert pilot.plan == before
     assert len(due) == 1
     due.pop()()
-    assert pilot.plan.gamma > before.gamma
+    assert pilot.plan.depth > before.depth
     drive(pilot, 40, alpha=0.95, draft_s=0.0001)
     assert len(due) == 1
 

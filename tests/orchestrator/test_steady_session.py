@@ -9,13 +9,14 @@ import pytest
 from fakes import FakeTargetEngine, model_info, next_token, plain, request
 
 from core.config import Limits, SpeculationConfig
+from core.economy import WIDTHS
 from core.records import Missing, Refused, Sampling, Sprouted, Stamp, Timing, Verification
 from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree, Told
 from orchestrator import messages as m
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.knowledge import Knowledge
-from orchestrator.marginal import MAX_ROWS, MarginalPilot
+from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
 from orchestrator.service import new_session
 from orchestrator.session import Session
@@ -23,7 +24,7 @@ from orchestrator.steady_drafting import MAX_OPEN
 from orchestrator.steady_session import SteadySession
 
 PROMPT = (3, 1, 4)
-CONFIG = SpeculationConfig(policy="marginal", lookup=False)
+CONFIG = SpeculationConfig(lookup=False)
 
 
 class FakeMargin(MarginalPilot):
@@ -33,8 +34,8 @@ class FakeMargin(MarginalPilot):
         super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
         self.is_patient = False
 
-    def num_worth(self, reach):
-        return len(reach)
+    def net(self, reach, branches=None):
+        return np.arange(len(reach) + 1.0)
 
     def is_worth_waiting(self, reach, open_reach, next_s):
         self.open_reach = open_reach
@@ -43,6 +44,20 @@ class FakeMargin(MarginalPilot):
     @property
     def patience_s(self):
         return 0.5
+
+
+class FakeBranches(FakeMargin):
+    """A branch costs so many times 100 tokens as it takes seconds, a row nothing."""
+
+    branch_s = 0.0
+
+    @property
+    def minds_branches(self):
+        return self.branch_s > 0
+
+    def net(self, reach, branches=None):
+        costs = np.zeros(len(reach) + 1) if branches is None else np.append(0.0, 100 * self.branch_s * branches)
+        return np.append(0.0, np.cumsum(reach)) - 4 * costs
 
 
 class Stage:
@@ -341,6 +356,21 @@ def test_nothing_is_hoped_for_below_nodes_that_are_too_deep_for_a_block_to_go_on
     assert stage.pilot.open_reach.tolist() == [0.87], "only below the other one something may come"
 
 
+@pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])
+def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_guesses):
+    """A chain of three, and beside it a guess that is likelier than the chain's end but not worth a branch."""
+    stage = Stage(tokenizer)
+    stage.pilot.__class__ = FakeBranches
+    stage.pilot.branch_s = branch_s
+    first, *chain = stage.right(4)
+    other = chain[0] - 1 if chain[0] else 1
+    stage.grows((ROOT, first), (0, chain[0]), (0, other), (1, chain[1]), (3, chain[2]))
+    stage.verdict()
+    assert len(stage.block) == num_guesses
+    is_straight = stage.block.parents == (ROOT, 0, 1)
+    assert is_straight is (branch_s > 0)
+
+
 def test_the_end_closes_both_sides(stage):
     stage.grows((ROOT, 1))
     stage.event(m.Abandoned(RuntimeError("gone")))  # type: ignore[arg-type]
@@ -386,19 +416,23 @@ def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
     return found
 
 
+def num_worth(pilot, reach):
+    return int(np.argmax(pilot.net(reach)))
+
+
 def test_a_node_is_verified_while_it_is_worth_more_than_its_row():
     dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
     reach = [0.9, 0.5, 0.2, 0.05, 0.04]
-    assert dear.num_worth(_array(reach)) == 3
+    assert num_worth(dear, _array(reach)) == 3
     cheap = learned(lambda rows: 0.02 + 1e-5 * rows)
-    assert cheap.num_worth(_array(reach)) == 5
-    assert dear.num_worth(_array([0.05])) == 0, "plain decoding is better than that"
-    assert dear.num_worth(_array([])) == 0
+    assert num_worth(cheap, _array(reach)) == 5
+    assert num_worth(dear, _array([0.05])) == 0, "plain decoding is better than that"
+    assert num_worth(dear, _array([])) == 0
 
 
 def test_a_step_in_costs_is_looked_beyond():
     steps = learned(lambda rows: 0.02 if rows == 1 else 0.026)  # the second row costs 0.6 tokens, others nothing
-    assert steps.num_worth(_array([0.5, 0.4, 0.3])) == 3
+    assert num_worth(steps, _array([0.5, 0.4, 0.3])) == 3
 
 
 def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
@@ -443,7 +477,7 @@ def test_a_session_begins_with_the_rate_of_those_before_it():
 
 def test_a_draft_feeds_as_many_rows_as_its_passes_take_at_little_cost():
     flat = learned(lambda rows: 0.02, lambda rows: 0.003)
-    assert flat.steady(100).rows_per_pass == MAX_ROWS
+    assert flat.steady(100).rows_per_pass == WIDTHS[-1]
     dear = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
     assert dear.steady(100).rows_per_pass <= 4
 

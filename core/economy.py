@@ -1,0 +1,61 @@
+"""What things cost at the moment, in seconds and in tokens that the time would have yielded.
+
+Knows curves of costs and how many sessions share an engine; must not know how either was learned.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from core.curve import Curve
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows that one session may have in a pass of the draft; those further down its list are hardly ever needed."""
+SHARED_SESSIONS = 2.0
+"""From here on sessions meet in the passes of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Economy:
+    """Passes and wires, by rows."""
+
+    verify_pass_s: Curve
+    draft_pass_s: Curve
+    verify_wire_s: float
+    draft_wire_s: float
+    num_verifying: float = 1.0
+    """Sessions that share a pass of the target."""
+    num_drafting: float = 1.0
+    """Sessions that share a pass of the draft."""
+    branch_s: float = 0.0
+    """What a branch adds to a pass of the target."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether sessions meet in the passes of the target."""
+        return self.num_verifying >= SHARED_SESSIONS
+
+    def halved(self) -> Economy:
+        """The same for half of the sessions."""
+        return replace(self, num_verifying=self.num_verifying / 2.0, num_drafting=max(1.0, self.num_drafting / 2.0))
+
+    def verify_s(self, nodes: float, branches: float = 0.0) -> float:
+        """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
+        pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
+        return pass_s + self.verify_wire_s
+
+    def draft_s(self, rows: tuple[int, ...]) -> float:
+        """A round trip to the draft for passes of so many rows of each session."""
+        return sum(self.draft_pass_s(self.num_drafting * row) for row in rows if row) + self.draft_wire_s
+
+    def pass_price(self, rate: float, rows: int) -> float:
+        """Tokens that the time of one more pass of the draft would yield at `rate`, where the target waits for it.
+
+        0 where passes are shared: it verifies others meanwhile.
+        """
+        return 0.0 if self.is_shared else rate * self.draft_pass_s(self.num_drafting * rows)
+
+    def rows_worth(self) -> int:
+        """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""
+        return max(WIDTHS, key=lambda rows: math.log1p(rows / 2.0) / self.draft_pass_s(self.num_drafting * rows))
