@@ -1,8 +1,8 @@
 """The adaptive policy where a draft is asked for each block: how far to guess, by costs and acceptance as observed.
 
 That is where drafts sample (rejection and block verification), and where drafting and verification are to alternate;
-all others have a draft that grows steadily (`orchestrator.marginal`). Knows a session's own acceptance and the plan that
-it shares with others (`course`); must not know tokens.
+all others have a draft that grows steadily (`orchestrator.marginal`). Knows a session's own acceptance and the plan
+that it shares with others (`course`); must not know tokens.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class MarginalPilot(WatchingPilot):
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
-        return self._round_tokens / self._round_s
+        """Tokens that a second is worth: what the session makes in one, and not less than plain decoding would."""
+        return max(self._round_tokens / self._round_s, 1.0 / self._known.lately.verify_s(0.0))
 
     @property
     def max_depth(self) -> int:
