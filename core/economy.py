@@ -58,4 +58,4 @@ class Economy:
 
     def rows_worth(self) -> int:
         """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""
-        return max(WIDTHS, key=lambda rows: math.log1p(rows / 2.0) / self.draft_pass_s(self.num_drafting * rows))
+        return max(WIDTHS, key=lambda rows: math.log1p(2.0 * rows) / self.draft_pass_s(self.num_drafting * rows))

@@ -19,8 +19,6 @@ from orchestrator.watching import WatchingPilot
 
 TOLD_RANKS = 8
 """Candidates of a place of which the draft is told how likely they are."""
-KEPT = 0.8
-"""Of a node's chance, what those of its children have together that will be told."""
 RATE_ROUNDS = 16.0
 """Over which the rate is averaged."""
 FIRST_ROUNDS = 4.0
@@ -98,7 +96,7 @@ class MarginalPilot(WatchingPilot):
         `reach`: of the nodes that a block could have now; `open_reach`: of those that the draft has not fed; falling.
         Who waits where passes of the target are shared misses the others' pass, and waits for the one after it.
         """
-        grown = np.sort(np.concatenate([reach, KEPT * open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
+        grown = np.sort(np.concatenate([reach, open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
         economy = self._known.economy()
         lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
         return bool(self.net(grown).max() - self.net(reach).max() > self.rate * lost_s)

@@ -504,8 +504,16 @@ def test_the_rate_is_that_of_the_last_rounds():
         one.saw_interval(6, 0.06)
     assert one.rate == pytest.approx(100, rel=0.01)
     for _ in range(200):
-        one.saw_interval(1, 0.1)
-    assert one.rate == pytest.approx(10, rel=0.01)
+        one.saw_interval(5, 0.1)
+    assert one.rate == pytest.approx(50, rel=0.01)
+
+
+def test_a_second_is_worth_what_plain_decoding_would_make_in_it():
+    """Or sessions that verify what does not pay would go on: by the rate that they have, it pays."""
+    one = learned(lambda rows: 0.02)
+    for _ in range(200):
+        one.saw_interval(1, 1.0)
+    assert one.rate == pytest.approx(1 / 0.021, rel=0.05)
 
 
 def _array(values):
