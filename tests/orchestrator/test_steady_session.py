@@ -513,6 +513,7 @@ def test_a_second_is_worth_what_plain_decoding_would_make_in_it():
     one = learned(lambda rows: 0.02)
     for _ in range(200):
         one.saw_interval(1, 1.0)
+    one.net(_array([]))
     assert one.rate == pytest.approx(1 / 0.021, rel=0.05)
 
 
