@@ -10,10 +10,10 @@ from core.config import DECODE_TOKENS
 from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.token_log import TokenLog
 from core.trees import EMPTY_BLOCK, TokenTree
-from orchestrator.simulation.clock import run
-from orchestrator.simulation.hardware import EngineLaw, PassLaw
-from orchestrator.simulation.target import SimTarget
-from orchestrator.simulation.text import SteadyLaw, Text
+from simulation.clock import run
+from simulation.hardware import EngineLaw, PassLaw
+from simulation.target import SimTarget
+from simulation.text import SteadyLaw, Text
 
 EPOCH = 1
 BLOCK = TokenTree.chain((1, 2, 3))

@@ -17,9 +17,9 @@ from core.growth import MAX_RANKS, Candidates
 from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Timing, Verification
 from core.speculation.grower import Node, likeliest
 from core.trees import ROOT, Budget, Growth, Steady
-from orchestrator.simulation.engines import Held, Job, SimEngine
-from orchestrator.simulation.hardware import EngineLaw
-from orchestrator.simulation.text import Place, Text
+from simulation.engines import Held, Job, SimEngine
+from simulation.hardware import EngineLaw
+from simulation.text import Place, Text
 
 
 class Says:

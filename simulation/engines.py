@@ -30,8 +30,8 @@ from core.records import (
 )
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
-from orchestrator.simulation.hardware import EngineLaw
-from orchestrator.simulation.text import Text
+from simulation.hardware import EngineLaw
+from simulation.text import Text
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)

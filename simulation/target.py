@@ -7,7 +7,7 @@ import asyncio
 from core.errors import WorkerLost
 from core.records import TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
 from core.trees import ROOT
-from orchestrator.simulation.engines import Held, Job, SimEngine
+from simulation.engines import Held, Job, SimEngine
 
 VerifyJob = Job[VerifyRequest, VerifyReply]
 
