@@ -14,8 +14,8 @@ from typing import Any
 from bench.results import Result, at_least
 from core.config import SpeculationConfig
 from core.records import Verification
-from orchestrator.simulation.compare import Run, plain, run, sweep
-from orchestrator.simulation.scenario import Closed, Scenario
+from simulation.compare import Run, plain, run, sweep
+from simulation.scenario import Closed, Scenario
 
 TEMPERATURES = (0.0, 1.0)
 NUM_TEXTS = 40

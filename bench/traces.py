@@ -1,7 +1,7 @@
 """`python -m bench.traces --out FILE` records how the demo pair agrees, token by token, for the simulator to replay.
 
 The target writes on after held-out prompts; along its own text the draft is asked what it would have said at each place
-(`orchestrator.simulation.text.Agreement` says what is kept). From each place a chain is drawn from the draft too, and
+(`simulation.text.Agreement` says what is kept). From each place a chain is drawn from the draft too, and
 judged as block verification would, whose acceptance does not follow from single tokens. Sampling, noise and
 verification are the reference's own (core.sampling, core.acceptance), so a trace is a measurement, not a model.
 Rejection and block verification get the whole of q, as one process would give it to them: what the product's cut of q
@@ -27,7 +27,7 @@ from core.noise import Purpose
 from models.train.corpus import load_split
 from models.train.evaluation import PROMPT_TOKENS, held_out_prompts
 from models.train.stream import token_stream
-from orchestrator.simulation.recorded import (
+from simulation.recorded import (
     COLUMNS,
     MAX_GAMMA,
     MAX_RANK,

@@ -88,6 +88,11 @@ class SequenceSpec:
     num_logprobs: int | None = None
     """Alternatives to report for each emitted token; None reports nothing, 0 the emitted token alone."""
 
+    @property
+    def needs_q(self) -> bool:
+        """Whether verification needs what each guess was drawn from: so the draft draws, and blocks are chains."""
+        return self.verification is not Verification.COUPLED and not self.sampling.is_greedy
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

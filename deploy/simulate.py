@@ -20,12 +20,12 @@ from core.records import Policy, Verification
 from core.results import as_json
 from deploy import simulate_day, simulation_svg, simulation_table, terminal
 from deploy.settings import read_config
-from orchestrator.simulation.compare import Comparison, compare, plain, run, sequential
-from orchestrator.simulation.hardware import HopLaw
-from orchestrator.simulation.laws import steady_law
-from orchestrator.simulation.presets import PRESETS, Hardware, large_target, small_draft
-from orchestrator.simulation.recorded import RECORDED_TEMPERATURES
-from orchestrator.simulation.scenario import Arrivals, Closed, Scenario
+from simulation.compare import Comparison, compare, plain, run, sequential
+from simulation.hardware import HopLaw
+from simulation.laws import steady_law
+from simulation.presets import PRESETS, Hardware, large_target, small_draft
+from simulation.recorded import RECORDED_TEMPERATURES
+from simulation.scenario import Arrivals, Closed, Scenario
 
 MIN_STREAMS = 16
 NUM_ARRIVALS = 40

@@ -13,7 +13,7 @@ from typing import Any
 from core.config import DraftScaling, OrchestratorScaling, ServiceConfig, TargetScaling
 from core.results import Result
 from deploy.scaling_svg import Sample, render
-from orchestrator.simulation.day import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, simulate_day
+from simulation.day import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, simulate_day
 
 MAX_REPLICAS = 64
 DRAWN_S = 120.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from orchestrator.simulation.compare import Comparison
+from simulation.compare import Comparison
 
 COLORS = {
     "plain": "#8a9099",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.results import Result
-from orchestrator.simulation.compare import Comparison, Run
-from orchestrator.simulation.report import Percentiles, Report
+from simulation.compare import Comparison, Run
+from simulation.report import Percentiles, Report
 
 WORTH_IT = 1.02
 """A gain that is worth a second model."""

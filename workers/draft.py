@@ -17,9 +17,10 @@ from torch import Tensor
 from core.budgeted import AnySprout, sprout_of
 from core.config import EngineConfig
 from core.growth import Candidates
-from core.records import Drafted, DraftReply, DraftRequest, Missing, Refused, SequenceSpec
+from core.protocol import ENDED, OVERTAKEN
+from core.records import Drafted, DraftReply, DraftRequest, Missing, Refused
 from core.speculation.grower import likeliest
-from core.trees import EMPTY_BLOCK, ROOT, Budget, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree
 from workers.candidates import Kind, Place, propose
 from workers.engine import Answer, Engine
 from workers.engine_stats import EngineStats
@@ -130,7 +131,7 @@ class DraftJob(Job[DraftRequest]):
         known = {node: tree.candidates[row] for node, row in self.held_nodes.items()}
         if not self.pending and tree.root is not None:
             known[ROOT] = tree.root
-        self._sprout = sprout_of(self.request, _samples(self.held.spec), known)
+        self._sprout = sprout_of(self.request, self.held.spec.needs_q, known)
         self._rows = {ROOT: ROOT, **self.held_nodes}
         self._prune()
 
@@ -205,7 +206,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def release(self, sessions: Sequence[str]) -> None:
         for session in sessions:
-            self._end_steady(session, "the session has ended")
+            self._end_steady(session, ENDED)
         super().release(sessions)
 
     def expire(self) -> list[str]:
@@ -216,7 +217,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _supersede(self, held: HeldSequence) -> None:
         super()._supersede(held)
-        self._end_steady(held.session, "the message was overtaken by a later one")
+        self._end_steady(held.session, OVERTAKEN)
 
     def _end_steady(self, session: str, reason: str) -> None:
         if (job := self._steady.pop(session, None)) is not None:
@@ -258,18 +259,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs += [job for job in self._steady.values() if job.pending or job.feeding]
 
     def _begin_steady(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
-        grower = held.grower
-        grower.steady = self._within_context(request)
-        goes_on = _goes_on(held, request)
-        pending, _ = self._store.extend(held, request.base, request.suffix, None if goes_on else EMPTY_BLOCK)
-        if held.tree.root is None:
-            grower.begin()
-            pending = pending or self._store.step_back(held)
-        elif grower.root.said is None:
-            grower.take(grower.root, held.tree.root)
-        if grower.steady.is_anew:
-            grower.tell_anew()
-        job = self._steady[held.session] = SteadyJob(ticket, request, held, pending)
+        rebased = self._store.follow(held, held.rebase_to_grow(request, self._within_context(request)))
+        job = self._steady[held.session] = SteadyJob(ticket, request, held, rebased.pending)
         self._answers.append((ticket, job.sprouted()))
 
     def _within_context(self, request: DraftRequest) -> Steady:
@@ -281,35 +272,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
-    def _refusal_of_guesses(self, request: DraftRequest, spec: SequenceSpec | None) -> Refused | None:
-        block, num_block = request.block, len(request.block)
-        if block and (min(block.tokens) < 0 or max(block.tokens) >= self.info.vocab_size):
-            return Refused(request.stamp, f"a guess is outside the vocabulary of {self.info.vocab_size}")
-        if block and not request.is_table:
-            return Refused(request.stamp, "only a table is grown below a block")
-        if len(set(zip(block.parents, block.tokens, strict=True))) < num_block:
-            return Refused(request.stamp, "the block has the same guess twice below one node")
-        if isinstance(request.growth, Steady) and request.is_table:
-            return Refused(request.stamp, "a tree that grows steadily has no block above it: is_table must be false")
-        if isinstance(request.growth, Budget | Steady):
-            spec = request.spec or spec
-            is_bound = spec is not None and _samples(spec)
-            return Refused(request.stamp, "a draft may not choose which of its samples are sent") if is_bound else None
-        parents = enumerate(request.growth.parents, num_block)
-        if any(not ROOT <= parent < node for node, parent in parents):
-            return Refused(request.stamp, "a node of the growth has a parent that does not come before it")
-        return None
-
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
         if isinstance(request.growth, Steady):
             self._begin_steady(ticket, request, held)
             return
-        held.grower.begin()  # its nodes may not be kept
-        pending, nodes = self._store.extend(held, request.base, request.suffix, request.block)
-        draws_at_root = _samples(held.spec) and not request.is_table
-        if len(request.growth) and not pending and (held.tree.root is None or draws_at_root):
-            pending, nodes = self._store.step_back(held), {}
-        job = DraftJob(ticket, request, held, pending, room=self._room, held_nodes=nodes)
+        rebased = self._store.follow(held, held.rebase_to_draft(request))
+        job = DraftJob(ticket, request, held, rebased.pending, room=self._room, held_nodes=rebased.nodes)
         self._jobs.append(job)
         if job.is_done:
             self._answer(job, job.reply())
@@ -343,19 +311,3 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             else:
                 job.take(sound)
                 self._publish(job.held)
-
-
-def _samples(spec: SequenceSpec) -> bool:
-    """Whether the draft has to draw its guesses itself, because verification needs what they were drawn from."""
-    return Kind.of(spec.sampling, spec.verification) is Kind.DRAWN
-
-
-def _goes_on(held: HeldSequence, request: DraftRequest) -> bool:
-    """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
-    root there may be nodes that are fed.
-    """
-    known = held.log.tokens[request.base.num_tokens :]  # where tokens are pending, nothing has grown below them yet
-    if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
-        held.grower.begin()
-        return False
-    return held.grower.reroot(request.suffix[len(known) :]) is not None and held.grower.root.said is not None

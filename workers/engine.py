@@ -15,14 +15,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from core.config import EngineConfig
-from core.records import (
-    DraftReply,
-    Missing,
-    Refused,
-    SequenceSpec,
-    Sprouted,
-    VerifyReply,
-)
+from core.protocol import OVERTAKEN, missing_of, refusal_of
+from core.records import DraftReply, Missing, Refused, Sprouted, VerifyReply
 from core.trees import TokenTree
 from workers import scheduler
 from workers.engine_stats import EngineStats
@@ -112,39 +106,23 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def add(self, ticket: int, request: Request) -> None:
         """Take a request; its reply comes from a later `step`, under the same ticket."""
-        refusal = self._refusal_of(request)
-        if refusal is not None:
-            self._answers.append((ticket, refusal))
-            return
         held = self._store.find(request.stamp.session)
+        answer = self._refusal_of(request, held) or missing_of(request, held)
+        if answer is not None:
+            self._answers.append((ticket, answer))
+            return
         if request.base.num_tokens == 0 and request.spec is not None:
             held = self._store.open(request.stamp.session, request.spec)
-        elif held is None or not held.log.holds(request.base):
-            self._answers.append((ticket, Missing(request.stamp, self._usable_part(held, request))))
-            return
+        assert held is not None, "else its base is missing"
         self._supersede(held)
         held.last_round, held.last_used_s = request.stamp.round, monotonic()
         self._begin(ticket, request, held)
 
-    def _refusal_of(self, request: Request) -> Refused | None:
+    def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
         """Why this message must change nothing: it is stale, malformed, or can never fit."""
-        stamp = request.stamp
-        held = self._store.find(stamp.session)
-        if stamp.epoch != self.epoch:
-            return Refused(stamp, "the message is for another incarnation of this engine")
-        if self._store.was_released(stamp.session):
-            return Refused(stamp, "the session has ended")
-        if held is not None and stamp.round <= held.last_round:
-            return Refused(stamp, "the message was overtaken by a later one")
-        if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
-            return Refused(stamp, "the message lacks a suffix, or a first one its sampling parameters")
-        if min(request.suffix) < 0 or max(request.suffix) >= self.info.vocab_size:
-            return Refused(stamp, f"a token id is outside the vocabulary of {self.info.vocab_size}")
-        return self._refusal_of_guesses(request, held.spec if held else None) or self._refusal_of_size(request)
-
-    def _refusal_of_guesses(self, request: Request, spec: SequenceSpec | None) -> Refused | None:  # noqa: ARG002
-        """Why the guesses that come with a message cannot be computed; most messages bring none."""
-        return None
+        has_ended = self._store.has_ended(request.stamp.session)
+        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
+        return refusal or self._refusal_of_size(request)
 
     def _refusal_of_size(self, request: Request) -> Refused | None:
         guesses = self._needed_guesses(request)
@@ -158,16 +136,10 @@ class Engine(ABC, Generic[Request, Reply]):
             return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
         return None
 
-    @staticmethod
-    def _usable_part(held: HeldSequence | None, request: Request) -> int:
-        """How much of what is held may still be right; a hash that differs says that nothing is known to be."""
-        is_behind = held is not None and len(held.log) < request.base.num_tokens
-        return len(held.log) if held is not None and is_behind else 0
-
     def _supersede(self, held: HeldSequence) -> None:
         """A later message of the same session replaces the one in progress."""
         for job in [job for job in self._jobs if job.held is held]:
-            self._answer(job, Refused(job.request.stamp, "the message was overtaken by a later one"))
+            self._answer(job, Refused(job.request.stamp, OVERTAKEN))
 
     def _answer(self, job: Job[Request], reply: Reply | Missing | Refused) -> None:
         self._jobs.remove(job)

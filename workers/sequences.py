@@ -1,7 +1,6 @@
 """What an engine holds of each session: its tokens, guesses below them, the KV of both, and how to sample for it.
 
-Knows how a message's base, suffix and block meet what is held. Must not know when rows are computed or what they are
-for.
+Knows how KV follows what `core.protocol` decides. Must not know when rows are computed or what they are for.
 """
 
 from __future__ import annotations
@@ -11,33 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.block_hash import BlockHash, block_hashes
-from core.growth import HeldTree
-from core.records import Base, SequenceSpec
-from core.speculation.grower import Grower
-from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, TokenTree
+from core.protocol import EndedSessions, HeldTokens, Rebased
+from core.records import SequenceSpec
 from workers.kv_cache import KVCache, SequenceKV
-
-MAX_TOMBSTONES = 4096
 
 
 @dataclass(eq=False, slots=True)
-class HeldSequence:
+class HeldSequence(HeldTokens):
     """One session's tokens, the tree of guesses below them, and the KV of both, in this order.
 
     Invariant between steps: `len(log) + len(tree) == kv.num_tokens`.
     """
 
-    session: str
-    spec: SequenceSpec
-    kv: SequenceKV
-    log: TokenLog = field(default_factory=TokenLog)
-    tree: HeldTree = field(default_factory=HeldTree)
-    grower: Grower = field(default_factory=Grower)
-    """What may follow, where a draft grows steadily: of its nodes those in `tree` are fed."""
+    session: str = field(kw_only=True)
+    kv: SequenceKV = field(kw_only=True)
     hashes: list[BlockHash] = field(default_factory=list)
     """Of the first blocks of the log, as far as somebody has asked."""
-    last_round: int = -1
     last_used_s: float = 0.0
 
 
@@ -47,7 +35,7 @@ class SequenceStore:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._held: OrderedDict[str, HeldSequence] = OrderedDict()
-        self._released: OrderedDict[str, None] = OrderedDict()
+        self._ended = EndedSessions()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -62,38 +50,19 @@ class SequenceStore:
         """The session's sequence; a new and empty one if it has none. What was guessed by another spec is forgotten."""
         held = self._held.get(session)
         if held is None:
-            held = self._held[session] = HeldSequence(session, spec, self._cache.new_sequence())
-        if held.spec != spec:
-            self.forget_guesses(held)
-            held.spec = spec
+            held = self._held[session] = HeldSequence(spec, session=session, kv=self._cache.new_sequence())
+        held.take_spec(spec)
+        self._cache.truncate(held.kv, len(held.log) + len(held.tree))
         return held
 
-    def was_released(self, session: str) -> bool:
+    def has_ended(self, session: str) -> bool:
         """Whether a message for this session is an echo from before its end."""
-        return session in self._released
+        return session in self._ended
 
-    def extend(
-        self, held: HeldSequence, base: Base, suffix: Sequence[int], block: TokenTree | None = EMPTY_BLOCK
-    ) -> tuple[list[int], dict[int, int]]:
-        """Keep what agrees with base and suffix and, below them, with `block` (None: anything); roll back the rest.
-
-        Answers what of the suffix is still to be computed, and which nodes of the tree hold which of the block.
-        Guesses that turned out right are kept: they agree.
-        """
-        num_agreeing = base.num_tokens + held.log.common_prefix_len(base.num_tokens, suffix)
-        rest = list(suffix[num_agreeing - base.num_tokens :])
-        if num_agreeing < len(held.log):
-            self.truncate(held, num_agreeing)
-            return rest, {}
-        path = held.tree.walk(rest)
-        ends_in_tree = len(path) == len(rest)
-        block = held.tree.below(path) if block is None else block
-        kept, nodes = held.tree.rebase(path, block if ends_in_tree else EMPTY_BLOCK)
-        if not ends_in_tree:
-            held.tree.clear()
-        self._cache.compact(held.kv, len(held.log), kept)
-        held.log.extend(rest[: len(path)])
-        return rest[len(path) :], nodes
+    def follow(self, held: HeldSequence, rebased: Rebased) -> Rebased:
+        """Let KV follow what a message has left of the sequence; the same again."""
+        self._follow(held, rebased.num_tokens, rebased.guesses)
+        return rebased
 
     def num_adoptable(self, hashes: Sequence[BlockHash]) -> int:
         """How many of these blocks others have left, from the first on."""
@@ -114,16 +83,14 @@ class SequenceStore:
 
     def step_back(self, held: HeldSequence) -> list[int]:
         """Forget the last token, which is to be computed again for its logits; that token."""
-        last = held.log.tokens[-1]
-        self.truncate(held, len(held.log) - 1)
-        return [last]
+        pending = held.step_back()
+        self._follow(held, len(held.log))
+        return pending
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:
         """Forget all but the first `num_tokens` tokens and their KV."""
-        held.tree.clear()
-        held.log.truncate(num_tokens)
-        del held.hashes[num_tokens // self._cache.block_tokens :]
-        self._cache.truncate(held.kv, num_tokens)
+        held.truncate(num_tokens)
+        self._follow(held, num_tokens)
 
     def forget_guesses(self, held: HeldSequence) -> None:
         """Keep the tokens, and of what was computed below them nothing."""
@@ -137,9 +104,12 @@ class SequenceStore:
     def release(self, session: str) -> None:
         """Free a session's KV for good: a message that was overtaken by its end must not bring it back."""
         self.drop(session)
-        self._released[session] = None
-        if len(self._released) > MAX_TOMBSTONES:
-            self._released.popitem(last=False)
+        self._ended.add(session)
+
+    def _follow(self, held: HeldSequence, num_tokens: int, guesses: Sequence[int] = ()) -> None:
+        """Keep the KV of the first `num_tokens` rows and of these guesses behind them."""
+        del held.hashes[num_tokens // self._cache.block_tokens :]
+        self._cache.compact(held.kv, num_tokens, guesses)
 
     def check_integrity(self) -> None:
         """Raises: AssertionError unless tokens and KV agree for every session."""

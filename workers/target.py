@@ -53,7 +53,7 @@ class _Judged:
     def verification(self) -> Verification:
         """Greedy decoding is the same under all three; coupled needs no q for it."""
         spec = self.job.held.spec
-        return Verification.COUPLED if spec.sampling.is_greedy else spec.verification
+        return spec.verification if spec.needs_q else Verification.COUPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _needed_guesses(self, request: VerifyRequest) -> TokenTree:
         return request.block
 
-    def _refusal_of_guesses(self, request: VerifyRequest, spec: SequenceSpec | None) -> Refused | None:
-        tokens, spec = request.block.tokens, request.spec or spec
-        if tokens and (min(tokens) < 0 or max(tokens) >= self.info.vocab_size):
-            return Refused(request.stamp, f"a guess is outside the vocabulary of {self.info.vocab_size}")
-        needs_chain = spec is not None and spec.verification is not Verification.COUPLED and not spec.sampling.is_greedy
-        if needs_chain and not request.block.is_chain:
-            return Refused(request.stamp, "rejection and block verification take chains only")
-        return None
-
     def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
-        pending, _ = self._store.extend(held, request.base, request.suffix)
-        self._jobs.append(VerifyJob(ticket, request, held, pending or self._store.step_back(held)))
+        rebased = self._store.follow(held, held.rebase_to_verify(request))
+        self._jobs.append(VerifyJob(ticket, request, held, rebased.pending))
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         left = list(_stretches(jobs))

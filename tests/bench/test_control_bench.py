@@ -6,7 +6,7 @@ import pytest
 
 from bench import control
 from bench.control import MODES, Case, judged, sweep, trees
-from orchestrator.simulation.scenario import Closed, Scenario
+from simulation.scenario import Closed, Scenario
 
 
 def case(mode="greedy", *, is_pipelined=True):

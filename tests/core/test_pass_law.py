@@ -7,7 +7,7 @@ import pytest
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.pass_law import PASS_LAWS, PassLaw
-from orchestrator.simulation.presets import PRESETS
+from simulation.presets import PRESETS
 
 
 def test_a_law_is_linear_between_its_points_and_in_proportion_beyond():

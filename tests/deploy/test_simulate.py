@@ -15,10 +15,10 @@ from core.errors import ConfigError
 from core.records import Verification
 from deploy import cli, simulation_svg, simulation_table
 from deploy.simulate import MIN_STREAMS, add_simulate, by_streams, scenario_of
-from orchestrator.simulation.compare import compare
-from orchestrator.simulation.lies import DRAFT_LIES, TARGET_LIES
-from orchestrator.simulation.presets import PRESETS
-from orchestrator.simulation.scenario import Arrivals, Closed
+from simulation.compare import compare
+from simulation.lies import DRAFT_LIES, TARGET_LIES
+from simulation.presets import PRESETS
+from simulation.scenario import Arrivals, Closed
 from tests.simulation.test_mutations import PLANTED
 
 QUICK = ("--tokens", "24", "--prompt-tokens", "8", "--acceptance", "0.8")

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.simulation.chaos import run_seed
-from orchestrator.simulation.faults import CallFault, EngineFault
-from orchestrator.simulation.lies import DRAFT_LIES, TARGET_LIES
+from simulation.chaos import run_seed
+from simulation.faults import CallFault, EngineFault
+from simulation.lies import DRAFT_LIES, TARGET_LIES
 
 SEEDS = range(2000)
 NUM_PARTS = 20

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from orchestrator.simulation import clock
-from orchestrator.simulation.clock import Deadlock, Livelock, UnhandledError, VirtualClock, new_loop, run
+from simulation import clock
+from simulation.clock import Deadlock, Livelock, UnhandledError, VirtualClock, new_loop, run
 
 
 def test_a_day_passes_at_once_and_sleepers_wake_in_the_order_of_their_times():

@@ -9,11 +9,11 @@ import pytest
 from core.config import SpeculationConfig
 from core.estimators import miss_curve
 from core.records import Verification
-from orchestrator.simulation.compare import compare, plain, sequential
-from orchestrator.simulation.laws import rejection_acceptance, steady_law
-from orchestrator.simulation.presets import PRESETS, large_target, small_draft
-from orchestrator.simulation.recorded import TraceLaw
-from orchestrator.simulation.scenario import Closed, Scenario, simulate
+from simulation.compare import compare, plain, sequential
+from simulation.laws import rejection_acceptance, steady_law
+from simulation.presets import PRESETS, large_target, small_draft
+from simulation.recorded import TraceLaw
+from simulation.scenario import Closed, Scenario, simulate
 
 SMALL = Scenario(load=Closed(1, 4), max_tokens=40, speculation=SpeculationConfig(lookup=False))
 

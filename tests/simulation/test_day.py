@@ -8,7 +8,7 @@ import pytest
 
 from core import scaling
 from core.config import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
-from orchestrator.simulation.day import DAY_S, ROLES, TICK_S, Day, Demand, Moment, Scaling, _Fleet, simulate_day
+from simulation.day import DAY_S, ROLES, TICK_S, Day, Demand, Moment, Scaling, _Fleet, simulate_day
 
 SETTINGS = Scaling(
     OrchestratorScaling(max_replicas=8, sessions=64),

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from orchestrator.simulation.hardware import HopLaw, PassLaw
+from simulation.hardware import HopLaw, PassLaw
 
 
 def test_a_pass_takes_what_was_measured_and_lies_on_a_line_between():

@@ -22,8 +22,8 @@ from orchestrator.output import Output
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.side import Side
-from orchestrator.simulation.chaos import run_seed
 from orchestrator.states import Draft
+from simulation.chaos import run_seed
 
 MAX_SEEDS = 1000
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from core.growth import MAX_RANKS
-from orchestrator.simulation.recorded import (
+from simulation.recorded import (
     COLUMNS,
     DEMO_TRACES,
     MAX_GAMMA,
@@ -22,7 +22,7 @@ from orchestrator.simulation.recorded import (
     Column,
     TraceLaw,
 )
-from orchestrator.simulation.text import NEVER_RANKED
+from simulation.text import NEVER_RANKED
 
 
 def written(tmp_path: Path, **arrays: Any) -> Path:
@@ -73,11 +73,11 @@ def test_of_a_block_as_much_is_accepted_as_was_of_one_of_its_length(tmp_path):
 
 
 def test_the_demo_traces_belong_to_the_package_and_are_small():
-    package = resources.files("orchestrator.simulation")
+    package = resources.files("simulation")
     assert package.joinpath("traces", "demo.npz").is_file()
     assert DEMO_TRACES.stat().st_size < 400_000
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert "traces/*.npz" in pyproject["tool"]["setuptools"]["package-data"]["orchestrator.simulation"]
+    assert "traces/*.npz" in pyproject["tool"]["setuptools"]["package-data"]["simulation"]
 
 
 @pytest.mark.parametrize("temperature", RECORDED_TEMPERATURES)

@@ -14,11 +14,11 @@ from core.pass_law import PassLaw
 from core.records import Verification
 from core.tables import prepared
 from core.theory import expected_tokens
-from orchestrator.simulation.compare import plain, sequential
-from orchestrator.simulation.hardware import EngineLaw, HopLaw
-from orchestrator.simulation.presets import PRESETS, Hardware
-from orchestrator.simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
-from orchestrator.simulation.text import Agreement, SteadyLaw
+from simulation.compare import plain, sequential
+from simulation.hardware import EngineLaw, HopLaw
+from simulation.presets import PRESETS, Hardware
+from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
+from simulation.text import Agreement, SteadyLaw
 
 TARGET_S, DRAFT_S, HOP_S = 0.020, 0.002, 0.001
 VERIFY_S = TARGET_S + HOP_S

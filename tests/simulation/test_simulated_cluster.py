@@ -11,11 +11,11 @@ from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.token_log import TokenLog
-from orchestrator.simulation.clock import run
-from orchestrator.simulation.cluster import DoubleAsk, Fleet, Wire
-from orchestrator.simulation.hardware import EngineLaw, HopLaw, PassLaw
-from orchestrator.simulation.target import SimTarget
-from orchestrator.simulation.text import SteadyLaw, Text
+from simulation.clock import run
+from simulation.cluster import DoubleAsk, Fleet, Wire
+from simulation.hardware import EngineLaw, HopLaw, PassLaw
+from simulation.target import SimTarget
+from simulation.text import SteadyLaw, Text
 
 HOP_S = 2.0
 PASS_S = 5.0

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from core.config import DECODE_TOKENS
-from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.records import (
+    DraftRequest,
+    Missing,
+    Refused,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    Verdict,
+    Verification,
+    VerifyRequest,
+)
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, TokenTree
-from orchestrator.simulation.clock import run
-from orchestrator.simulation.hardware import EngineLaw, PassLaw
-from orchestrator.simulation.target import SimTarget
-from orchestrator.simulation.text import SteadyLaw, Text
+from core.trees import EMPTY_BLOCK, ROOT, Growth, Steady, TokenTree
+from simulation.clock import run
+from simulation.draft import SimDraft
+from simulation.hardware import EngineLaw, PassLaw
+from simulation.target import SimTarget
+from simulation.text import SteadyLaw, Text
 
 EPOCH = 1
 BLOCK = TokenTree.chain((1, 2, 3))
@@ -77,3 +89,71 @@ def test_the_end_of_a_prompt_goes_in_chunks_as_its_beginning_did():
     decoding = TokenTree.chain(tuple(range(1, 20)))
     requests = (request("a", block=decoding), request("b", block=decoding), request("long", 40))
     assert answered(engine, *requests) == [(1, 30), (2, 30), (3, 30 + 30 + 20)]
+
+
+def overtaken_prefill(later: VerifyRequest) -> tuple[object, object, int]:
+    """Of a prompt of 100 tokens, 32 a pass, and of what overtakes it in the first pass: the answers, and when."""
+    engine = target(max_step_tokens=32)
+
+    async def both() -> tuple[object, object, int]:
+        first = asyncio.create_task(engine.answer([request("s", 100)]))
+        await asyncio.sleep(0.5)
+        (second,) = await engine.answer([later])
+        answered_s = round(asyncio.get_running_loop().time())
+        return (await first)[0], second, answered_s
+
+    return run(both())
+
+
+def test_of_a_prefill_that_was_overtaken_what_was_computed_is_held_and_no_more():
+    prompt = request("s", 100)
+    first, second, answered_s = overtaken_prefill(replace(prompt, stamp=Stamp("s", EPOCH, 2)))
+    assert isinstance(first, Refused)
+    assert isinstance(second, Verdict)
+    assert answered_s == 4, "32 in the pass that it came in, then 32, 32 and 4"
+
+
+def test_who_counts_on_a_prefill_that_is_under_way_is_told_how_far_it_is():
+    stamp, log = Stamp("s", EPOCH, 2), TokenLog((5,) * 100)
+    _, second, _ = overtaken_prefill(VerifyRequest(stamp, log.base(50), (5,) * 50))
+    assert second == Missing(stamp, 32)
+
+
+def asked_of_draft(*requests: DraftRequest) -> tuple[list[object], SimDraft]:
+    """The answers in turn, and the engine."""
+    engine = SimDraft("draft", EPOCH, Text(SteadyLaw()), EngineLaw(PassLaw.flat(1.0, 10_000), 64, 64))
+
+    async def ask() -> list[object]:
+        return [(await engine.answer([request]))[0] for request in requests]
+
+    return run(ask()), engine
+
+
+def draft_request(round_: int, verification: Verification, growth: Growth | Steady) -> DraftRequest:
+    spec = SequenceSpec(1, Sampling(temperature=1.0, seed=1), verification)
+    return DraftRequest(Stamp("s", EPOCH, round_), TokenLog().base(0), (5,), growth, spec=spec)
+
+
+def test_a_draft_refuses_what_a_real_one_does():
+    (reply,), _ = asked_of_draft(draft_request(1, Verification.REJECTION, Steady(4, 4)))
+    assert isinstance(reply, Refused)
+    assert "may not choose" in reply.reason
+    (reply,), _ = asked_of_draft(draft_request(1, Verification.COUPLED, Growth((3,), (0,))))
+    assert isinstance(reply, Refused)
+
+
+@pytest.mark.parametrize(
+    ("verification", "num_passes"),
+    [(Verification.COUPLED, 5), (Verification.REJECTION, 6)],
+)
+def test_a_block_that_is_asked_for_again_is_drawn_anew_where_samples_count(verification, num_passes):
+    """A chain of three is three passes: its last node is not fed. Else the first of them need not be made again."""
+    requests = [draft_request(round_, verification, Growth.chain(3)) for round_ in (1, 2)]
+    _, engine = asked_of_draft(*requests)
+    assert engine.num_passes == num_passes
+
+
+def test_other_sampling_parameters_have_other_guesses():
+    requests = [draft_request(n, v, Growth((ROOT,), (0,))) for n, v in enumerate(Verification)]
+    _, engine = asked_of_draft(*requests)
+    assert engine.num_passes == len(requests)

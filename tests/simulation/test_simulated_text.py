@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from core.records import Sampling, SequenceSpec
 from core.token_log import TokenLog, extended
-from orchestrator.simulation.text import EOS, NEVER_RANKED, Agreement, SteadyLaw, Text
+from simulation.text import EOS, NEVER_RANKED, Agreement, SteadyLaw, Text
 
 SPEC = SequenceSpec(3, Sampling(seed=5))
 PROMPT = (3, 1, 4)

@@ -413,7 +413,7 @@ def test_silent_sessions_expire(checkpoint):
 
 
 def test_of_very_many_ended_sessions_the_first_are_forgotten_first(engine, monkeypatch):
-    monkeypatch.setattr("workers.sequences.MAX_TOMBSTONES", 3)
+    monkeypatch.setattr("core.protocol.MAX_ENDED", 3)
     engine.release([str(n) for n in range(5)])
     late = [answer(engine, Driver(engine, PROMPT, session=str(n)).verify_request()) for n in range(5)]
     assert [isinstance(reply, Refused) for reply in late] == [False, False, True, True, True]

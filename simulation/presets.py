@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.pass_law import PASS_LAWS, PassLaw
-from orchestrator.simulation.hardware import EngineLaw, HopLaw
+from simulation.hardware import EngineLaw, HopLaw
 
 NEAR = HopLaw(0.001)
 

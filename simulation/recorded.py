@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.growth import MAX_RANKS
-from orchestrator.simulation.text import NEVER_RANKED, Agreement
+from simulation.text import NEVER_RANKED, Agreement
 
 DEMO_TRACES = Path(__file__).parent / "traces" / "demo.npz"
 """Of the embedded demo pair: 40 held-out prompts, 160 tokens each, at three temperatures."""

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.simulation --seed N` replays one chaotic run; `--seeds A:B` runs many."""
+"""`python -m simulation --seed N` replays one chaotic run; `--seeds A:B` runs many."""
 
 # ruff: noqa: T201  what it prints is its work
 
@@ -9,12 +9,12 @@ import sys
 import traceback
 from collections import Counter
 
-from orchestrator.simulation.chaos import Story, run_seed
+from simulation.chaos import Story, run_seed
 
 
 def main() -> int:
     """Returns the exit status: 1 when an invariant was broken."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, metavar="N", help="tell the story of one seed")
     which.add_argument("--seeds", type=_range, metavar="A:B", help="run seeds A to B - 1, and sum up")

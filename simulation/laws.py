@@ -7,7 +7,7 @@ agree independently of each other, which those of real text do not.
 from __future__ import annotations
 
 from core.estimators import miss_curve
-from orchestrator.simulation.text import SteadyLaw
+from simulation.text import SteadyLaw
 
 NUM_RANKS = 33
 

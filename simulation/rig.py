@@ -12,13 +12,13 @@ from core.pass_law import PassLaw
 from core.records import ModelInfo
 from orchestrator.pilot import Pilots
 from orchestrator.service import Service
-from orchestrator.simulation.clock import VirtualClock, VirtualLoop
-from orchestrator.simulation.cluster import Cluster, Fleet, Wire
-from orchestrator.simulation.draft import SimDraft
-from orchestrator.simulation.hardware import EngineLaw, HopLaw
-from orchestrator.simulation.target import SimTarget
-from orchestrator.simulation.text import EOS, SteadyLaw, Text
 from orchestrator.text import Tokenizer
+from simulation.clock import VirtualClock, VirtualLoop
+from simulation.cluster import Cluster, Fleet, Wire
+from simulation.draft import SimDraft
+from simulation.hardware import EngineLaw, HopLaw
+from simulation.target import SimTarget
+from simulation.text import EOS, SteadyLaw, Text
 
 CONTEXT_TOKENS = 8192
 

@@ -13,20 +13,21 @@ from dataclasses import dataclass, field
 
 from core.budgeted import AnySprout, sprout_of
 from core.errors import WorkerLost
-from core.growth import MAX_RANKS, Candidates
+from core.growth import MAX_RANKS, Candidates, HeldTree
+from core.protocol import HeldTokens
 from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Timing, Verification
 from core.speculation.grower import Node, likeliest
 from core.trees import ROOT, Budget, Growth, Steady
-from orchestrator.simulation.engines import Held, Job, SimEngine
-from orchestrator.simulation.hardware import EngineLaw
-from orchestrator.simulation.text import Place, Text
+from simulation.engines import Job, SimEngine
+from simulation.hardware import EngineLaw
+from simulation.text import Place, Text
 
 
 class Says:
     """What the draft model says after each node of one request's tree."""
 
     def __init__(self, text: Text, root: Place, request: DraftRequest, spec: SequenceSpec, has_noise: bool) -> None:
-        self.samples = spec.verification is not Verification.COUPLED and not spec.sampling.is_greedy
+        self.samples = spec.needs_q
         self._text = text
         self._request = request
         self._verification = spec.verification
@@ -148,53 +149,37 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
-        self._feeding: list[tuple[Held, Node]] = []
+        self._feeding: list[tuple[HeldTokens, Node]] = []
 
     def _begin(
-        self, request: DraftRequest, held: Held, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
+        self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
     ) -> DraftJob | SteadyJob | DraftReply:
         if isinstance(request.growth, Steady):
             return self._begin_steady(request, request.growth, held, now_s, answer)
-        held.grower.begin()
-        num_pending, numbers = _rebase(request, held)
-        says = Says(self._text, self._text.place(held.log, held.spec), request, held.spec, self._has_noise)
-        known = [*numbers, *([ROOT] if num_pending == 0 and held.tree.root is not None else [])]
+        rebased = held.rebase_to_draft(request)
+        pending, numbers = rebased.pending, dict(rebased.nodes)
+        place = self._text.place(held.log, held.spec, pending)
+        says = Says(self._text, place, request, held.spec, self._has_noise)
+        known = [*numbers, *([ROOT] if not pending and held.tree.root is not None else [])]
         sprout = sprout_of(request, says.samples, {node: says.after(node) for node in known})
-        job = DraftJob(request, held, num_pending, now_s, answer, sprout=sprout, says=says, numbers=numbers)
+        job = DraftJob(request, held, pending, now_s, answer, sprout=sprout, says=says, numbers=numbers)
         job.look_ahead()
-        return job if num_pending or job.frontier else job.drafted(now_s)
+        return job if pending or job.frontier else job.drafted(now_s)
 
     def _begin_steady(
         self,
         request: DraftRequest,
         steady: Steady,
-        held: Held,
+        held: HeldTokens,
         now_s: float,
         answer: asyncio.Future[DraftReply | WorkerLost],
     ) -> SteadyJob:
-        log, grower, suffix = held.log, held.grower, request.suffix
-        held.tree.clear()
-        if request.base.num_tokens == 0:
-            grower.begin()
-        num_agreeing = log.common_prefix_len(request.base.num_tokens, suffix)
-        if request.base.num_tokens + num_agreeing < len(log):
-            grower.begin()
-        log.truncate(request.base.num_tokens + num_agreeing)
-        rest = suffix[num_agreeing:]
-        log.extend(rest)
-        grower.steady = steady
-        path = grower.reroot(rest)
-        if steady.is_anew:
-            grower.tell_anew()
-        num_pending = len(rest) if path is None else sum(node.said is None for node in path)
-        if not rest and grower.root.said is None:
-            num_pending = 1
-        job = SteadyJob(request, held, num_pending, now_s, answer)
+        job = SteadyJob(request, held, held.rebase_to_grow(request, steady).pending, now_s, answer)
         self._tell(job)
         return job
 
     def _has_work(self) -> bool:
-        return any(not isinstance(job, SteadyJob) or job.num_pending or _is_worth(job) for job in self._jobs)
+        return any(not isinstance(job, SteadyJob) or job.pending or _is_worth(job) for job in self._jobs)
 
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
         """Steady growth shares what a pass has room for, best first over all sessions."""
@@ -202,12 +187,12 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         self._feeding = []
         for job in growing:
             job.num_feeding = 0
-        ready = [job for job in growing if not job.num_pending and _is_worth(job)]
+        ready = [job for job in growing if not job.pending and _is_worth(job)]
         num_rows = max((job.steady.rows_per_pass for job in ready), default=0)
         for place, node in likeliest([job.held.grower for job in ready], num_rows):
             ready[place].num_feeding += 1
             self._feeding.append((ready[place].held, node))
-        idle = [job for job in growing if not job.num_pending and not job.num_feeding]
+        idle = [job for job in growing if not job.pending and not job.num_feeding]
         for job in growing:
             job.had_part = job not in idle
         jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
@@ -245,7 +230,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             self._take_node(held, node)
         timing = Timing(0.0, asyncio.get_running_loop().time() - began_s, 1, self.num_rows - num_before)
         for job in self._jobs:
-            if isinstance(job, SteadyJob) and (job.num_pending == 0) and job.had_part:
+            if isinstance(job, SteadyJob) and not job.pending and job.had_part:
                 self._tell(job, timing)
 
     def _advance_steady(self, job: SteadyJob) -> None:
@@ -253,17 +238,19 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         if job.held.grower.root.said is None:
             self._take_node(job.held, job.held.grower.root)
 
-    def _take_node(self, held: Held, node: Node) -> None:
+    def _take_node(self, held: HeldTokens, node: Node) -> None:
         if node.said is None and node.is_below(held.grower.root):
             place = self._text.place(held.log, held.spec)
             for token in node.path():
                 place = self._text.after(place, token)
-            held.grower.take(node, self._text.coupled(place, MAX_RANKS, has_noise=self._has_noise))
+            candidates = self._text.coupled(place, MAX_RANKS, has_noise=self._has_noise)
+            _hold(held.tree, node, candidates)
+            held.grower.take(node, candidates)
 
     def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
         told = job.held.grower.tell()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
-            num_held = job.request.num_committed - (job.num_pending > 0)
+            num_held = job.request.num_committed - len(job.pending)
             listener(Sprouted(job.request.stamp, told, num_held, timing))
 
 
@@ -272,22 +259,10 @@ def _is_worth(job: SteadyJob) -> bool:
     return best is not None and best.reach >= job.steady.min_reach
 
 
-def _rebase(request: DraftRequest, held: Held) -> tuple[int, dict[int, int]]:
-    """Bring log and tree to the request's prefix, and keep what is held of it and of the request's block.
-
-    Answers the committed tokens that are still to be computed, and for each held node of the block its number.
-    """
-    log, tree, suffix = held.log, held.tree, request.suffix
-    num_agreeing = log.common_prefix_len(request.base.num_tokens, suffix)
-    if request.base.num_tokens + num_agreeing < len(log):
-        tree.clear()
-    log.truncate(request.base.num_tokens + num_agreeing)
-    rest = suffix[num_agreeing:]
-    log.extend(rest)
-    path = tree.walk(rest)
-    if len(path) < len(rest):
-        tree.clear()
-        return len(rest) - len(path), {}
-    _, numbers = tree.rebase(path, request.block)
-    is_known = tree.root is not None or not len(request.growth)
-    return 0 if is_known else 1, numbers
+def _hold(tree: HeldTree, node: Node, candidates: Candidates) -> None:
+    """A node has been computed, and all nodes above it are held."""
+    if node.parent is None:
+        tree.root = candidates
+        return
+    above = tree.walk(node.parent.path())
+    tree.add(above[-1] if above else ROOT, node.token, candidates)

@@ -16,10 +16,10 @@ from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
 from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
-from orchestrator.simulation.draft import SimDraft
-from orchestrator.simulation.engines import SimEngine
-from orchestrator.simulation.hardware import HopLaw
-from orchestrator.simulation.target import SimTarget
+from simulation.draft import SimDraft
+from simulation.engines import SimEngine
+from simulation.hardware import HopLaw
+from simulation.target import SimTarget
 
 GRANT_RETRY_S = 0.2
 """Pause before another replica is asked for a place."""

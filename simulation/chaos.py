@@ -1,6 +1,6 @@
 """One chaotic run from one seed: a few streams, a small cluster, and everything that can go wrong with it.
 
-The same seed gives the same run, event by event: `python -m orchestrator.simulation --seed N` tells what happened.
+The same seed gives the same run, event by event: `python -m simulation --seed N` tells what happened.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.trees import ROOT
 from orchestrator.pilot import Pilot, RoundSeen
-from orchestrator.simulation.clock import new_loop
-from orchestrator.simulation.faults import FaultyWire, Happened, break_out
-from orchestrator.simulation.invariants import Stream, Watch, require
-from orchestrator.simulation.rig import Rig
-from orchestrator.simulation.script import Script, script_of
+from simulation.clock import new_loop
+from simulation.faults import FaultyWire, Happened, break_out
+from simulation.invariants import Stream, Watch, require
+from simulation.rig import Rig
+from simulation.script import Script, script_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Story:
     @property
     def command(self) -> str:
         """What replays it."""
-        return f"python -m orchestrator.simulation --seed {self.seed}"
+        return f"python -m simulation --seed {self.seed}"
 
 
 def run_seed(seed: int) -> Story:

@@ -16,11 +16,11 @@ from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
 from core.records import Drafted, DraftReply, DraftRequest, Sprouted, Verdict, VerifyReply, VerifyRequest
-from orchestrator.simulation.cluster import Cluster, Fleet, Wire
-from orchestrator.simulation.engines import SimEngine
-from orchestrator.simulation.hardware import HopLaw
-from orchestrator.simulation.lies import DRAFT_LIES, GROWTH_LIES, TARGET_LIES
-from orchestrator.simulation.target import SimTarget
+from simulation.cluster import Cluster, Fleet, Wire
+from simulation.engines import SimEngine
+from simulation.hardware import HopLaw
+from simulation.lies import DRAFT_LIES, GROWTH_LIES, TARGET_LIES
+from simulation.target import SimTarget
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from core.errors import WorkerLost
-from core.records import TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
+from core.protocol import HeldTokens
+from core.records import TokenLogprobs, Verdict, VerifyReply, VerifyRequest
 from core.trees import ROOT
-from orchestrator.simulation.engines import Held, Job, SimEngine
+from simulation.engines import Job, SimEngine
 
 VerifyJob = Job[VerifyRequest, VerifyReply]
 
@@ -19,22 +20,10 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
     real target would accept it (`simulation.draft`).
     """
 
-    def _objection(self, request: VerifyRequest, held: Held | None) -> str | None:
-        spec = request.spec or (held.spec if held is not None else None)
-        is_coupled = spec is None or spec.verification is Verification.COUPLED or spec.sampling.is_greedy
-        if not is_coupled and not request.block.is_chain:
-            return "rejection and block verification take chains only"
-        return super()._objection(request, held)
-
     def _begin(
-        self, request: VerifyRequest, held: Held, now_s: float, answer: asyncio.Future[VerifyReply | WorkerLost]
+        self, request: VerifyRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[VerifyReply | WorkerLost]
     ) -> VerifyJob:
-        """What agrees is kept; the last token is always computed again, for what it says."""
-        num_agreeing = held.log.common_prefix_len(request.base.num_tokens, request.suffix)
-        num_kept = min(num_agreeing, len(request.suffix) - 1)
-        held.log.truncate(request.base.num_tokens)
-        held.log.extend(request.suffix)
-        return Job(request, held, len(request.suffix) - num_kept, now_s, answer)
+        return Job(request, held, held.rebase_to_verify(request).pending, now_s, answer)
 
     def _num_guesses(self, job: VerifyJob) -> int:
         return len(job.request.block)

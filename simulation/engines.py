@@ -1,8 +1,7 @@
 """What both simulated engines share: sessions by the real protocol, and continuous batching on a law of time.
 
-Knows messages, rows and time; what is computed is the subclasses' affair (`target`, `draft`). The rules for epochs,
-bases, overtaken and ended messages are those of the real engines, in the same order, so that an orchestrator that gets
-along here gets along there.
+Knows messages, rows and time; what is computed is the subclasses' affair (`target`, `draft`). What becomes of a message
+is `core.protocol`'s, as it is with the real engines, so that an orchestrator that gets along here gets along there.
 """
 
 from __future__ import annotations
@@ -10,44 +9,27 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 from core.errors import WorkerLost
-from core.growth import HeldTree
+from core.protocol import OVERTAKEN, EndedSessions, HeldTokens, missing_of, refusal_of
 from core.records import (
     DraftReply,
     DraftRequest,
-    Missing,
     Refused,
-    SequenceSpec,
     Sprouted,
     Stamp,
     Timing,
     VerifyReply,
     VerifyRequest,
 )
-from core.speculation.grower import Grower
-from core.token_log import TokenLog
-from orchestrator.simulation.hardware import EngineLaw
-from orchestrator.simulation.text import Text
+from simulation.hardware import EngineLaw
+from simulation.text import Text
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """What an engine holds of one session."""
-
-    spec: SequenceSpec
-    log: TokenLog = field(default_factory=TokenLog)
-    tree: HeldTree = field(default_factory=HeldTree)
-    """Guesses below the log; empty at a target."""
-    grower: Grower = field(default_factory=Grower)
-    """The same, where a draft grows steadily."""
-    last_round: int = -1
 
 
 @dataclass(eq=False)
@@ -55,9 +37,9 @@ class Job(Generic[Request, Reply]):
     """A request in progress."""
 
     request: Request
-    held: Held
-    num_pending: int
-    """Committed tokens that are still to be computed."""
+    held: HeldTokens
+    pending: list[int]
+    """Committed tokens that no pass has taken yet."""
     arrived_s: float
     answer: asyncio.Future[Reply | WorkerLost]
     started_s: float | None = None
@@ -67,7 +49,7 @@ class Job(Generic[Request, Reply]):
     @property
     def is_decoding(self) -> bool:
         """The end of a prompt that went in chunks is paced like them."""
-        return self.num_pending <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
+        return len(self.pending) <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
 
     def timing(self, now_s: float) -> Timing:
         started_s = now_s if self.started_s is None else self.started_s
@@ -92,8 +74,8 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self.is_dead = False
         self._text = text
         self._law = law
-        self._sessions: dict[str, Held] = {}
-        self._ended: set[str] = set()
+        self._sessions: dict[str, HeldTokens] = {}
+        self._ended = EndedSessions()
         self._jobs: list[Job[Request, Reply]] = []
         self._listeners: dict[Stamp, Callable[[Sprouted], None]] = {}
         self._worker: asyncio.Task[None] | None = None
@@ -157,44 +139,23 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     def _admit(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> Job[Request, Reply] | Reply:
         """A job for this request, or the reply to it where there is nothing to compute."""
-        stamp, base = request.stamp, request.base
-        held = self._sessions.get(stamp.session)
-        if (reason := self._objection(request, held)) is not None:
-            return cast("Reply", Refused(stamp, reason))
-        if base.num_tokens == 0 and request.spec is not None:
-            held = self._open(stamp.session, request.spec)
-        elif held is None or not held.log.holds(base):
-            is_behind = held is not None and len(held.log) < base.num_tokens
-            return cast("Reply", Missing(stamp, len(held.log) if held is not None and is_behind else 0))
+        stamp = request.stamp
+        held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
+        vocab_size = self._text.vocab_size
+        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=vocab_size)
+        if (reply := refusal or missing_of(request, held)) is not None:
+            return cast("Reply", reply)
+        if request.base.num_tokens == 0 and request.spec is not None:
+            held = self._sessions.setdefault(stamp.session, HeldTokens(request.spec))
+            held.take_spec(request.spec)
+        assert held is not None, "else its base is missing"
         self._supersede(held)
         held.last_round = stamp.round
         return self._begin(request, held, asyncio.get_running_loop().time(), answer)
 
-    def _objection(self, request: Request, held: Held | None) -> str | None:
-        """Why this message must change nothing."""
-        stamp = request.stamp
-        if stamp.epoch != self.epoch:
-            return "the message is for another incarnation of this engine"
-        if stamp.session in self._ended:
-            return "the session has ended"
-        if held is not None and stamp.round <= held.last_round:
-            return "the message was overtaken by a later one"
-        if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
-            return "the message lacks a suffix, or a first one its sampling parameters"
-        tokens = (*request.suffix, *request.block.tokens)
-        if min(tokens) < 0 or max(tokens) >= self._text.vocab_size:
-            return f"a token id is outside the vocabulary of {self._text.vocab_size}"
-        return None
-
-    def _open(self, session: str, spec: SequenceSpec) -> Held:
-        held = self._sessions.setdefault(session, Held(spec))
-        held.spec = spec
-        return held
-
-    def _supersede(self, held: Held) -> None:
+    def _supersede(self, held: HeldTokens) -> None:
         for job in [job for job in self._jobs if job.held is held]:
-            overtaken = Refused(job.request.stamp, "the message was overtaken by a later one")
-            self._conclude(job, cast("Reply", overtaken))
+            self._conclude(job, cast("Reply", Refused(job.request.stamp, OVERTAKEN)))
 
     def _conclude(self, job: Job[Request, Reply], reply: Reply | WorkerLost) -> None:
         self._jobs.remove(job)
@@ -215,7 +176,10 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return bool(self._jobs)
 
     async def _step(self) -> None:
-        """One forward pass over what is ready, and what it leads to."""
+        """One forward pass over what is ready, and what it leads to.
+
+        A real engine reads messages between passes: so who comes during this one finds that its tokens are held.
+        """
         shares = self._plan()
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
         duration_s = self._law.pass_s(num_rows) * self.slowness
@@ -224,14 +188,15 @@ class SimEngine(ABC, Generic[Request, Reply]):
             job.started_s = loop.time() if job.started_s is None else job.started_s
             job.num_passes += 1
             job.num_rows += num_rows
+        for job, num_tokens, _ in shares:
+            job.held.log.extend(job.pending[:num_tokens])
+            job.pending = job.pending[num_tokens:]
         self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
         await asyncio.sleep(duration_s)
         self.busy_s += duration_s
-        for job, num_tokens, _ in shares:
-            if job in self._jobs:  # else it was overtaken, or its session ended, during the pass
-                job.num_pending -= num_tokens
-                if job.num_pending == 0:
-                    self._advance(job, loop.time())
+        for job, _, _ in shares:
+            if job in self._jobs and not job.pending:  # else it was overtaken, or its session ended, during the pass
+                self._advance(job, loop.time())
 
     def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
         """Who is in the next pass, with how many committed tokens and guesses: decoding first, prefill in chunks."""
@@ -241,10 +206,10 @@ class SimEngine(ABC, Generic[Request, Reply]):
             num_guesses, is_decoding = self._num_guesses(job), job.is_decoding
             if shares and not is_decoding:
                 rows_left = min(rows_left, self._law.prefill_chunk_tokens)
-            if job.num_pending + num_guesses <= rows_left or (is_decoding and not shares):
-                share = (job, job.num_pending, num_guesses)
+            if len(job.pending) + num_guesses <= rows_left or (is_decoding and not shares):
+                share = (job, len(job.pending), num_guesses)
             elif not is_decoding and rows_left > 0:
-                share = (job, min(rows_left, job.num_pending - 1), 0)
+                share = (job, min(rows_left, len(job.pending) - 1), 0)
             else:
                 continue
             shares.append(share)
@@ -273,7 +238,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     @abstractmethod
     def _begin(
-        self, request: Request, held: Held, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
+        self, request: Request, held: HeldTokens, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
     ) -> Job[Request, Reply] | Reply:
         """Bring what is held to the request's prefix; a job for the rest, or the reply if there is none."""
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from core.config import SpeculationConfig
 from core.records import Verification
-from orchestrator.simulation.report import Report
-from orchestrator.simulation.scenario import Scenario, simulate
+from simulation.report import Report
+from simulation.scenario import Scenario, simulate
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 WORTH_GOING_ON = 0.92

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
 from core.records import Call, Chunk, FinishReason
 from orchestrator.service import Service
-from orchestrator.simulation.clock import VirtualLoop
-from orchestrator.simulation.faults import CallFault, Happened
-from orchestrator.simulation.rig import Rig, SimTokenizer
-from orchestrator.simulation.script import StreamScript
-from orchestrator.simulation.target import logprob_of
+from simulation.clock import VirtualLoop
+from simulation.faults import CallFault, Happened
+from simulation.rig import Rig, SimTokenizer
+from simulation.script import StreamScript
+from simulation.target import logprob_of
 
 MAX_TASKS_A_SESSION = 14
 """A lateness, a deadline, two places, four messages to a draft and to one just left, and what is just ending."""

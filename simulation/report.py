@@ -12,7 +12,7 @@ from math import ceil
 from core.errors import OutriderError
 from core.records import Call, CallTrace, Chunk, SpeculationStats
 from orchestrator.pilot import ControlReport
-from orchestrator.simulation.cluster import Cluster
+from simulation.cluster import Cluster
 
 
 @dataclass(eq=False, slots=True)

@@ -15,12 +15,12 @@ from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import GenerationRequest, Sampling, Verification
 from orchestrator.pilot import ControlReport, Pilots
-from orchestrator.simulation.clock import VirtualLoop, new_loop
-from orchestrator.simulation.presets import PRESETS, Hardware
-from orchestrator.simulation.recorded import TraceLaw
-from orchestrator.simulation.report import Report, StreamSeen, sum_up
-from orchestrator.simulation.rig import Blueprint, Rig
-from orchestrator.simulation.text import Law, Text, mix
+from simulation.clock import VirtualLoop, new_loop
+from simulation.presets import PRESETS, Hardware
+from simulation.recorded import TraceLaw
+from simulation.report import Report, StreamSeen, sum_up
+from simulation.rig import Blueprint, Rig
+from simulation.text import Law, Text, mix
 
 SEED_STRIDE = 100_003
 

@@ -13,10 +13,10 @@ from typing import get_args
 from core.config import Limits, SpeculationConfig
 from core.pass_law import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
-from orchestrator.simulation.faults import EngineFault, Outbreak, Rates
-from orchestrator.simulation.hardware import EngineLaw, HopLaw
-from orchestrator.simulation.rig import Blueprint
-from orchestrator.simulation.text import EOS, SteadyLaw, Text
+from simulation.faults import EngineFault, Outbreak, Rates
+from simulation.hardware import EngineLaw, HopLaw
+from simulation.rig import Blueprint
+from simulation.text import EOS, SteadyLaw, Text
 
 FAULTS_UNTIL_S = 2.0
 INFALLIBLE = SteadyLaw((1.0,), (1.0,), alpha=1.0)

@@ -1,0 +1,205 @@
+"""What an engine makes of a message before anything is computed: it is refused, lacks its base, or is taken.
+
+The real engines and the simulated ones run these rules: `refusal_of`, then `missing_of`, then `HeldTokens.rebase_to_…`.
+Knows records, tokens and trees; must not know models, KV, time, or who waits for the answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from core.growth import HeldTree
+from core.records import Base, DraftRequest, Missing, Refused, SequenceSpec, VerifyRequest
+from core.speculation.grower import Grower
+from core.token_log import TokenLog
+from core.trees import EMPTY_BLOCK, ROOT, Budget, Steady, TokenTree
+
+ENDED = "the session has ended"
+OVERTAKEN = "the message was overtaken by a later one"
+
+MAX_ENDED = 4096
+"""Sessions whose end is remembered; a message is on its way for less time than so many sessions take."""
+
+
+class EndedSessions:
+    """The sessions that ended last: a message that its session's end has overtaken must not bring it back."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._names
+
+    def add(self, session: str) -> None:
+        self._names[session] = None
+        if len(self._names) > MAX_ENDED:
+            self._names.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """What a message leaves of the rows that an engine holds, for KV to follow, and what is still to be computed."""
+
+    num_tokens: int
+    """Rows of committed tokens that stay where they are."""
+    guesses: Sequence[int]
+    """Of the rows of guesses those that come right behind them, by where they were; the others are forgotten."""
+    pending: list[int]
+    """Committed tokens that are still to be computed."""
+    nodes: Mapping[int, int]
+    """Of the nodes of the message's block those that are held, and the numbers that they have in the held tree."""
+
+
+@dataclass(eq=False, slots=True)
+class HeldTokens:
+    """What an engine has computed of one session: committed tokens, and a tree of guesses below them."""
+
+    spec: SequenceSpec
+    log: TokenLog = field(default_factory=TokenLog)
+    tree: HeldTree = field(default_factory=HeldTree)
+    grower: Grower = field(default_factory=Grower)
+    """What may follow, where a draft grows steadily: of its nodes those in `tree` are fed."""
+    last_round: int = -1
+
+    def take_spec(self, spec: SequenceSpec) -> None:
+        """Sample by `spec` from now on. What was guessed by another one is forgotten."""
+        if self.spec != spec:
+            self.tree.clear()
+            self.spec = spec
+
+    def rebase_to_verify(self, request: VerifyRequest) -> Rebased:
+        """Agree with the request's tokens; the last one is pending at least, for what is said after it."""
+        rebased = self._rebase(request.base, request.suffix, EMPTY_BLOCK)
+        return rebased if rebased.pending else self._without_last(rebased)
+
+    def rebase_to_draft(self, request: DraftRequest) -> Rebased:
+        """Agree with the request's tokens and keep what is held of its block."""
+        self.grower.begin()  # its nodes may not be kept
+        rebased = self._rebase(request.base, request.suffix, request.block)
+        draws_at_root = self.spec.needs_q and not request.is_table
+        needs_root = len(request.growth) > 0 and (self.tree.root is None or draws_at_root)
+        return self._without_last(rebased) if needs_root and not rebased.pending else rebased
+
+    def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
+        """Agree with the request's tokens and keep all that has grown below them; grow by `steady` from now on."""
+        self.grower.steady = steady
+        rebased = self._rebase(request.base, request.suffix, None if self._reroot(request) else EMPTY_BLOCK)
+        if self.tree.root is None:
+            self.grower.begin()
+            rebased = rebased if rebased.pending else self._without_last(rebased)
+        elif self.grower.root.said is None:
+            self.grower.take(self.grower.root, self.tree.root)
+        if steady.is_anew:
+            self.grower.tell_anew()
+        return rebased
+
+    def step_back(self) -> list[int]:
+        """Forget the last token, which is to be computed again for what is said after it; that token."""
+        last = self.log.tokens[-1]
+        self.truncate(len(self.log) - 1)
+        return [last]
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` tokens."""
+        self.tree.clear()
+        self.log.truncate(num_tokens)
+
+    def _rebase(self, base: Base, suffix: Sequence[int], block: TokenTree | None) -> Rebased:
+        """Keep what agrees with base and suffix and, below them, with `block` (None: anything).
+
+        Guesses that turned out right are kept: they agree.
+        """
+        num_agreeing = base.num_tokens + self.log.common_prefix_len(base.num_tokens, suffix)
+        rest = list(suffix[num_agreeing - base.num_tokens :])
+        if num_agreeing < len(self.log):
+            self.truncate(num_agreeing)
+            return Rebased(num_agreeing, (), rest, {})
+        path = self.tree.walk(rest)
+        ends_in_tree = len(path) == len(rest)
+        block = self.tree.below(path) if block is None else block
+        kept, nodes = self.tree.rebase(path, block if ends_in_tree else EMPTY_BLOCK)
+        if not ends_in_tree:
+            self.tree.clear()
+        self.log.extend(rest[: len(path)])
+        return Rebased(num_agreeing, kept, rest[len(path) :], nodes)
+
+    def _without_last(self, rebased: Rebased) -> Rebased:
+        pending = self.step_back()
+        num_tokens = min(rebased.num_tokens, len(self.log))
+        return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending, {})
+
+    def _reroot(self, request: DraftRequest) -> bool:
+        """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
+        root there may be nodes that are fed.
+        """
+        known = self.log.tokens[request.base.num_tokens :]  # where tokens are pending, nothing has grown below them yet
+        if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
+            self.grower.begin()
+            return False
+        return self.grower.reroot(request.suffix[len(known) :]) is not None and self.grower.root.said is not None
+
+
+def refusal_of(
+    request: VerifyRequest | DraftRequest, held: HeldTokens | None, *, epoch: int, has_ended: bool, vocab_size: int
+) -> Refused | None:
+    """Why this message must change nothing: it is stale or malformed."""
+    reason = _why_stale(request, held, epoch, has_ended) or _why_malformed(request, held, vocab_size)
+    return None if reason is None else Refused(request.stamp, reason)
+
+
+def missing_of(request: VerifyRequest | DraftRequest, held: HeldTokens | None) -> Missing | None:
+    """The answer to a message whose base is not held: how much may still be right. None where it can be taken.
+
+    A hash that differs says that nothing is known to be right.
+    """
+    base = request.base
+    if base.num_tokens == 0 or (held is not None and held.log.holds(base)):
+        return None
+    is_behind = held is not None and len(held.log) < base.num_tokens
+    return Missing(request.stamp, len(held.log) if held is not None and is_behind else 0)
+
+
+def _why_stale(
+    request: VerifyRequest | DraftRequest, held: HeldTokens | None, epoch: int, has_ended: bool
+) -> str | None:
+    if request.stamp.epoch != epoch:
+        return "the message is for another incarnation of this engine"
+    if has_ended:
+        return ENDED
+    if held is not None and request.stamp.round <= held.last_round:
+        return OVERTAKEN
+    return None
+
+
+def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | None, vocab_size: int) -> str | None:
+    if not request.suffix or (request.base.num_tokens == 0 and request.spec is None):
+        return "the message lacks a suffix, or a first one its sampling parameters"
+    if min(request.suffix) < 0 or max(request.suffix) >= vocab_size:
+        return f"a token id is outside the vocabulary of {vocab_size}"
+    block = request.block.tokens
+    if block and (min(block) < 0 or max(block) >= vocab_size):
+        return f"a guess is outside the vocabulary of {vocab_size}"
+    spec = request.spec or (held.spec if held is not None else None)
+    needs_q = spec is not None and spec.needs_q
+    if isinstance(request, DraftRequest):
+        return _why_unfit_to_draft(request, needs_q)
+    if needs_q and not request.block.is_chain:
+        return "rejection and block verification take chains only"
+    return None
+
+
+def _why_unfit_to_draft(request: DraftRequest, needs_q: bool) -> str | None:
+    block, growth = request.block, request.growth
+    if block and not request.is_table:
+        return "only a table is grown below a block"
+    if len(set(zip(block.parents, block.tokens, strict=True))) < len(block):
+        return "the block has the same guess twice below one node"
+    if isinstance(growth, Steady) and request.is_table:
+        return "a tree that grows steadily has no block above it: is_table must be false"
+    if isinstance(growth, Budget | Steady):
+        return "a draft may not choose which of its samples are sent" if needs_q else None
+    if any(not ROOT <= parent < node for node, parent in enumerate(growth.parents, len(block))):
+        return "a node of the growth has a parent that does not come before it"
+    return None

@@ -1,0 +1,278 @@
+"""What becomes of a message is worked out here by hand; a token tree is written as (token, parent) pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core import protocol
+from core.growth import Candidates
+from core.protocol import EndedSessions, HeldTokens, missing_of, refusal_of
+from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Stamp, Verification, VerifyRequest
+from core.token_log import TokenLog
+from core.trees import EMPTY_BLOCK, ROOT, Budget, Growth, Steady, TokenTree
+
+EPOCH, VOCAB_SIZE = 3, 100
+SPEC = SequenceSpec(2, Sampling(temperature=0.0))
+SAMPLED = SequenceSpec(2, Sampling(temperature=1.0, seed=1), Verification.REJECTION)
+STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25))
+STAMP = Stamp("s", EPOCH, 5)
+BUDGET = Budget(num_nodes=4, num_passes=2, rows_per_pass=2, max_depth=4, fanout=2)
+CHAIN = Growth.chain(2)
+FORK = TokenTree((7, 8), (ROOT, ROOT))
+
+
+def held(*tokens, spec=SPEC, guesses=(), last_round=4):
+    """Tokens that an engine holds, and guesses below them: (token, parent) each; all of them have been fed."""
+    known = HeldTokens(spec, TokenLog(tokens), last_round=last_round)
+    known.tree.root = said(0)
+    for token, parent in guesses:
+        known.tree.add(parent, token, said(token))
+    return known
+
+
+def said(token):
+    """What the draft says after `token`: the next one, and the one after it."""
+    return Candidates((token + 1, token + 2), 0.75, shares=(0.75, 0.25))
+
+
+def base(*tokens):
+    return TokenLog(tokens).base(len(tokens))
+
+
+def verify(before=(), suffix=(1, 2), block=EMPTY_BLOCK, spec=None):
+    return VerifyRequest(STAMP, base(*before), suffix, block, spec or (None if before else SPEC))
+
+
+def draft(before=(), suffix=(1, 2), growth=CHAIN, block=EMPTY_BLOCK, spec=None, **settings):
+    spec = spec or (None if before else SPEC)
+    return DraftRequest(STAMP, base(*before), suffix, growth, block, spec=spec, **settings)
+
+
+def refusal(request, of=None, *, epoch=EPOCH, has_ended=False):
+    refused = refusal_of(request, of, epoch=epoch, has_ended=has_ended, vocab_size=VOCAB_SIZE)
+    assert refused is None or refused.stamp == request.stamp
+    return refused and refused.reason
+
+
+# Which messages change nothing
+
+
+def test_a_message_that_is_due_is_not_refused():
+    assert refusal(verify()) is None
+    assert refusal(verify((1, 2), (3,), FORK), held(1, 2)) is None
+    assert refusal(draft((1, 2), (3,)), held(1, 2)) is None
+
+
+@pytest.mark.parametrize(("last_round", "is_refused"), [(4, False), (5, True), (6, True)])
+def test_a_round_is_taken_once_and_none_after_a_later_one(last_round, is_refused):
+    reason = refusal(verify((1, 2), (3,)), held(1, 2, last_round=last_round))
+    assert (reason == protocol.OVERTAKEN) is is_refused
+
+
+def test_what_is_stale_is_named_before_what_is_malformed_and_the_incarnation_first():
+    malformed, known = verify((1, 2), ()), held(1, 2, last_round=9)
+    assert "another incarnation" in refusal(malformed, known, epoch=EPOCH + 1, has_ended=True)
+    assert refusal(malformed, known, has_ended=True) == protocol.ENDED
+    assert refusal(malformed, known) == protocol.OVERTAKEN
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (verify(suffix=()), "lacks a suffix"),
+        (replace(verify(), spec=None), "lacks a suffix, or a first one its sampling parameters"),
+        (verify(suffix=(1, -1)), "a token id"),
+        (verify(suffix=(VOCAB_SIZE, 1)), "a token id"),
+        (verify(block=TokenTree.chain((1, VOCAB_SIZE))), "a guess"),
+        (draft(block=TokenTree.chain((-1,)), is_table=True), "a guess"),
+        (verify(block=FORK, spec=SAMPLED), "chains only"),
+        (draft(block=FORK), "only a table"),
+        (draft(block=TokenTree((7, 7), (ROOT, ROOT)), is_table=True), "twice"),
+        (draft(growth=STEADY, is_table=True), "is_table must be false"),
+        (draft(growth=STEADY, spec=SAMPLED), "may not choose"),
+        (draft(growth=BUDGET, spec=SAMPLED), "may not choose"),
+        (draft(growth=Growth((1,), (0,))), "come before it"),
+        (draft(growth=Growth((-2,), (0,))), "come before it"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(request_, reason):
+    assert reason in refusal(request_)
+
+
+def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
+    assert "chains only" in refusal(verify((1, 2), (3,), FORK), held(1, 2, spec=SAMPLED))
+    assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but what it says comes first"
+
+
+@pytest.mark.parametrize("growth", [STEADY, BUDGET])
+def test_a_greedy_draft_may_choose_under_every_verification(growth):
+    greedy = replace(SAMPLED, sampling=Sampling(temperature=0.0))
+    assert refusal(draft(growth=growth, spec=greedy)) is None
+
+
+def test_of_many_ended_sessions_the_first_are_forgotten_first(monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_ENDED", 2)
+    ended = EndedSessions()
+    for name in "abc":
+        ended.add(name)
+    assert [name in ended for name in "abcd"] == [False, True, True, False]
+
+
+# Which bases are missing
+
+
+@pytest.mark.parametrize(
+    ("before", "of", "missing"),
+    [
+        ((), None, None),  # the first message
+        ((), (1, 2), None),  # everything once more
+        ((1, 2), (1, 2), None),
+        ((1, 2), (1, 2, 3), None),  # holds more
+        ((1, 2), None, 0),
+        ((1, 2), (), 0),
+        ((1, 2, 3), (1, 2), 2),  # behind: the rest will do
+        ((1, 2, 3), (9,), 1),  # behind, with what may be wrong: the next base tells
+        ((1, 2), (1, 9), 0),  # something else
+        ((1, 2), (9, 2, 3), 0),
+    ],
+)
+def test_missing_says_how_much_may_still_be_right(before, of, missing):
+    answer = missing_of(verify(before, (5,)), None if of is None else held(*of))
+    assert answer == (None if missing is None else Missing(STAMP, missing))
+
+
+def test_a_base_is_known_by_its_hash_not_by_its_length():
+    request = replace(verify((1, 2), (5,)), base=Base(2, 12345))
+    assert missing_of(request, held(1, 2)) == Missing(STAMP, 0)
+
+
+# How far a message cuts
+
+
+@pytest.mark.parametrize(
+    ("tokens", "before", "suffix", "num_kept", "pending"),
+    [
+        ((), (), (1, 2), 0, [1, 2]),
+        ((1, 2), (1, 2), (3, 4), 2, [3, 4]),
+        ((1, 2, 3), (1, 2), (3, 4), 3, [4]),  # a part of the suffix is held
+        ((1, 2, 9, 9), (1, 2), (3, 4), 2, [3, 4]),  # something else is held there
+        ((1, 2, 3, 4), (1, 2), (3, 4), 3, [4]),  # all is held: the last is computed again
+        ((1, 2, 3, 4), (1,), (2, 3), 2, [3]),  # and more than that
+        ((1, 2), (), (1, 2), 1, [2]),
+    ],
+)
+def test_a_target_keeps_what_agrees_and_computes_the_last_token(tokens, before, suffix, num_kept, pending):
+    known = held(*tokens)
+    rebased = known.rebase_to_verify(verify(before, suffix))
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (num_kept, [], pending)
+    assert [*known.log.tokens, *pending] == [*before, *suffix]
+
+
+GUESSES = ((7, ROOT), (8, ROOT), (9, 0), (10, 2))
+"""7 9 10, and 8 beside them; their rows are 0, 1, 2, 3."""
+
+
+def test_guesses_that_were_committed_stay_and_the_block_below_them():
+    known = held(1, 2, guesses=GUESSES)
+    block = TokenTree((9, 6, 10), (ROOT, ROOT, 0))
+    rebased = known.rebase_to_draft(draft((1, 2), (7,), block=block, is_table=True))
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [0, 2, 3], [])
+    assert rebased.nodes == {0: 0, 2: 1}, "9 and 10; nobody has fed 6"
+    assert known.log.tokens == [1, 2, 7]
+    assert (known.tree.tokens, known.tree.root) == ([9, 10], said(7))
+
+
+def test_of_a_suffix_that_leaves_the_tree_what_lies_in_it_stays_and_no_guess():
+    known = held(1, 2, guesses=GUESSES)
+    rebased = known.rebase_to_draft(draft((1, 2), (7, 5, 9)))
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending, rebased.nodes) == (2, [0], [5, 9], {})
+    assert (list(known.log.tokens), known.tree.tokens, known.tree.root) == ([1, 2, 7], [], None)
+
+
+def test_guesses_below_tokens_that_were_wrong_are_forgotten():
+    known = held(1, 2, guesses=GUESSES)
+    rebased = known.rebase_to_draft(draft((1,), (3, 7)))
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (1, [], [3, 7])
+    assert known.tree.tokens == []
+
+
+def test_a_block_without_a_table_is_drawn_anew_where_samples_count():
+    """The last token again, and no guess: with q its sample must be the one that is sent."""
+    known = held(1, 2, spec=SAMPLED, guesses=GUESSES)
+    rebased = known.rebase_to_draft(draft((1, 2), (7,)))
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [], [7])
+    assert (list(known.log.tokens), known.tree.tokens) == ([1, 2], [])
+    known = held(1, 2, guesses=GUESSES)
+    assert known.rebase_to_draft(draft((1, 2), (7,))).pending == [], "greedy: what was said is as good"
+
+
+def test_the_root_is_computed_again_where_nobody_knows_what_is_said_after_it():
+    known = held(1, 2)
+    known.tree.root = None
+    assert known.rebase_to_draft(draft((1,), (2,), growth=Growth())).pending == [], "nothing is to grow"
+    assert known.rebase_to_draft(draft((1,), (2,))).pending == [2]
+    assert known.log.tokens == [1]
+
+
+def test_other_sampling_parameters_forget_the_guesses_and_keep_the_tokens():
+    known = held(1, 2, guesses=GUESSES)
+    known.take_spec(replace(SPEC))
+    assert len(known.tree) == 4, "the same once more"
+    known.take_spec(SAMPLED)
+    assert (len(known.tree), known.tree.root, known.log.tokens, known.spec) == (0, None, [1, 2], SAMPLED)
+
+
+# Steady growth
+
+
+def growing():
+    """1 2, below it 1 (fed) and 2; below that 1 again 2 and 3."""
+    known = held(5)
+    known.rebase_to_grow(draft((5,), (6,), growth=STEADY), STEADY)
+    known.log.extend([6])
+    known.tree.root = said(0)
+    known.grower.take(known.grower.root, said(0))
+    first = known.grower.root.children[0]
+    known.tree.add(ROOT, 1, said(1))
+    known.grower.take(first, said(1))
+    return known
+
+
+def test_growth_goes_on_below_what_was_committed():
+    known = growing()
+    rebased = known.rebase_to_grow(draft((5, 6), (1,), growth=STEADY), STEADY)
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [0], [])
+    assert [child.token for child in known.grower.root.children] == [2, 3]
+    assert known.tree.root == said(1)
+
+
+def test_a_committed_guess_that_nobody_has_fed_is_pending():
+    known = growing()
+    assert known.rebase_to_grow(draft((5, 6), (2,), growth=STEADY), STEADY).pending == [2]
+    assert known.grower.root.said is None
+
+
+@pytest.mark.parametrize(
+    ("before", "suffix", "pending", "children"),
+    [
+        ((5,), (7,), [7], []),  # another token was committed
+        ((5, 6), (9,), [9], []),  # one that nobody guessed
+        ((), (5, 6), [], [1, 2]),  # everything once more: what is said after it is still known
+    ],
+)
+def test_growth_begins_anew_where_the_text_left_it_or_is_sent_as_a_whole(before, suffix, pending, children):
+    known = growing()
+    rebased = known.rebase_to_grow(draft(before, suffix, growth=STEADY), STEADY)
+    assert (rebased.pending, [child.token for child in known.grower.root.children]) == (pending, children)
+    assert [*known.log.tokens, *pending] == [*before, *suffix]
+    assert len(known.tree) == 0
+
+
+def test_who_has_lost_what_was_told_is_told_again():
+    known = growing()
+    num_told = len(known.grower.tell())
+    anew = replace(STEADY, is_anew=True)
+    known.rebase_to_grow(draft((5,), (6,), growth=anew), anew)
+    assert len(known.grower.tell()) == num_told > 0
