@@ -14,7 +14,7 @@ from core.records import GenerationRequest, Timing
 from core.speculation.tree import Floats, Ints
 from core.trees import NO_GROWTH, Budget, Growth, Steady
 from orchestrator.knowledge import Doing, Knowledge
-from orchestrator.pilot import Shape
+from orchestrator.pilot import Found, RoundSeen, Shape, Source
 from orchestrator.watching import WatchingPilot
 
 TOLD_RANKS = 8
@@ -23,6 +23,12 @@ RATE_ROUNDS = 16.0
 """Over which the rate is averaged."""
 FIRST_ROUNDS = 4.0
 """That what is usual counts for, to begin with."""
+REST_ROUNDS = 32
+"""In which nothing was worth verifying: then the draft rests."""
+TRIAL_ROUNDS = 8
+"""In which something has to be, after that."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Of a rest; each trial in vain doubles it."""
 
 
 class MarginalPilot(WatchingPilot):
@@ -33,11 +39,15 @@ class MarginalPilot(WatchingPilot):
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
         self._num_rows = 1
+        self._num_idle = 0
+        """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
+        self._pause_s = FIRST_PAUSE_S
+        self._is_resting = False
         self._num_intervals = 0
         self._round_tokens, self._round_s = knowledge.usual_round(self.kind, 1.0 + self._law.at(1)[0])
+        self._doing = Doing(self._max_depth, config.max_block_tokens, WIDTHS[-1])
         if self._max_depth:
-            doing = Doing(self._max_depth, config.max_block_tokens, WIDTHS[-1])
-            knowledge.begin(doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
+            knowledge.begin(self._doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
 
     @property
     def rate(self) -> float:
@@ -69,6 +79,9 @@ class MarginalPilot(WatchingPilot):
         depth = min(room, 2 * self._max_depth + 1)  # below any outcome of a block as deep as may be lies another
         if depth < 1 or self._max_depth < 1:
             return None
+        if self._is_resting:
+            self._is_resting = False
+            self._known.change(self._doing, f"{self.kind}: gamma 0 -> {self._max_depth}, a trial after rest")
         self._num_rows = self._known.economy().rows_worth()
         rows = round(self._known.num_sharing_drafts * self._num_rows)
         self._asked_rows = (rows,)
@@ -100,6 +113,34 @@ class MarginalPilot(WatchingPilot):
         economy = self._known.economy()
         lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
         return bool(self.net(grown).max() - self.net(reach).max() > self.rate * lost_s)
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether the draft has grown for long enough what was not worth verifying."""
+        return self._num_idle >= REST_ROUNDS
+
+    def rest(self) -> float:
+        """Seconds to go without a draft. What it grows after that has to be of use sooner, or it rests for longer."""
+        pause_s, self._pause_s = self._pause_s, min(2.0 * self._pause_s, MAX_PAUSE_S)
+        self._num_idle, self._is_resting = REST_ROUNDS - TRIAL_ROUNDS, True
+        economy = self._known.economy()
+        plain_ms, more_ms = (1e3 * economy.verify_s(num) for num in (0.0, 1.0))
+        why = (
+            f"no guess was worth its row for {REST_ROUNDS} rounds: {economy.num_verifying:.1f} sessions, a verification"
+        )
+        self._known.change(
+            Doing(),
+            f"{self.kind}: gamma {self._max_depth} -> 0, {why} {more_ms:.1f} ms with one each, "
+            f"{plain_ms:.1f} ms without",
+        )
+        return pause_s
+
+    def saw_round(self, seen: RoundSeen) -> None:
+        super().saw_round(seen)
+        if len(seen.shape) and seen.shape.source is Source.DRAFT:
+            self._num_idle, self._pause_s = 0, FIRST_PAUSE_S
+        elif seen.found is not Found.NOT_ASKED:
+            self._num_idle += 1
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""

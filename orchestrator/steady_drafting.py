@@ -99,11 +99,20 @@ class SteadyDrafting:
     def lose(self) -> list[m.Command]:
         """Do without this draft, and try for another."""
         self._stats.num_draft_failures += 1
+        self._forget()
+        return [m.ReleaseDraft(), self.place_later()]
+
+    def _forget(self) -> None:
         self._machine.fire(Trigger.LOST)
         self._tree, self._taken = SpeculationTree(), NO_NODES
         self._held.awaiting = None
         self._num_late_rounds = 0
-        return [m.ReleaseDraft(), self.place_later()]
+
+    def rest(self) -> list[m.Command]:
+        """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
+        pause_s = self._pilot.rest()
+        self._forget()
+        return [m.ReleaseDraft(), m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
@@ -182,6 +191,11 @@ class SteadyDrafting:
             self._pilot.saw_pass(timing)
             self._stats.record_draft(began_s, now_s)
             self._stats.trace.append(CallTrace(Call.TABLE, began_s, now_s, len(sprouted.told), timing=timing))
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether there is a draft to leave, and nothing speaks for it."""
+        return self._pilot.wants_rest and self._machine.state is Growing.GROWING
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or it cannot go on."""

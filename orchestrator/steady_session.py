@@ -58,7 +58,7 @@ class SteadySession(Session):
         found, rank, num_listed = self._growth.reroot(committed)
         self.stats.record_found(found)
         self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
-        return self._growth.tell()
+        return self._growth.rest() if self._growth.wants_rest else self._growth.tell()
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""

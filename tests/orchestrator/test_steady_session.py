@@ -16,8 +16,9 @@ from orchestrator import messages as m
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.knowledge import Knowledge
-from orchestrator.marginal import MarginalPilot
+from orchestrator.marginal import FIRST_PAUSE_S, MAX_PAUSE_S, REST_ROUNDS, TRIAL_ROUNDS, MarginalPilot
 from orchestrator.pair import Pair
+from orchestrator.pilot import Found, RoundSeen, Shape, Source
 from orchestrator.service import new_session
 from orchestrator.session import Session
 from orchestrator.steady_drafting import MAX_OPEN
@@ -371,6 +372,27 @@ def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_gue
     assert is_straight is (branch_s > 0)
 
 
+def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(stage):
+    stage.grows_right(3)
+    for _ in range(REST_ROUNDS):
+        stage.pilot.saw_round(round_seen(Found.HIT))
+    sent = stage.verdict()
+    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
+    assert 0.5 * FIRST_PAUSE_S <= stage.last(m.PlaceDraft).delay_s <= FIRST_PAUSE_S
+    num_grows = stage.count(m.Grow)
+    stage.verdict()
+    assert stage.count(m.Grow) == num_grows, "it is told nothing while it rests"
+    stage.event(m.DraftPlaced("d", 2))
+    stage.num_told = 0
+    assert stage.last(m.Grow).request.growth.is_anew
+    assert stage.last(m.Grow).request.suffix == (*PROMPT, *stage.tokens)
+    stage.grows_right(3)
+    stage.verdict()
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+    assert stage.session.stats.num_draft_failures == 0
+
+
 def test_the_end_closes_both_sides(stage):
     stage.grows((ROOT, 1))
     stage.event(m.Abandoned(RuntimeError("gone")))  # type: ignore[arg-type]
@@ -457,6 +479,45 @@ def test_no_more_is_hoped_for_than_a_pass_feeds():
     rows = one.steady(100).rows_per_pass
     assert rows <= 4
     assert not one.is_worth_waiting(_array([0.9]), _array([0.05] * 64), next_s=0.003)
+
+
+def round_seen(found, num_guesses=0, source=Source.DRAFT):
+    shape = Shape(tuple(range(-1, num_guesses - 1)), *[(0,) * num_guesses] * 3, source)
+    return RoundSeen(shape, (), found, None, 0, 0.02, None)
+
+
+def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
+    one = pilot()
+    for _ in range(REST_ROUNDS - 1):
+        one.saw_round(round_seen(Found.HIT))
+    one.saw_round(round_seen(Found.NOT_ASKED))
+    assert not one.wants_rest, "a draft that has nothing yet is not judged"
+    one.saw_round(round_seen(Found.HIT, 2, Source.LOOKUP))
+    assert one.wants_rest, "what was looked up is none of its merits"
+    assert one._known.doing.draft_tokens > 0
+    assert one.rest() == FIRST_PAUSE_S
+    assert (one._known.doing.draft_tokens, "gamma 8 -> 0" in one._known.reason) == (0, True)
+    assert not one.wants_rest
+    one.steady(100)
+    assert (one._known.doing.draft_tokens, "a trial after rest" in one._known.reason) == (8, True)
+
+
+def test_each_trial_in_vain_doubles_the_rest_until_one_pays():
+    one, pauses = pilot(), []
+    for _ in range(REST_ROUNDS):
+        one.saw_round(round_seen(Found.MISS))
+    for _ in range(8):
+        assert one.wants_rest
+        pauses.append(one.rest())
+        for _ in range(TRIAL_ROUNDS):
+            assert not one.wants_rest
+            one.saw_round(round_seen(Found.HIT))
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_PAUSE_S, MAX_PAUSE_S]
+    one.saw_round(round_seen(Found.HIT, 1))
+    for _ in range(REST_ROUNDS):
+        assert not one.wants_rest
+        one.saw_round(round_seen(Found.HIT))
+    assert one.rest() == FIRST_PAUSE_S
 
 
 def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
