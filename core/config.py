@@ -285,8 +285,7 @@ class SpeculationConfig:
     """Who decides how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
     `max_draft_tokens`, "static_tree" always the `max_block_tokens` likeliest nodes of the draft's tree, "heuristic" two
     more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
-    to `max_draft_tokens` while the draft is sure enough. "marginal" has the draft grow steadily, and verifies and waits
-    for what is worth its time: for requests that are pipelined and coupled or greedy; others are "adaptive"."""
+    to `max_draft_tokens` while the draft is sure enough."""
     pipelining: bool = True
     """Draft the next block, for every likely outcome, while the last one is verified. False drafts and verifies in
     turn."""
