@@ -77,6 +77,10 @@ class Rates:
     draft_lies: bool = True
 
 
+GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
+"""What becomes of a message to a draft that grows steadily; `GROWTH_LIES` are what becomes of what it tells."""
+
+
 class FaultyWire(Wire):
     """A wire on which calls are late, lost, doubled and garbled, and leases refused."""
 
@@ -111,7 +115,7 @@ class FaultyWire(Wire):
                     broken.set_exception(WorkerLost(f"the link is closed: {error}"))
 
         if self.strikes(self.rates.draft):
-            fault = self._random.choice((CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED))
+            fault = self._random.choice(GROWTH_FAULTS)
             self._happened.note(f"draft growth {fault}", request.stamp.session)
             await self._before(fault, engine, [request])
         growing = asyncio.ensure_future(super().grow(engine, request, take_perhaps))

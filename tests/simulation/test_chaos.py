@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from simulation.chaos import run_seed
-from simulation.faults import CallFault, EngineFault
-from simulation.lies import DRAFT_LIES, TARGET_LIES
+from simulation.faults import GROWTH_FAULTS, CallFault, EngineFault
+from simulation.lies import DRAFT_LIES, GROWTH_LIES, TARGET_LIES
 
 SEEDS = range(2000)
 NUM_PARTS = 20
@@ -54,6 +54,10 @@ def test_nothing_that_can_happen_is_left_out(counts):
             assert counts[f"{side} says {lie}"] > 0, f"{side} {lie}"
         for kind in ("lease refused", "lease granted late"):
             assert counts[f"{side} {kind}"] > 10, f"{side} {kind}"
+    for fault in GROWTH_FAULTS:
+        assert counts[f"draft growth {fault}"] > 10, fault
+    for lie in ("lost", "told twice", *GROWTH_LIES):
+        assert counts[f"draft's growth: {lie}"] > 10, lie
 
 
 def test_the_same_seed_tells_the_same_story():
