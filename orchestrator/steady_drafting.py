@@ -250,15 +250,16 @@ class SteadyDrafting:
         leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
         return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(nodes)))
 
-    def patience(self, now_s: float) -> m.Await | None:
-        """For how long to wait for what the draft tells next, where a block is worth the wait."""
+    def patience(self, now_s: float, max_depth: int) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
         self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not self._is_late and not self._is_behind
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
         tree, is_empty = self._tree, not len(self._tree)
-        open_reach = np.ones(1) if is_empty else tree.reach[tree.leaves]
+        leaves = tree.leaves[tree.depths[tree.leaves] < min(max_depth, self._pilot.max_depth)]
+        open_reach = np.ones(1) if is_empty else tree.reach[leaves]
         next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
         is_worth = self._pilot.is_worth_waiting(tree.reach[self._taken], open_reach, next_s)
         if not is_worth:

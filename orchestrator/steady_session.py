@@ -63,7 +63,7 @@ class SteadySession(Session):
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._growth.block(self._max_depth, self._pair.target.kv_cache_tokens - len(self._log))
-        wait = self._growth.patience(self._now_s) if self._max_depth > 0 else None
+        wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:

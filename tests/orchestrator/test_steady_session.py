@@ -32,11 +32,13 @@ class FakeMargin(MarginalPilot):
     def __init__(self, asked, config=CONFIG):
         super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
         self.is_patient = False
+        self.open_reach = None
 
     def num_worth(self, reach):
         return len(reach)
 
     def is_worth_waiting(self, reach, open_reach, next_s):
+        self.open_reach = open_reach.tolist()
         return self.is_patient
 
     @property
@@ -221,6 +223,17 @@ def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
     stage.grows((ROOT, 2))
     stage.verdict()
     assert stage.count(m.Await) == 2
+
+
+def test_what_would_grow_too_deep_for_the_block_is_not_waited_for(tokenizer):
+    """A draft that has fed all it may is silent: who waited for it would wait in vain."""
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    tokens = stage.right(4)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]), (1, tokens[2]))
+    stage.verdict()
+    assert stage.pilot.open_reach == []
+    stage.verdict()
+    assert stage.pilot.open_reach == [1.0]
 
 
 def test_a_silent_draft_is_not_told_more_and_more(stage):
