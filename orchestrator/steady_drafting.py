@@ -238,7 +238,8 @@ class SteadyDrafting:
 
     def ask(self, guesser: Guesser) -> None:
         """Have it add to the tree what it thinks may come next."""
-        self._tree.guess(guesser.propose(self._log.tokens, self._tree))
+        if len(guesses := guesser.propose(self._log.tokens, self._tree)):
+            self._tree.guess(guesses)
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """The likeliest nodes that are worth their rows."""

@@ -104,7 +104,13 @@ class SpeculationTree:
         found[is_passed] = places[is_passed] + 1
         self._claim(found, ranks, leads, chances)
         self._place_of = np.concatenate([self._place_of, found])
-        self._extend(places[alive], tokens[alive], ranks[alive], leads[alive], chances[alive])
+        places, tokens, chances = places[alive], tokens[alive], chances[alive]
+        above, deep = (
+            np.append(self.reach, 1.0)[places],
+            np.append(self.depths, 0)[places],
+        )  # the root's where -1 finds it
+        self._extend(places, tokens, deep + 1, ranks[alive], leads[alive], chances)
+        self.reach = np.concatenate([self.reach, above * chances])
 
     def _claim(self, found: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
         """Local nodes among those that the draft tells of become its own."""
@@ -130,32 +136,40 @@ class SpeculationTree:
         found[is_there] = nodes[len(self) :]
         return found
 
-    def _extend(self, parents: Ints, tokens: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
-        """New nodes, none below another."""
-        above = np.append(self.reach, 1.0)[parents]  # the root is at the end, where -1 finds it
-        deep = np.append(self.depths, 0)[parents]
+    def _extend(self, parents: Ints, tokens: Ints, depths: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
+        """New nodes; what they are reached with is up to the caller."""
         self.parents = np.concatenate([self.parents, parents])
         self.tokens = np.concatenate([self.tokens, tokens])
-        self.depths = np.concatenate([self.depths, deep + 1])
+        self.depths = np.concatenate([self.depths, depths])
         self.ranks = np.concatenate([self.ranks, ranks])
         self.leads = np.concatenate([self.leads, leads])
         self.chances = np.concatenate([self.chances, chances])
         self.guessed = np.concatenate([self.guessed, np.zeros(len(parents))])
-        self.reach = np.concatenate([self.reach, above * chances])
 
     def guess(self, guesses: Guesses) -> None:
         """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""
         num_before, nodes = len(self), list[int]()
-        for parent, token, chance in zip(guesses.parents, guesses.tokens, guesses.chances, strict=True):
+        new: dict[tuple[int, int], int] = {}
+        depths: list[int] = []
+        for parent, token in zip(guesses.parents, guesses.tokens, strict=True):
             place = parent if parent < num_before else nodes[parent - num_before]
-            node = self.child(place, token)
+            node = self.child(place, token) if place < num_before else None
             if node is None:
-                node = len(self)
-                self._extend(*map(np.array, ([place], [token], [UNRANKED], [0.0], [0.0])))
-            self.guessed[node] = max(self.guessed[node], chance)
+                node = new.setdefault((place, token), num_before + len(new))
+                if node == num_before + len(depths):
+                    depths.append(1 + self._depth(place, depths))
             nodes.append(node)
-        if nodes:
-            self._rate()
+        if new:
+            parents, tokens = np.array(list(new), np.int64).T
+            zeros = np.zeros(len(new))
+            self._extend(parents, tokens, np.array(depths), np.full(len(new), UNRANKED), zeros, zeros)
+        np.maximum.at(self.guessed, nodes, guesses.chances)
+        self._rate()
+
+    def _depth(self, place: int, new_depths: Sequence[int]) -> int:
+        if place == ROOT:
+            return 0
+        return int(self.depths[place]) if place < len(self) else new_depths[place - len(self)]
 
     def _rate(self) -> None:
         """Chances have changed."""
