@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from core.shapes import RankLaw, Ranks
-from core.trees import ROOT
+from core.trees import ROOT, UNRANKED
 
 MIN_CHANCE = 0.005
 MAX_LOGIT = math.log((1.0 - MIN_CHANCE) / MIN_CHANCE)
@@ -90,11 +91,14 @@ class Placed:
 def placed(
     parents: Sequence[int], ranks: Sequence[int], path: Sequence[int], rank: int | None, num_listed: int
 ) -> list[Placed]:
-    """A verdict place by place; `rank` is that of the next token among the `num_listed` outcomes at the end."""
+    """A verdict place by place, as far as the path is the draft's own guesses. `rank` is that of the token behind these
+    among the `num_listed` others that it has told of there.
+    """
+    path = tuple(takewhile(lambda node: ranks[node] != UNRANKED, path))
     places = (ROOT, *path)
     guessed: dict[int, list[int]] = {place: [] for place in places}
     for parent, own in zip(parents, ranks, strict=True):
-        if parent in guessed:
+        if parent in guessed and own != UNRANKED:
             guessed[parent].append(own)
     found: list[Placed] = []
     for depth, (place, node) in enumerate(zip(places, path, strict=False), start=1):

@@ -16,6 +16,8 @@ ROOT = -1
 """Parent of the first guesses of a block: the last committed token."""
 NO_TOKEN = -1
 """Stands where a tree was asked for a node that was not grown."""
+UNRANKED = -1
+"""Rank of a guess that is not the draft's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING
 
 from core.costs import EngineCost
@@ -48,11 +50,14 @@ class Lookups:
 
     def survival(self, num_tokens: int) -> list[float]:
         """Chance that each of so many guesses in a row is accepted, with those before it."""
-        found, reach, before = [], 1.0, self.rates[0].prior
+        return list(accumulate(self.chances(num_tokens), mul))
+
+    def chances(self, num_tokens: int) -> list[float]:
+        """The same, given that those before it are accepted."""
+        found, before = [], self.rates[0].prior
         for depth in range(num_tokens):
             before = self.rates[min(depth, len(self.rates) - 1)].mean(before)
-            reach *= before
-            found.append(reach)
+            found.append(before)
         return found
 
 

@@ -8,11 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.speculation.guesses import Guesses
+from core.speculation.tree import SpeculationTree
+from core.trees import ROOT
+from orchestrator.knowledge import Lookups
+
 NGRAM_TOKENS = (4, 3, 2)
 """Lengths of the endings that are looked up, the surest first."""
 
 MAX_LOOK_BACK_TOKENS = 2048
 """Of a long prompt only the end is looked through: all streams wait while it is."""
+
+
+class LookupGuesser:
+    """Prompt lookup as a guesser: a chain below the last committed token."""
+
+    def __init__(self, worth: Lookups, max_depth: int) -> None:
+        self._worth = worth
+        self._max_depth = max_depth
+        self._lookup = Lookup()
+        self._proposed: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<LookupGuesser {self._lookup}>"
+
+    def propose(self, text: Sequence[int], tree: SpeculationTree) -> Guesses:
+        found = self._proposed = self._lookup.guess(text, self._max_depth)
+        return Guesses.chain(ROOT, len(tree), found, self._worth.chances(len(found)))
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        num_guesses = min(len(self._proposed), len(tokens))
+        num_right = 0
+        while num_right < num_guesses and self._proposed[num_right] == tokens[num_right]:
+            num_right += 1
+        self._worth.see(num_guesses, num_right)
+        self._proposed = ()
 
 
 class Lookup:

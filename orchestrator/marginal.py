@@ -13,7 +13,7 @@ from core.economy import WIDTHS
 from core.records import GenerationRequest, Timing
 from core.speculation.tree import Floats, Ints
 from core.trees import NO_GROWTH, Budget, Growth, Steady
-from orchestrator.knowledge import Doing, Knowledge
+from orchestrator.knowledge import Doing, Knowledge, Lookups
 from orchestrator.pilot import Found, RoundSeen, Shape, Source
 from orchestrator.watching import WatchingPilot
 
@@ -63,6 +63,11 @@ class MarginalPilot(WatchingPilot):
     def max_nodes(self) -> int:
         """Of a block."""
         return self._config.max_block_tokens
+
+    @property
+    def lookups(self) -> Lookups:
+        """What looked-up tokens have been worth."""
+        return self._known.lookups
 
     @property
     def pass_s(self) -> float:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from core.records import GenerationRequest, StopRule, Timing
-from core.trees import Budget, Growth
+from core.trees import UNRANKED, Budget, Growth
 
 
 class Source(StrEnum):
@@ -40,13 +40,19 @@ class Shape:
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
-    """The draft's rank of each node among its siblings' candidates, 0 for sampled and looked-up ones."""
+    """The draft's rank of each node among its siblings' candidates, 0 for sampled and looked-up ones; `UNRANKED` in a
+    block of several sources for those that it has not told of."""
     confidence: tuple[float, ...] = ()
     entropy: tuple[float, ...] = ()
     source: Source = Source.DRAFT
 
     def __len__(self) -> int:
         return len(self.parents)
+
+    @property
+    def num_looked_up(self) -> int:
+        """Guesses that are not the draft's."""
+        return len(self) if self.source is Source.LOOKUP else self.ranks.count(UNRANKED)
 
     def prefix(self, num_nodes: int) -> Shape:
         """The first `num_nodes` nodes."""

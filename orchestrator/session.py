@@ -264,7 +264,7 @@ class Session:
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)
-        self.stats.record_round(len(guess), num_accepted, guess.shape.source)
+        self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up)
         self.stats.record_verify(event.sent_s, event.received_s)
         self.stats.trace.append(
             CallTrace(Call.VERIFY, event.sent_s, event.received_s, len(guess), num_accepted, verdict.timing)

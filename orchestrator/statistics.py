@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from core.records import CallTrace, SpeculationStats
-from orchestrator.pilot import Found, Source
+from orchestrator.pilot import Found
 
 Interval = tuple[float, float]
 NUM_RECENT = 8
@@ -57,13 +57,13 @@ class Statistics:
     _verified: deque[Interval] = field(default_factory=_recent)
     _drafted: deque[Interval] = field(default_factory=_recent)
 
-    def record_round(self, num_guesses: int, num_accepted: int, source: Source = Source.DRAFT) -> None:
+    def record_round(self, num_guesses: int, num_accepted: int, num_looked_up: int = 0) -> None:
         """Count one verdict; position k counts the rounds in which at least k + 1 guesses were accepted."""
         self.num_rounds += 1
         self.num_draft_rounds += num_guesses > 0
         self.num_drafted_tokens += num_guesses
         self.num_accepted_tokens += num_accepted
-        self.num_lookup_tokens += num_guesses if source is Source.LOOKUP else 0
+        self.num_lookup_tokens += num_looked_up
         missing = num_accepted - len(self.accepted_per_position)
         self.accepted_per_position += [0] * missing
         for position in range(num_accepted):

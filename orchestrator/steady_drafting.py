@@ -15,6 +15,7 @@ import numpy as np
 
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, Missing, Sprouted, Stamp
+from core.speculation.guesses import Guesser
 from core.speculation.tree import Ints, SpeculationTree
 from core.trees import ROOT
 from orchestrator import messages as m
@@ -53,15 +54,14 @@ class SteadyDrafting:
         self._tree = SpeculationTree()
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
+        self._guesses = NO_NODES
+        """Those of them that were the draft's then."""
         self._fitting = NO_NODES
-        """Those that this block could have had, the likeliest first."""
-        self._max_depth = 0
-        """That it could have had."""
-        self._num_verdicts = 0
+        """Those that the block could have had, the likeliest first."""
         self._first_round = 0
         """Of the message since which the draft's numbers hold."""
         self._known_to: dict[int, int] = {}
-        """By message, how many of them the draft knew of with it; of those that it may still answer."""
+        """By message, how many tokens it told of; of those that it may still answer."""
         self._grew_s = 0.0
         """When the draft last told of something."""
         self._num_open = 0
@@ -99,24 +99,28 @@ class SteadyDrafting:
     def lose(self) -> list[m.Command]:
         """Do without this draft, and try for another."""
         self._stats.num_draft_failures += 1
-        self._forget()
+        self._leave()
         return [m.ReleaseDraft(), self.place_later()]
 
-    def _forget(self) -> None:
+    def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
-        self._tree, self._taken = SpeculationTree(), NO_NODES
+        self._forget()
         self._held.awaiting = None
         self._num_late_rounds = 0
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
         pause_s = self._pilot.rest()
-        self._forget()
+        self._leave()
         return [m.ReleaseDraft(), m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
         return self.lose() if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
+
+    def _forget(self) -> None:
+        self._tree = SpeculationTree()
+        self._taken = self._guesses = self._fitting = NO_NODES
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
@@ -137,9 +141,10 @@ class SteadyDrafting:
         self._num_open += 1
         stamp, base, suffix, spec = self._held.snapshot()
         if is_anew:
-            self._tree, self._taken, self._first_round = SpeculationTree(), NO_NODES, stamp.round
+            self._forget()
+            self._first_round = stamp.round
             steady = replace(steady, is_anew=True)
-        self._known_to[stamp.round] = self._num_verdicts
+        self._known_to[stamp.round] = len(self._log)
         return [m.Grow(DraftRequest(stamp, base, suffix, steady, spec=spec))]
 
     @property
@@ -162,7 +167,7 @@ class SteadyDrafting:
         is_current = self._held.answers(sprouted.stamp)
         try:
             self._check(sprouted)
-            self._tree.add(sprouted.told, self._num_verdicts - self._known_to.get(sprouted.stamp.round, 0))
+            self._tree.add(sprouted.told, len(self._log) - self._known_to.get(sprouted.stamp.round, 0))
         except (ValueError, TypeError, OverflowError) as error:  # what was pickled was not checked
             logger.warning("a draft's growth is corrupt: %r", error)
             return self.lose()
@@ -225,69 +230,63 @@ class SteadyDrafting:
 
     # Blocks
 
-    def reroot(self, tokens: Sequence[int]) -> tuple[Found, int | None, int]:
-        """These tokens were committed: accepted guesses, then the target's own.
+    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, int | None, int]:
+        """These tokens were committed: first `num_drafted` guesses of the draft, then others, at last the target's own.
 
-        Whether the tree goes on below them; the rank of the last one among what the tree has at its place beside the
-        block, None where it has not; and how many there are.
+        Whether anything that the draft has told of is left; where the draft's guesses ended: the rank of the text's
+        token among what it has told of there beside the block, None where it has not, and how many those are.
         """
-        self._num_verdicts += 1
-        end, had_nodes = self._end_of(tokens[:-1]), len(self._tree) > 0
+        had_nodes = bool(self._tree.is_drafted.any())
+        path = self._tree.path(tokens[:num_drafted])
         rank, num_listed = None, 0
-        if end is None:
-            self._tree.prune()
-        else:
-            rank, num_listed = self._outcome(end, tokens[-1])
-            self._tree.reroot(end, tokens[-1])
-        self._taken = self._fitting = NO_NODES
+        if len(path) == num_drafted:
+            rank, num_listed = self._outcome(path[-1] if path else ROOT, tokens[num_drafted])
+        self._tree.reroot(tokens)
+        self._taken = self._guesses = self._fitting = NO_NODES
         if not had_nodes:
             return Found.NOT_ASKED, rank, num_listed
         return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
 
-    def _end_of(self, tokens: Sequence[int]) -> int | None:
-        """The node that these tokens lead to, None where the tree has none: they may have been looked up."""
-        node: int | None = ROOT
-        for token in tokens:
-            node = self._tree.child(node, token) if node is not None else None
-        return node
-
     def _outcome(self, end: int, token: int) -> tuple[int | None, int]:
-        others = np.setdiff1d(self._tree.children(end), self._taken, assume_unique=True)
+        others = np.setdiff1d(self._tree.children(end), self._guesses, assume_unique=True)
         others = others[np.argsort(self._tree.ranks[others], kind="stable")]
         place = np.nonzero(self._tree.tokens[others] == token)[0]
         return (int(place[0]) if len(place) else None), len(others)
 
+    def ask(self, guesser: Guesser) -> None:
+        """Have it add to the tree what it thinks may come next."""
+        if len(guesses := guesser.propose(self._log.tokens, self._tree)):
+            self._tree.guess(guesses)
+
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """The likeliest nodes that are worth their rows."""
         tree, pilot = self._tree, self._pilot
-        self._max_depth = min(max_depth, pilot.max_depth)
-        self._fitting = tree.best(min(max_nodes, pilot.max_nodes), self._max_depth)
+        self._fitting = tree.best(min(max_nodes, pilot.max_nodes), min(max_depth, pilot.max_depth))
         gained = pilot.net(tree.reach[self._fitting], tree.branches(self._fitting) if pilot.minds_branches else None)
         if pilot.minds_branches:
             straight = tree.straight(self._fitting)
             if (chain := pilot.net(tree.reach[straight])).max() >= gained.max():
                 self._fitting, gained = straight, chain
         nodes = self._taken = self._fitting[: int(np.argmax(gained))]
+        self._guesses = nodes[tree.is_drafted[nodes]]
         if not len(nodes):
             return NO_GUESS
         block = tree.block(nodes)
         leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
         return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(nodes)))
 
-    def patience(self, now_s: float) -> m.Await | None:
-        """For how long to wait for what the draft tells next, where a block is worth the wait."""
+    def patience(self, now_s: float, max_depth: int) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
         self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not self._is_late and not self._is_behind
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
-        tree, is_empty = self._tree, not len(self._tree)
-        leaves = tree.leaves
-        leaves = leaves[tree.depths[leaves] < self._max_depth]  # what comes below deeper ones is too deep for the block
+        tree, has_begun = self._tree, self._tree.is_drafted.any()
+        next_s = self._grew_s + self._pilot.pass_s - now_s if has_begun else self._pilot.first_pass_s
+        open_reach = tree.open_reach(min(max_depth, self._pilot.max_depth))
         if self._pilot.minds_branches:
-            leaves = leaves[np.isin(leaves, self._fitting)]
-        open_reach = np.ones(1) if is_empty else tree.reach[leaves]
-        next_s = self._pilot.first_pass_s if is_empty else self._grew_s + self._pilot.pass_s - now_s
+            open_reach = open_reach[:1]  # a chain goes on at its end
         is_worth = self._pilot.is_worth_waiting(tree.reach[self._fitting], open_reach, next_s)
         if not is_worth:
             return None

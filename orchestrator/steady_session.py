@@ -5,15 +5,27 @@ Knows the order of a round. Must not know how a tree grows, nor what a node is w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
+from core.config import SpeculationConfig
 from core.records import GenerationRequest, Verdict
+from core.speculation.guesses import Guesser
+from core.trees import UNRANKED
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.guess import NO_GUESS, Followed, Guess
+from orchestrator.lookup import LookupGuesser
 from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
 from orchestrator.session import Session
 from orchestrator.states import Target, Trigger
 from orchestrator.steady_drafting import SteadyDrafting
+
+
+def new_guessers(config: SpeculationConfig, pilot: MarginalPilot) -> tuple[Guesser, ...]:
+    """Those that one session has beside its draft. A new one is one more here, and its file."""
+    return (LookupGuesser(pilot.lookups, pilot.max_depth),) if config.lookup else ()
 
 
 class SteadySession(Session):
@@ -31,6 +43,7 @@ class SteadySession(Session):
         self._margin = pilot
         self._growth = SteadyDrafting(self._completion, pilot, self.stats)
         self._drafting = self._growth  # type: ignore[assignment]  # what only `Drafting` has is asked for in what is overridden
+        self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
         self._now_s = 0.0
         """Of the event that is handled."""
         self._verdict_s: float | None = None
@@ -43,6 +56,8 @@ class SteadySession(Session):
         match self._machine.state:
             case Target.IDLE:
                 told = self._reroot()
+                for guesser in self._guessers:
+                    self._growth.ask(guesser)
                 return [*self._send_or_wait(is_waiting=False), *told]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
@@ -55,7 +70,11 @@ class SteadySession(Session):
             return []
         verdict, tokens = judged.verdict, judged.guess.block.tokens
         committed = (*(tokens[node] for node in verdict.path), verdict.next_token)
-        found, rank, num_listed = self._growth.reroot(committed)
+        ranks = judged.guess.shape.ranks
+        num_drafted = sum(1 for _ in takewhile(lambda node: ranks[node] != UNRANKED, verdict.path))
+        found, rank, num_listed = self._growth.reroot(committed, num_drafted)
+        for guesser in self._guessers:
+            guesser.saw(committed)
         self.stats.record_found(found)
         self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
         return self._growth.rest() if self._growth.wants_rest else self._growth.tell()
@@ -63,7 +82,7 @@ class SteadySession(Session):
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._growth.block(self._max_depth, self._pair.target.kv_cache_tokens - len(self._log))
-        wait = self._growth.patience(self._now_s) if self._max_depth > 0 else None
+        wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:
@@ -73,7 +92,7 @@ class SteadySession(Session):
     def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:
         if is_waiting:
             self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
-        return self._send(block if len(block) else self._look_up())
+        return self._send(block)
 
     # Events
 

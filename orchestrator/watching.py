@@ -166,7 +166,7 @@ class WatchingPilot:
     def _learn(self, seen: RoundSeen) -> None:
         shape = seen.shape
         places = placed(shape.parents, shape.ranks, seen.path, seen.rank, seen.num_listed)
-        for place, parent in zip(places, (ROOT, *seen.path), strict=True):
+        for place, parent in zip(places, (ROOT, *seen.path), strict=False):
             self._profile.see(place)
             if place.num_known and 0 in place.taken:
                 self._level.see(place.depth, place.rank == 0)

@@ -1,47 +1,57 @@
 """The orchestrator's half of a session's speculation tree: what may come after the last committed token.
 
-Guessers add nodes, blocks are taken out of it, and a verdict makes another node the root. Columns, not objects: what a
-draft tells after a pass is one append, and a verdict one mask.
+The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
+and a verdict makes another node the root. Columns, not objects: what a draft tells after a pass is one append, and a
+verdict one mask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from core.trees import ROOT, TokenTree, Told
+from core.speculation.guesses import Guesses
+from core.trees import ROOT, UNRANKED, TokenTree, Told
 
-GONE = -2
+GONE = -(1 << 40)
 """Where a node was, that no verdict can lead to any more."""
-NOT_DRAFTED = -1
+MAX_TRAIL = 512
+"""Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
 TOKENS = 1 << 32
 """More than there are token ids."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 class SpeculationTree:
-    """Nodes below the last committed token. Invariant: parents precede their children, and siblings differ."""
+    """Nodes below the last committed token. Invariant: parents precede their children, and siblings differ.
+
+    A *place* is a node, or `ROOT`, or a committed token: k tokens before the root it is `ROOT - k`.
+    """
 
     def __init__(self) -> None:
         self.tokens: Ints = np.empty(0, np.int64)
         self.parents: Ints = np.empty(0, np.int64)
         self.depths: Ints = np.empty(0, np.int64)
         self.ranks: Ints = np.empty(0, np.int64)
+        """Among the draft's candidates; `UNRANKED` for nodes that it has not told of: local ones."""
         self.leads: Floats = np.empty(0)
         self.chances: Floats = np.empty(0)
+        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
+        self.guessed: Floats = np.empty(0)
+        """The same by the guessers, for this root; 0 where none guesses the node."""
         self.reach: Floats = np.empty(0)
-        """Chance that the text gets to the node; below its parent's."""
-        self._serials: Ints = np.empty(0, np.int64)
-        """Number that the draft gave to each node; `NOT_DRAFTED` for others."""
-        self._root_serial = NOT_DRAFTED
+        """Chance that the text gets to the node: of each on the way the larger of the two. Below its parent's."""
         self._place_of: Ints = np.empty(0, np.int64)
-        """For each number that the draft has used: the node, `ROOT` or `GONE`."""
+        """For each number that the draft has used: its place."""
+        self._trail: Ints = np.empty(0, np.int64)
+        """The last committed tokens: what follows place `ROOT - k` is `_trail[-k]`."""
         self.has_lost_some = False
         """Whether the draft knows nodes below the root of which it has told, and which are not here."""
-        self._lost: tuple[int, int] | None = None
-        """Number of the parent, and token, of a root that nobody had told of when the verdict came."""
 
     def __repr__(self) -> str:
         return f"<SpeculationTree {len(self)} nodes, {self.num_told} told>"
@@ -54,12 +64,17 @@ class SpeculationTree:
         """Numbers that the draft has used: its next message begins there, or one was lost."""
         return len(self._place_of)
 
+    @property
+    def is_drafted(self) -> Bools:
+        """Which nodes the draft has told of."""
+        return np.not_equal(self.ranks, UNRANKED)
+
     # Growing
 
     def add(self, told: Told, num_unknown: int = 0) -> int:
-        """What a draft tells that does not know of the last `num_unknown` verdicts; how many nodes are new and of use.
+        """What a draft tells that does not know of the last `num_unknown` committed tokens; how many nodes are new.
 
-        What was told before is dropped. Raises: ValueError when nodes were left out.
+        A local node becomes the draft's. What was told before is dropped. Raises: ValueError when nodes were left out.
         """
         if told.first + len(told) <= self.num_told and len(told):
             return 0
@@ -71,42 +86,49 @@ class SpeculationTree:
         num_before, start = len(self), 0
         while start < len(told):
             end = start + int(np.argmax(np.append(parents[start:] >= told.first + start, True)))
-            self._append(told, slice(start, end), num_unknown)
+            self._append(told, slice(start, end), ROOT - num_unknown)
             start = end
         return len(self) - num_before
 
-    def _append(self, told: Told, part: slice, num_unknown: int) -> None:
-        """Nodes whose parents were told before them."""
+    def _append(self, told: Told, part: slice, root: int) -> None:
+        """Nodes whose parents were told before them; `root` is the place that the draft calls so."""
         parents, tokens = np.array(told.parents[part], np.int64), np.array(told.tokens[part], np.int64)
-        at_root = ROOT if num_unknown == 0 else GONE
-        places = np.where(parents == ROOT, at_root, self._place_of[parents] if self.num_told else at_root)
+        ranks, leads = np.array(told.ranks[part], np.int64), np.array(told.leads[part])
+        chances = np.array(told.chances[part])
+        places = np.where(parents == ROOT, root, self._place_of[parents] if self.num_told else root)
         found = self._numbered(places, tokens)
         alive = found >= len(self)
         alive &= np.append(True, found[1:] > np.maximum.accumulate(found)[:-1])  # of two alike the first is added
-        if self._lost is not None and num_unknown > 0:
-            parent, token = self._lost
-            is_lost = (parents == parent) & (tokens == token)
-            if is_lost.any() and (parent != ROOT or num_unknown == 1):  # others mean an earlier root by it
-                found[is_lost] = ROOT
-                self._root_serial, self._lost = self.num_told + int(np.argmax(is_lost)), None
-        serials = self.num_told + np.nonzero(alive)[0]
+        is_passed = (places < ROOT) & (places >= ROOT - len(self._trail))
+        is_passed[is_passed] = self._trail[places[is_passed] + 1] == tokens[is_passed]
+        found[is_passed] = places[is_passed] + 1
+        self._claim(found, ranks, leads, chances)
         self._place_of = np.concatenate([self._place_of, found])
-        self._extend(
-            places[alive],
-            tokens[alive],
-            np.array(told.ranks[part], np.int64)[alive],
-            np.array(told.chances[part])[alive],
-            np.array(told.leads[part])[alive],
-            serials,
-        )
+        places, tokens, chances = places[alive], tokens[alive], chances[alive]
+        above, deep = (
+            np.append(self.reach, 1.0)[places],
+            np.append(self.depths, 0)[places],
+        )  # the root's where -1 finds it
+        self._extend(places, tokens, deep + 1, ranks[alive], leads[alive], chances)
+        self.reach = np.concatenate([self.reach, above * chances])
+
+    def _claim(self, found: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
+        """Local nodes among those that the draft tells of become its own."""
+        is_there = (found >= 0) & (found < len(self))
+        local = [index for index in np.nonzero(is_there)[0] if self.ranks[found[index]] == UNRANKED]
+        for index in reversed(local):  # of two alike the first counts
+            node = found[index]
+            self.ranks[node], self.leads[node], self.chances[node] = ranks[index], leads[index], chances[index]
+        if local:
+            self._rate()
 
     def _numbered(self, parents: Ints, tokens: Ints) -> Ints:
         """Of each the node that it is, or will be: new ones in order, those alike the same, `GONE` below none."""
-        is_there = parents != GONE
+        is_there = parents >= ROOT
         keys = np.concatenate([self.parents, parents[is_there]]) * TOKENS
         keys += np.concatenate([self.tokens, tokens[is_there]])
         nodes = np.arange(len(keys))
-        if len(np.unique(keys)) < len(keys):  # a sound draft repeats nothing but what it has forgotten
+        if len(np.unique(keys)) < len(keys):  # it is there: as a local node, or since a draft has forgotten its own
             first: dict[int, int] = {}
             for place, key in enumerate(keys.tolist()):
                 nodes[place] = first.setdefault(key, len(first))
@@ -114,17 +136,48 @@ class SpeculationTree:
         found[is_there] = nodes[len(self) :]
         return found
 
-    def _extend(self, parents: Ints, tokens: Ints, ranks: Ints, chances: Floats, leads: Floats, serials: Ints) -> None:
-        above = np.append(self.reach, 1.0)[parents]  # the root is at the end, where -1 finds it
-        deep = np.append(self.depths, 0)[parents]
+    def _extend(self, parents: Ints, tokens: Ints, depths: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
+        """New nodes; what they are reached with is up to the caller."""
         self.parents = np.concatenate([self.parents, parents])
         self.tokens = np.concatenate([self.tokens, tokens])
-        self.depths = np.concatenate([self.depths, deep + 1])
+        self.depths = np.concatenate([self.depths, depths])
         self.ranks = np.concatenate([self.ranks, ranks])
         self.leads = np.concatenate([self.leads, leads])
         self.chances = np.concatenate([self.chances, chances])
-        self.reach = np.concatenate([self.reach, above * chances])
-        self._serials = np.concatenate([self._serials, serials])
+        self.guessed = np.concatenate([self.guessed, np.zeros(len(parents))])
+
+    def guess(self, guesses: Guesses) -> None:
+        """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""
+        num_before, nodes = len(self), list[int]()
+        new: dict[tuple[int, int], int] = {}
+        depths: list[int] = []
+        for parent, token in zip(guesses.parents, guesses.tokens, strict=True):
+            place = parent if parent < num_before else nodes[parent - num_before]
+            node = self.child(place, token) if place < num_before else None
+            if node is None:
+                node = new.setdefault((place, token), num_before + len(new))
+                if node == num_before + len(depths):
+                    depths.append(1 + self._depth(place, depths))
+            nodes.append(node)
+        if new:
+            parents, tokens = np.array(list(new), np.int64).T
+            zeros = np.zeros(len(new))
+            self._extend(parents, tokens, np.array(depths), np.full(len(new), UNRANKED), zeros, zeros)
+        np.maximum.at(self.guessed, nodes, guesses.chances)
+        self._rate()
+
+    def _depth(self, place: int, new_depths: Sequence[int]) -> int:
+        if place == ROOT:
+            return 0
+        return int(self.depths[place]) if place < len(self) else new_depths[place - len(self)]
+
+    def _rate(self) -> None:
+        """Chances have changed."""
+        reach = np.append(np.maximum(self.chances, self.guessed), 1.0)
+        for depth in range(2, int(self.depths.max(initial=0)) + 1):
+            level = np.nonzero(self.depths == depth)[0]
+            reach[level] *= reach[self.parents[level]]
+        self.reach = reach[:-1]
 
     # Taking
 
@@ -154,19 +207,24 @@ class SpeculationTree:
         number[nodes] = np.arange(len(nodes))
         return TokenTree(tuple(self.tokens[nodes].tolist()), tuple(number[self.parents[nodes]].tolist()))
 
-    @property
-    def leaves(self) -> Ints:
-        """Nodes below which nothing is known, the likeliest first: a draft feeds them in its next passes."""
-        has_children = np.zeros(len(self) + 1, np.bool_)
-        has_children[self.parents] = True
-        found = np.nonzero(~has_children[:-1])[0]
-        return found[np.argsort(-self.reach[found], kind="stable")]
+    def open_reach(self, max_depth: int) -> Floats:
+        """Of the places above `max_depth` that the draft feeds in its next passes, falling: that the text goes on there
+        otherwise than the guessers say.
+        """
+        is_drafted = self.is_drafted
+        is_fed = np.zeros(len(self) + 1, np.bool_)
+        is_fed[self.parents[is_drafted]] = True
+        left = np.append(self.reach, 1.0)
+        np.subtract.at(left, self.parents[~is_drafted], self.reach[~is_drafted])
+        is_above = np.append(self.depths, 0) < max_depth
+        found = left[np.append(is_drafted, True) & is_above & ~is_fed]
+        return np.sort(np.maximum(found, 0.0))[::-1]
 
     # Verdicts
 
     def children(self, parent: int) -> Ints:
-        """In the order of their ranks."""
-        found = np.nonzero(self.parents == parent)[0]
+        """Those that the draft has told of, in the order of their ranks."""
+        found = np.nonzero((self.parents == parent) & self.is_drafted)[0]
         return found[np.argsort(self.ranks[found], kind="stable")]
 
     def child(self, parent: int, token: int) -> int | None:
@@ -174,27 +232,37 @@ class SpeculationTree:
         found = np.nonzero((self.parents == parent) & (self.tokens == token))[0]
         return int(found[0]) if len(found) else None
 
-    def prune(self) -> None:
-        """The text went where no node leads."""
-        self._keep(np.zeros(len(self), np.bool_), GONE)
-        self._root_serial, self._lost = NOT_DRAFTED, None
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that these tokens lead down from the root, as far as there are any."""
+        found: list[int] = []
+        for token in tokens:
+            node = self.child(found[-1] if found else ROOT, token)
+            if node is None:
+                break
+            found.append(node)
+        return found
 
-    def reroot(self, end: int, token: int) -> bool:
-        """`token` was committed below node `end` (or ROOT), and is the root from now on; whether the tree had it."""
-        child = self.child(end, token)
-        parent_serial = self._root_serial if end == ROOT else int(self._serials[end])
-        is_current_root = end == ROOT and self._root_serial == NOT_DRAFTED
-        if child is None:
-            self._keep(np.zeros(len(self), np.bool_), GONE)
-            is_known = parent_serial != NOT_DRAFTED or is_current_root
-            self._lost = (parent_serial if not is_current_root else ROOT, token) if is_known else None
-            self._root_serial = NOT_DRAFTED
-            return False
-        self._root_serial, self._lost = int(self._serials[child]), None
-        self._keep(self._below(child), child)
-        return True
+    def reroot(self, tokens: Sequence[int]) -> bool:
+        """These were committed, and the last of them is the root from now on; whether the tree knew them.
 
-    def _below(self, top: int) -> NDArray[np.bool_]:
+        What the draft told below it stays, what guessers proposed does not. A committed token has a place whether the
+        draft has told of it or not: what it tells later hangs there.
+        """
+        path, num = self.path(tokens), len(tokens)
+        moved = np.full(len(self) + 1, GONE, np.int64)
+        moved[path] = ROOT - num + 1 + np.arange(len(path))
+        is_known = len(path) == num
+        kept = self._below(path[-1]) & self.is_drafted if is_known else np.zeros(len(self), np.bool_)
+        moved[np.nonzero(kept)[0]] = np.arange(int(kept.sum()))
+        is_node = self._place_of >= 0
+        self._place_of = np.where(is_node, moved[np.where(is_node, self._place_of, 0)], self._place_of - num)
+        self._trail = np.concatenate([self._trail, np.array(tokens, np.int64)])[-MAX_TRAIL:]
+        if is_known:
+            self.reach, self.depths = self.reach / self.reach[path[-1]], self.depths - num
+        self._keep(kept, moved)
+        return is_known
+
+    def _below(self, top: int) -> Bools:
         """Which nodes grew below `top`."""
         is_below = np.zeros(len(self) + 1, np.bool_)
         is_below[top] = True
@@ -204,16 +272,12 @@ class SpeculationTree:
         is_below[top] = False
         return is_below[:-1]
 
-    def _keep(self, kept: NDArray[np.bool_], root: int) -> None:
-        """Forget all other nodes; what is kept grew below `root`."""
-        number = np.full(len(self) + 2, GONE, np.int64)  # at the end, where -2 and -1 find them: GONE, and the old root
-        number[np.nonzero(kept)[0]] = np.arange(int(kept.sum()))
-        if root != GONE:
-            number[root] = ROOT
-            self.reach = self.reach / self.reach[root]
-            self.depths = self.depths - self.depths[root]
-        self.parents = number[self.parents[kept]]
+    def _keep(self, kept: Bools, moved: Ints) -> None:
+        """Forget all other nodes; each is now where it was moved to."""
+        was_guessed = bool(self.guessed.any())
+        self.parents = moved[self.parents[kept]]
         self.tokens, self.ranks, self.leads = self.tokens[kept], self.ranks[kept], self.leads[kept]
         self.depths, self.chances, self.reach = self.depths[kept], self.chances[kept], self.reach[kept]
-        self._serials = self._serials[kept]
-        self._place_of = number[self._place_of]
+        self.guessed = np.zeros(len(self))
+        if was_guessed:
+            self._rate()

@@ -22,7 +22,7 @@ from core.estimators import (
     placed,
     rounded_level,
 )
-from core.trees import ROOT
+from core.trees import ROOT, UNRANKED
 
 
 def feed(rate, chance, num, random):
@@ -72,6 +72,15 @@ def test_a_verdict_is_read_place_by_place():
     assert found == [
         Placed(depth=1, taken=(0, 1), rank=0, num_known=2),
         Placed(depth=2, taken=(0,), rank=2, num_known=4),
+    ]
+
+
+def test_guesses_that_are_not_the_drafts_say_what_it_missed():
+    parents, ranks = (ROOT, ROOT, 0, 0, 3), (0, UNRANKED, 0, UNRANKED, UNRANKED)
+    found = placed(parents, ranks, path=(0, 3, 4), rank=None, num_listed=2)
+    assert [(place.depth, place.taken, place.rank, place.num_known) for place in found] == [
+        (1, (0,), 0, 1),
+        (2, (0,), None, 3),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from core.growth import Candidates
 from core.speculation.chances import chances_of
 from core.speculation.grower import MIN_REACH, Grower, likeliest
+from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, Steady
+from core.trees import ROOT, UNRANKED, Steady
 
 STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
 
@@ -158,69 +160,86 @@ def test_each_node_is_told_once_and_after_its_parent():
     assert one.tell().tokens == ()
 
 
-@given(st.integers(0, 2**32))
-def test_both_halves_agree_once_all_messages_have_come(seed):
-    """Growth and verdicts cross on their way: each message arrives some steps after it was sent, in order."""
+@pytest.mark.parametrize("has_guesser", [False, True])
+@given(seed=st.integers(0, 2**32))
+def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
+    """Growth and verdicts cross on their way: each message arrives some steps after it was sent, in order.
+
+    Somebody else may guess meanwhile, the same nodes as the draft or others, and verdicts lead there, too.
+    """
     random = Random(seed)
     draft, tree, text = grower(), SpeculationTree(), [0]
     to_draft, to_tree = deque(), deque()
-    num_told_of = 0  # verdicts that the draft knows of
-    num_verdicts = 0
     drafted_text = [0]
+    actions = ("feed", "feed", "verdict", "to draft", "to tree", "to tree", *["guess"] * has_guesser)
     for _ in range(60):
-        action = random.choice(("feed", "feed", "verdict", "to draft", "to tree", "to tree"))
+        action = random.choice(actions)
         if action == "feed":
             feed([draft], random.randrange(1, 5), [drafted_text])
-            to_tree.append((draft.tell(), num_told_of))
+            to_tree.append((draft.tell(), len(drafted_text)))
+        elif action == "guess":
+            _guess(tree, text, random)
         elif action == "verdict":
-            tokens, end = _random_path(tree, random)
-            tree.reroot(end, tokens[-1])
+            tokens = _random_path(tree, random)
+            tree.reroot(tokens)
             text += tokens
-            num_verdicts += 1
             to_draft.append(tokens)
         elif action == "to draft" and to_draft:
-            num_told_of = _hear(draft, drafted_text, to_draft, num_told_of)
-            to_tree.append((draft.tell(), num_told_of))
+            _hear(draft, drafted_text, to_draft)
+            to_tree.append((draft.tell(), len(drafted_text)))
         elif action == "to tree" and to_tree:
-            told, knows = to_tree.popleft()
-            tree.add(told, num_verdicts - knows)
-            if tree.has_lost_some:
-                break
+            told, num_known = to_tree.popleft()
+            tree.add(told, len(text) - num_known)
     while to_draft:
-        num_told_of = _hear(draft, drafted_text, to_draft, num_told_of)
-    to_tree.append((draft.tell(), num_told_of))
-    for told, knows in to_tree:
-        tree.add(told, num_verdicts - knows)
-    if tree.has_lost_some:  # two tokens in a row that it did not foresee, while it was told of them
-        draft.tell_anew()
-        tree = SpeculationTree()
-        tree.add(draft.tell())
+        _hear(draft, drafted_text, to_draft)
+    to_tree.append((draft.tell(), len(drafted_text)))
+    for told, num_known in to_tree:
+        tree.add(told, len(text) - num_known)
     assert drafted_text == text
-    assert _paths_of_tree(tree) == {tuple(node.path()) for node in nodes_below(draft.root)}
+    assert not tree.has_lost_some
+    assert {path for path, rank in _paths_of_tree(tree).items() if rank != UNRANKED} == {
+        tuple(node.path()) for node in nodes_below(draft.root)
+    }
+    for node in nodes_below(draft.root):
+        place = tree.path(node.path())[-1]
+        assert tree._place_of[node.number] == place, "what the draft calls by this number is this node"
+        assert (tree.ranks[place], tree.chances[place]) == (node.rank, pytest.approx(node.chance))
 
 
-def _hear(draft, drafted_text, to_draft, num_told_of):
+def _hear(draft, drafted_text, to_draft):
     tokens = to_draft.popleft()
     draft.reroot(tokens)
     drafted_text += tokens
-    return num_told_of + 1
+
+
+def _guess(tree, text, random):
+    """A few nodes below any node: some that the draft will think of, too."""
+    top = random.choice([ROOT, *range(len(tree))])
+    above = [*text, *next((path for path in _paths_of_tree(tree) if tree.path(path)[-1:] == [top]), ())]
+    tokens = []
+    for _ in range(random.randrange(1, 4)):
+        tokens.append(random.choice([*said_after((*above, *tokens)).ranked, random.randrange(1, 9)]))
+    tree.guess(Guesses.chain(top, len(tree), tokens, [random.random() for _ in tokens]))
 
 
 def _random_path(tree, random):
-    """Tokens down the tree, and one more that it may know or not; and the node before that one."""
+    """Tokens down the tree, and one more that it may know or not."""
     tokens, end = [], ROOT
-    while len(children := tree.children(end)) and random.random() < 0.5:
+    while len(children := np.nonzero(tree.parents == end)[0]) and random.random() < 0.5:
         end = int(random.choice(list(children)))
         tokens.append(int(tree.tokens[end]))
-    known = [int(tree.tokens[child]) for child in tree.children(end)]
-    return [*tokens, random.choice([*known, random.randrange(1, 9)])], end
+    known = tree.tokens[np.nonzero(tree.parents == end)[0]].tolist()
+    return [*tokens, random.choice([*known, random.randrange(1, 9)])]
 
 
 def _paths_of_tree(tree):
-    found = set()
+    """With the rank of each."""
+    found = {}
     for node in range(len(tree)):
         tokens, above = (), node
         while above != ROOT:
             tokens, above = (int(tree.tokens[above]), *tokens), int(tree.parents[above])
-        found.add(tokens)
+        assert tokens not in found, "no two siblings are alike"
+        assert tree.depths[node] == len(tokens)
+        found[tokens] = int(tree.ranks[node])
     return found

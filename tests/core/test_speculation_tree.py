@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
 from core.trees import ROOT, TokenTree, Told
 
 
-def told(first, *nodes):
+def told(first, *nodes, root=ROOT):
     """Each node: parent, token, chance."""
     parents, tokens, chances = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return Told(first, parents, tokens, tuple(range(len(nodes))), chances, (0.9,) * len(nodes))
+    return Told(first, parents, tokens, tuple(range(len(nodes))), chances, (0.9,) * len(nodes), root)
 
 
 def paths(tree):
@@ -67,41 +68,45 @@ def test_the_straight_part_of_a_block_is_its_likeliest_chain(tree):
     assert tree.straight(nodes[:0]).tolist() == []
 
 
-def test_leaves_are_what_nothing_grew_below_likeliest_first(tree):
-    assert [int(tree.tokens[node]) for node in tree.leaves] == [6, 8]
+def test_a_draft_goes_on_where_it_has_told_of_nothing_yet_likeliest_first(tree):
+    assert tree.open_reach(9) == pytest.approx([0.3, 0.2])
+    assert tree.open_reach(3) == pytest.approx([0.3]), "below the other nothing is wanted"
+    tree.guess(Guesses((1,), (9,), (0.9,)))
+    assert tree.open_reach(9) == pytest.approx([0.2, 0.03]), "a guesser knows most of what it would find there"
+    assert SpeculationTree().open_reach(1) == [1.0]
 
 
 def test_a_verdict_keeps_what_grew_below_its_token(tree):
-    assert tree.reroot(tree.child(ROOT, 5), 7)
+    assert tree.reroot([5, 7])
     assert paths(tree) == pytest.approx({(8,): 0.5})
     assert tree.add(told(4, (2, 9, 0.25), (3, 10, 0.5))) == 2
     assert paths(tree) == pytest.approx({(8,): 0.5, (9,): 0.25, (8, 10): 0.25})
 
 
 def test_what_was_told_before_the_verdict_is_known_is_kept_where_it_still_fits(tree):
-    tree.reroot(ROOT, 5)
+    tree.reroot([5])
     assert tree.add(told(4, (ROOT, 9, 0.1), (1, 10, 0.5), (0, 11, 0.1), (2, 12, 0.5), (5, 13, 0.9)), num_unknown=1) == 2
     assert paths(tree) == pytest.approx({(7,): 0.8, (7, 8): 0.4, (11,): 0.1, (7, 12): 0.4})
 
 
 def test_a_root_that_was_on_its_way_is_found_when_it_comes(tree):
     """The verdict's token is not known yet; the message that tells of it, and of what follows, is under way."""
-    assert not tree.reroot(tree.child(ROOT, 5), 20)
+    assert not tree.reroot([5, 20])
     assert len(tree) == 0
-    assert tree.add(told(4, (0, 20, 0.1), (0, 21, 0.1), (4, 22, 0.5)), num_unknown=1) == 1
+    assert tree.add(told(4, (0, 20, 0.1), (0, 21, 0.1), (4, 22, 0.5)), num_unknown=2) == 1
     assert tree.add(told(7, (4, 23, 0.25), (6, 24, 0.5))) == 2
     assert paths(tree) == pytest.approx({(22,): 0.5, (23,): 0.25, (22, 24): 0.25})
 
 
 def test_a_root_that_the_draft_never_told_of_is_called_root(tree):
-    tree.reroot(tree.child(ROOT, 6), 99)
+    tree.reroot([6, 99])
     assert tree.add(told(4, (ROOT, 99, 0.5))) == 1
     assert paths(tree) == {(99,): 0.5}, "it follows the root, and is not taken for it"
 
 
 def test_after_tokens_that_no_node_leads_to_nothing_is_left(tree):
-    tree.prune()
-    assert tree.add(told(4, (0, 9, 0.5)), num_unknown=1) == 0
+    tree.reroot([90, 91])
+    assert tree.add(told(4, (0, 9, 0.5)), num_unknown=2) == 0
     assert tree.add(told(5, (ROOT, 9, 0.5))) == 1
     assert paths(tree) == {(9,): 0.5}
 
@@ -142,6 +147,67 @@ def test_a_message_that_was_lost_is_noticed(tree):
 def test_what_cannot_be_growth_is_none(columns):
     with pytest.raises(ValueError):
         Told(0, *columns)
+
+
+# Guessers
+
+
+def guessed(tree, top, *nodes):
+    """A chain below `top`, each node a token and its chance."""
+    tokens, chances = zip(*nodes, strict=True)
+    tree.guess(Guesses.chain(top, len(tree), tokens, chances))
+
+
+def test_what_a_guesser_proposes_hangs_beside_what_the_draft_told(tree):
+    guessed(tree, ROOT, (5, 0.4), (9, 0.5), (10, 0.5))
+    assert paths(tree) == pytest.approx(
+        {(5,): 0.5, (6,): 0.3, (5, 7): 0.4, (5, 7, 8): 0.2, (5, 9): 0.25, (5, 9, 10): 0.125}
+    ), "what both guess is one node, and the surer of them counts"
+    assert tree.block(tree.best(4, max_depth=9)).tokens == (5, 7, 6, 9)
+    guessed(tree, ROOT, (5, 0.9))
+    assert paths(tree)[(5, 7)] == pytest.approx(0.9 * 0.8)
+
+
+def test_a_guess_with_branches_is_a_tree():
+    tree = SpeculationTree()
+    tree.guess(Guesses((ROOT, 0, ROOT, 0), (1, 2, 3, 4), (0.5, 0.5, 0.25, 0.1)))
+    assert paths(tree) == pytest.approx({(1,): 0.5, (1, 2): 0.25, (3,): 0.25, (1, 4): 0.05})
+
+
+def test_a_local_node_that_the_draft_tells_of_becomes_the_drafts(tree):
+    guessed(tree, 3, (9, 0.4), (10, 0.5))
+    assert tree.add(told(4, (3, 9, 0.2), (4, 11, 0.5))) == 1
+    assert tree.is_drafted.tolist() == [True, True, True, True, True, False, True]
+    assert paths(tree)[(5, 7, 8, 9, 11)] == pytest.approx(0.2 * 0.4 * 0.5)
+    tree.reroot([5, 7])
+    assert paths(tree) == pytest.approx({(8,): 0.5, (8, 9): 0.1, (8, 9, 11): 0.05}), "by the draft's own chances"
+    assert tree.add(told(6, (4, 12, 0.5))) == 1
+    assert (8, 9, 12) in paths(tree), "the draft's number for it holds"
+
+
+def test_what_guessers_proposed_does_not_outlast_the_verdict(tree):
+    guessed(tree, ROOT, (5, 0.9), (9, 0.9), (10, 0.9))
+    assert tree.reroot([5])
+    assert paths(tree) == pytest.approx({(7,): 0.8, (7, 8): 0.4})
+
+
+def test_a_root_that_only_a_guesser_knew_is_the_drafts_once_it_tells_of_it(tree):
+    """The message that tells of it, and of what follows, may answer an earlier or the current prefix."""
+    guessed(tree, ROOT, (5, 0.5), (9, 0.9), (10, 0.9), (11, 0.9))
+    assert tree.reroot([5, 9, 10])
+    assert len(tree) == 0
+    assert tree.add(told(4, (0, 9, 0.1), (4, 10, 0.1), (4, 77, 0.1), (5, 12, 0.5)), num_unknown=3) == 1
+    assert tree.add(told(8, (7, 13, 0.5), root=5)) == 1
+    assert paths(tree) == pytest.approx({(12,): 0.5, (12, 13): 0.25})
+    assert not tree.has_lost_some
+
+
+def test_what_follows_an_earlier_root_is_found_by_the_text(tree):
+    """The draft called ROOT what was the root two verdicts ago."""
+    tree.reroot([90])
+    tree.reroot([91])
+    assert tree.add(told(4, (ROOT, 91, 0.5), (4, 92, 0.5)), num_unknown=1) == 1
+    assert paths(tree) == {(92,): 0.5}
 
 
 @dataclass
@@ -186,12 +252,8 @@ def test_it_is_what_a_list_of_paths_would_be(data):
         plain.add(nodes, plain.root)
         assert paths(tree) == pytest.approx(plain.paths())
         if data.draw(st.booleans()):
-            end = data.draw(st.sampled_from([ROOT, *range(len(tree))]))
-            token = data.draw(st.integers(1, 4))
-            tokens, above = (token,), end
-            while above != ROOT:
-                tokens, above = (int(tree.tokens[above]), *tokens), int(tree.parents[above])
-            tree.reroot(end, token)
+            tokens = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+            tree.reroot(tokens)
             plain.root = (*plain.root, *tokens)
             assert paths(tree) == pytest.approx(plain.paths())
     order = tree.reach[tree.best(len(tree), max_depth=99)]

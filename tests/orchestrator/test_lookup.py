@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lookup import NGRAM_TOKENS, Lookup
+from core.speculation.guesses import Guesses
+from core.speculation.tree import SpeculationTree
+from core.trees import ROOT
+from orchestrator.knowledge import Lookups
+from orchestrator.lookup import NGRAM_TOKENS, Lookup, LookupGuesser
 
 
 def by_hand(tokens, num_tokens):
@@ -33,3 +38,47 @@ def test_a_text_without_repetition_gives_no_guess():
 
 def test_a_longer_ending_in_common_is_believed_before_a_later_shorter_one():
     assert Lookup().guess([1, 2, 3, 9, 5, 2, 3, 7, 1, 2, 3], 1) == (9,)
+
+
+# As a guesser
+
+
+def test_what_followed_the_ending_before_is_a_chain_below_the_root():
+    worth = Lookups()
+    guesser = LookupGuesser(worth, max_depth=3)
+    tree = SpeculationTree()
+    tree.guess(Guesses.chain(ROOT, 0, [9], [0.5]))
+    found = guesser.propose([1, 2, 3, 4, 1, 2], tree)
+    assert (found.parents, found.tokens) == ((ROOT, 1, 2), (3, 4, 1)), "numbered behind those of the tree"
+    assert list(found.chances) == worth.chances(3)
+    tree.guess(found)
+    assert tree.path([3, 4, 1]) == [1, 2, 3]
+    assert len(guesser.propose([1, 2, 3], tree)) == 0
+
+
+@pytest.mark.parametrize(
+    ("committed", "seen", "right"),
+    [
+        ([3, 4, 1, 7], [1, 1, 1, 0], [1, 1, 1, 0]),
+        ([3, 4], [1, 1, 0, 0], [1, 1, 0, 0]),  # of the third nothing is known yet
+        ([3, 9, 1], [1, 1, 0, 0], [1, 0, 0, 0]),
+        ([9], [1, 0, 0, 0], [0, 0, 0, 0]),
+    ],
+)
+def test_it_is_credited_with_what_the_text_did(committed, seen, right):
+    worth = Lookups()
+    guesser = LookupGuesser(worth, max_depth=3)
+    guesser.propose([1, 2, 3, 4, 1, 2], SpeculationTree())
+    guesser.saw(committed)
+    guesser.saw([1])
+    assert [rate.seen for rate in worth.rates[:4]] == seen
+    assert [rate.successes for rate in worth.rates[:4]] == right
+
+
+def test_chances_of_a_chain_are_those_of_its_tokens_multiplied():
+    worth = Lookups()
+    for _ in range(20):
+        worth.see(3, 2)
+    first, second, third = worth.chances(3)
+    assert worth.survival(3) == pytest.approx([first, first * second, first * second * third])
+    assert first > 0.9 > 0.3 > third

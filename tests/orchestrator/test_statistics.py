@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from core.records import Call, CallTrace, SpeculationStats
-from orchestrator.pilot import Found, Source
+from orchestrator.pilot import Found
 from orchestrator.statistics import NUM_RECENT, DraftWait, Statistics
 
 
@@ -49,14 +49,8 @@ def test_a_trace_counts_from_the_beginning_of_the_stream_and_is_given_once():
 
 def test_rounds_and_guesses_are_counted_by_what_came_of_them():
     stats = Statistics()
-    for num_guesses, num_accepted, source in (
-        (4, 2, Source.DRAFT),
-        (0, 0, Source.DRAFT),
-        (3, 3, Source.LOOKUP),
-        (2, 0, Source.DRAFT),
-        (5, 1, Source.LOOKUP),
-    ):
-        stats.record_round(num_guesses, num_accepted, source)
+    for num_guesses, num_accepted, num_looked_up in ((4, 2, 0), (0, 0, 0), (3, 3, 3), (2, 0, 0), (5, 1, 5)):
+        stats.record_round(num_guesses, num_accepted, num_looked_up)
     assert (stats.num_rounds, stats.num_draft_rounds) == (5, 4)
     assert (stats.num_drafted_tokens, stats.num_accepted_tokens, stats.num_lookup_tokens) == (14, 6, 8)
     assert stats.accepted_per_position == [3, 2, 1]

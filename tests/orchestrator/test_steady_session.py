@@ -11,7 +11,7 @@ from fakes import FakeTargetEngine, model_info, next_token, plain, request
 from core.config import Limits, SpeculationConfig
 from core.economy import WIDTHS
 from core.records import Missing, Refused, Sampling, Sprouted, Stamp, Timing, Verification
-from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree, Told
+from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
@@ -34,12 +34,18 @@ class FakeMargin(MarginalPilot):
     def __init__(self, asked, config=CONFIG):
         super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
         self.is_patient = False
+        self.seen = []
+        self.open_reach = None
+
+    def saw_round(self, seen):
+        self.seen.append(seen)
+        super().saw_round(seen)
 
     def net(self, reach, branches=None):
         return np.arange(len(reach) + 1.0)
 
     def is_worth_waiting(self, reach, open_reach, next_s):
-        self.open_reach = open_reach
+        self.open_reach = open_reach.tolist()
         return self.is_patient
 
     @property
@@ -64,8 +70,11 @@ class FakeBranches(FakeMargin):
 class Stage:
     """One session, its target, and a draft whose words are put into its mouth."""
 
-    def __init__(self, tokenizer, max_tokens=40, *, config=CONFIG, kv_cache_tokens=10_000, limits=None, **changes):
-        asked = request(PROMPT, max_tokens, **changes)
+    def __init__(
+        self, tokenizer, max_tokens=40, *, config=CONFIG, kv_cache_tokens=10_000, limits=None, prompt=PROMPT, **changes
+    ):
+        asked = request(prompt, max_tokens, **changes)
+        self.prompt = prompt
         target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
         pair = Pair(target, model_info("draft"), config, limits or Limits())
         self.pilot = FakeMargin(asked, config)
@@ -121,7 +130,7 @@ class Stage:
 
     def right(self, num_tokens):
         """The target's next tokens, as a chain below the root."""
-        text, found = [*PROMPT, *self.tokens], []
+        text, found = [*self.prompt, *self.tokens], []
         for _ in range(num_tokens):
             found.append(next_token([*text, *found]))
         return found
@@ -240,6 +249,17 @@ def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
     assert stage.count(m.Await) == 2
 
 
+def test_what_would_grow_too_deep_for_the_block_is_not_waited_for(tokenizer):
+    """A draft that has fed all it may is silent: who waited for it would wait in vain."""
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    tokens = stage.right(4)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]), (1, tokens[2]))
+    stage.verdict()
+    assert stage.pilot.open_reach == []
+    stage.verdict()
+    assert stage.pilot.open_reach == [1.0]
+
+
 def test_a_silent_draft_is_not_told_more_and_more(stage):
     stage.grows((ROOT, 1))
     for _ in range(2 * MAX_OPEN):
@@ -354,7 +374,7 @@ def test_nothing_is_hoped_for_below_nodes_that_are_too_deep_for_a_block_to_go_on
     stage.grows((ROOT, first), (0, second), (1, third), (0, other))
     stage.verdict()
     assert stage.block.tokens == (second, other, third)
-    assert stage.pilot.open_reach.tolist() == [0.87], "only below the other one something may come"
+    assert stage.pilot.open_reach == [0.87], "only below the other one something may come"
 
 
 @pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])
@@ -398,6 +418,94 @@ def test_the_end_closes_both_sides(stage):
     stage.event(m.Abandoned(RuntimeError("gone")))  # type: ignore[arg-type]
     assert {type(command) for command in stage.sent[-3:]} == {m.Fail, m.ReleaseTarget, m.ReleaseDraft}
     assert stage.grows((ROOT, 1)) == []
+
+
+# Guessers
+
+
+REPEATS = (45, 19, 5, 3, 6, 45)
+"""The target goes on with 19, and with 5 as it did before, but then with something else."""
+FOUND = (5, 3, 6, 45, 19)
+"""What is looked up after the 19."""
+LOOKS_UP = replace(CONFIG, lookup=True)
+
+
+@pytest.fixture
+def repeating(tokenizer):
+    return Stage(tokenizer, config=LOOKS_UP, prompt=REPEATS)
+
+
+def test_what_is_looked_up_is_verified_where_the_draft_has_told_of_nothing(repeating):
+    repeating.verdict()
+    assert repeating.block == TokenTree.chain(FOUND)
+    assert repeating.pilot.lookups.rates[0].seen == 0
+    repeating.verdict()
+    assert repeating.tokens == plain(REPEATS, 3)
+    assert [rate.seen for rate in repeating.pilot.lookups.rates[:3]] == [1, 1, 0], "the third was not judged"
+    assert [rate.successes for rate in repeating.pilot.lookups.rates[:2]] == [1, 0]
+    assert repeating.session.stats.num_lookup_tokens == 5
+    assert repeating.session.stats.num_hits == repeating.session.stats.num_misses == 0, "those are the draft's"
+
+
+def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating):
+    token = repeating.right(1)[0]
+    repeating.grows((ROOT, token), (ROOT, 31), (0, 30), (0, FOUND[0]))
+    repeating.verdict()
+    (head, *_) = repeating.pilot._profile._heads
+    num_judged = head.seen
+    block, seen = repeating.block, repeating.session._guess.shape
+    assert sorted(block.tokens) == sorted([30, *FOUND])
+    assert [block.tokens[node] for node, rank in enumerate(seen.ranks) if rank == UNRANKED] == list(FOUND[1:])
+    assert seen.num_looked_up == 4
+    repeating.verdict()
+    assert repeating.tokens == plain(REPEATS, 3)
+    assert [rate.successes for rate in repeating.pilot.lookups.rates[:2]] == [1, 0], "it had guessed the node, too"
+    assert repeating.pilot.seen[-1].path == (block.tokens.index(FOUND[0]),)
+    assert head.seen == pytest.approx(num_judged + 1, rel=0.01), "the draft was judged at the root"
+
+
+def test_where_a_lookup_was_right_the_draft_is_judged_by_what_it_had_told_of_there(repeating):
+    token = repeating.right(1)[0]
+    repeating.grows((ROOT, token), (0, 30), (0, 29))
+    repeating.verdict()
+    (head, *_) = repeating.pilot._profile._heads
+    before = head.seen, head.successes
+    repeating.verdict()
+    seen = repeating.pilot.seen[-1]
+    assert repeating.tokens == plain(REPEATS, 3)
+    assert [seen.shape.ranks[node] for node in seen.path] == [UNRANKED]
+    assert (seen.rank, seen.num_listed) == (None, 0), "both were in the block"
+    assert head.seen == pytest.approx(before[0] + 1, rel=0.01)
+    assert head.successes == pytest.approx(before[1], rel=0.01), "its first was wrong"
+
+
+def test_a_draft_may_tell_of_what_was_looked_up_while_it_is_verified(repeating):
+    tokens = repeating.right(5)
+    repeating.grows((ROOT, tokens[0]))
+    repeating.verdict()
+    assert repeating.block == TokenTree.chain(FOUND)
+    earlier = repeating.last(m.Grow).request.stamp
+    repeating.grows((0, tokens[1]), (1, tokens[2]))
+    repeating.verdict()
+    assert repeating.tokens == tokens[:3]
+    repeating.grows((2, tokens[3]), (3, tokens[4]), stamp=earlier)
+    repeating.verdict()
+    assert repeating.block.tokens == (tokens[4],)
+
+
+def test_nothing_is_looked_up_where_that_is_not_wanted(tokenizer):
+    for stage in (
+        Stage(tokenizer, prompt=REPEATS),
+        Stage(tokenizer, prompt=REPEATS, config=LOOKS_UP, max_draft_tokens=0),
+    ):
+        stage.verdict()
+        assert stage.block == EMPTY_BLOCK
+
+
+def test_a_block_of_several_sources_keeps_to_the_room_there_is(tokenizer):
+    stage = Stage(tokenizer, config=LOOKS_UP, prompt=REPEATS, max_tokens=4)
+    stage.verdict()
+    assert max(stage.block.depths) == 2, "one token is there, and the target adds one"
 
 
 # The pilot

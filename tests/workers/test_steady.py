@@ -185,14 +185,11 @@ def test_the_text_is_the_targets_and_comes_in_fewer_rounds(checkpoint, bench, sa
         session.tell(*got[len(session.log) - len(PROMPT) :])
         bench.grow(6)
         for each in session.sprouted:
-            tree.add(each.told, session.round - each.stamp.round)
+            tree.add(each.told, len(session.log) - len(session.roots[each.stamp.round]))
         block = tree.block(tree.best(12, 10))
         verdict = verifying.verify(block)
         tokens = [*(block.tokens[node] for node in verdict.path), verdict.next_token]
-        end = ROOT
-        for token in tokens[:-1]:
-            end = tree.child(end, token)
-        tree.reroot(end, tokens[-1])
+        tree.reroot(tokens)
         got += tokens
     assert got[:60] == want
     assert num_rounds < 30

@@ -1,0 +1,50 @@
+"""The guesser port: who proposes what may come next, beside the draft engine.
+
+A guesser is asked once a round. It knows the committed text and the tree as it stands, and answers nodes with chances.
+What these are worth it learns from what was committed instead, whether or not they were verified. The draft engine is
+the other kind: it tells pass by pass, when it likes (`core.trees.Told`), and its nodes meet these in one tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from core.speculation.tree import SpeculationTree
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """Nodes, parents first."""
+
+    parents: tuple[int, ...] = ()
+    """`ROOT`, nodes of the tree of N nodes that it was asked about, or N + i for node i of these."""
+    tokens: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+    """That the text goes on with the node, if it gets to its parent."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, top: int, num_nodes: int, tokens: Sequence[int], chances: Sequence[float]) -> Guesses:
+        """`tokens` in a row below `top`, for a tree of `num_nodes`."""
+        parents = (top, *range(num_nodes, num_nodes + len(tokens) - 1))[: len(tokens)]
+        return cls(parents, tuple(tokens), tuple(chances))
+
+
+NO_GUESSES = Guesses()
+
+
+class Guesser(Protocol):
+    """One session's source of guesses. Greedy and coupled decoding only: there any rule may choose what is verified."""
+
+    def propose(self, text: Sequence[int], tree: SpeculationTree) -> Guesses:
+        """What may follow `text`, all of which is committed."""
+        ...
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        """These were committed behind the text of the last proposal."""
+        ...
