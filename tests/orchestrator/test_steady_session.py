@@ -366,17 +366,6 @@ def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(to
     assert len(stage.block) <= 2
 
 
-def test_nothing_is_hoped_for_below_nodes_that_are_too_deep_for_a_block_to_go_on(tokenizer):
-    """A draft that has grown all that it may tells nothing more until the verdict, so nothing must wait for it."""
-    stage = Stage(tokenizer, max_draft_tokens=2)
-    first, second, third = stage.right(3)
-    other = second - 1 if second else 1
-    stage.grows((ROOT, first), (0, second), (1, third), (0, other))
-    stage.verdict()
-    assert stage.block.tokens == (second, other, third)
-    assert stage.pilot.open_reach == [0.87], "only below the other one something may come"
-
-
 @pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])
 def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_guesses):
     """A chain of three, and beside it a guess that is likelier than the chain's end but not worth a branch."""
