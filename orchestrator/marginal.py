@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from core.config import SpeculationConfig
-from core.economy import WIDTHS
 from core.records import GenerationRequest, Timing
 from core.speculation.tree import Floats, Ints
 from core.trees import NO_GROWTH, Budget, Growth, Steady
@@ -45,7 +44,7 @@ class MarginalPilot(WatchingPilot):
         self._is_resting = False
         self._num_intervals = 0
         self._round_tokens, self._round_s = knowledge.usual_round(self.kind, 1.0 + self._law.at(1)[0])
-        self._doing = Doing(self._max_depth, config.max_block_tokens, WIDTHS[-1])
+        self._doing = Doing(self._max_depth, config.max_block_tokens)
         if self._max_depth:
             knowledge.begin(self._doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
 
