@@ -193,30 +193,8 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
 
     async def grow(self, request: DraftRequest) -> AsyncIterator[Sprouted | DraftReply]:
         """What grows, pass by pass, and the reply that ends it; where there is no link. Raises: WorkerLost."""
-        said: asyncio.Queue[Sprouted | DraftReply | WorkerLost] = asyncio.Queue()
-        self._running.post([(0, request)], Queued(asyncio.get_running_loop(), said))
-        while True:
-            each = await said.get()
-            if isinstance(each, WorkerLost):
-                raise each
+        async for each in self._running.replies(request):
             yield each
-            if not isinstance(each, Sprouted):
-                return
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A workers.loop.Receiver that puts what it is told into a queue of another thread."""
-
-    loop: asyncio.AbstractEventLoop
-    said: asyncio.Queue[Any]
-
-    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
-        for _, reply in replies:
-            self.loop.call_soon_threadsafe(self.said.put_nowait, reply)
-
-    def lose(self, end: WorkerLost) -> None:
-        self.loop.call_soon_threadsafe(self.said.put_nowait, end)
 
 
 class FollowerActor:

@@ -82,7 +82,7 @@ def advice(comparison: Comparison) -> str:
     ratio, control = pipelined.rate / in_turn.rate, pipelined.report.control
     return (
         f"Draft behind verification: {gain:.2f}x of plain, {ratio:.2f}x of the best in turn (gamma {in_turn.gamma}). "
-        f"The {control.policy} policy had blocks of up to {control.block_tokens} guesses, {control.draft_tokens} in a row."
+        f"The {control.policy} policy had up to {control.block_tokens} guesses, {control.draft_tokens} in a row."
     )
 
 

@@ -140,7 +140,9 @@ class MarginalPilot(WatchingPilot):
         return pause_s
 
     def saw_round(self, seen: RoundSeen) -> None:
-        super().saw_round(seen)
+        """What is learned from it is learned when the next block is on its way."""
+        learn = super().saw_round
+        self._known.later(lambda: learn(seen))
         if len(seen.shape) and seen.shape.source is Source.DRAFT:
             self._num_idle, self._pause_s = 0, FIRST_PAUSE_S
         elif seen.found is not Found.NOT_ASKED:

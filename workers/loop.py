@@ -10,7 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -39,6 +39,21 @@ class Receiver(Protocol):
     def lose(self, end: WorkerLost) -> None:
         """The engine has ended, and answers nothing that is still open."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """Puts what is said into a queue of another thread's event loop; a Receiver."""
+
+    loop: asyncio.AbstractEventLoop
+    said: asyncio.Queue[Any]
+
+    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
+        for _, reply in replies:
+            self.loop.call_soon_threadsafe(self.said.put_nowait, reply)
+
+    def lose(self, end: WorkerLost) -> None:
+        self.loop.call_soon_threadsafe(self.said.put_nowait, end)
 
 
 @dataclass(eq=False, slots=True)
@@ -101,6 +116,21 @@ class EngineLoop(Generic[Request, Reply]):
         """
         ordered_s = monotonic()
         self._order(_Order(lambda: self._add(batch, receiver, ordered_s), receiver.lose))
+
+    async def replies(self, request: Request) -> AsyncIterator[Any]:
+        """What the engine says to a request that it answers more than once; what is `Sprouted` is not the last.
+
+        Raises: WorkerLost.
+        """
+        said: asyncio.Queue[Any] = asyncio.Queue()
+        self.post([(0, request)], _Queued(asyncio.get_running_loop(), said))
+        while True:
+            each = await said.get()
+            if isinstance(each, WorkerLost):
+                raise each
+            yield each
+            if not isinstance(each, Sprouted):
+                return
 
     async def release(self, sessions: Sequence[str]) -> None:
         """Free what these sessions hold, before the next step. Raises: WorkerLost."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
-from core.records import Chunk, GenerationRequest, Sampling
+from core.records import Chunk, GenerationRequest, Sampling, Sprouted
 from orchestrator.pilot import Pilots
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -42,6 +42,14 @@ class LocalPort:
         return await self._loop.submit(batch)
 
     draft = verify
+
+    async def grow(self, request: Any, take: Callable[[Sprouted], None]) -> Any:
+        self.num_calls += 1
+        async for each in self._loop.replies(request):
+            if not isinstance(each, Sprouted):
+                return each
+            take(each)
+        raise AssertionError("the last reply is no growth")
 
     async def release(self, sessions: Sequence[str]) -> None:
         await self._loop.release(sessions)
