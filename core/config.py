@@ -309,7 +309,7 @@ class SpeculationConfig:
     max_entropy: float = 2.0
     """Of the policy "entropy", in nats."""
     lookup: bool = True
-    """Guess from the text so far when there is no draft to ask; with the policy "marginal", beside the draft, too."""
+    """Guess from the text so far when there is no draft to ask; and beside one that grows steadily."""
     verification: Verification = Verification.COUPLED
     q_top_tokens: int = 64
     """In rejection and block mode the draft samples from its q cut to this many tokens, and sends just those."""

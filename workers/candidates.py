@@ -49,6 +49,8 @@ class Place:
     kind: Kind
     sample: int | None = None
     """Place, in its block, of the guess to draw; None where none is drawn."""
+    num_ranks: int = MAX_RANKS
+    """Candidates that are of use, where they are ordered by score: each takes time on the engine's thread."""
 
 
 CPU_CACHE_NUMBERS = 1 << 18
@@ -94,11 +96,12 @@ def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
 def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
     rows = [place.row for place in places]
     scores = sampling.adjusted(logits, rows)
+    num_ranks = max(place.num_ranks for place in places)
     if kind is Kind.GREEDY:
-        return _ranked(scores, scores, readback)
+        return _ranked(scores, scores, num_ranks, readback)
     log_q = sampling.distribution(scores, rows)
     if kind is Kind.COUPLED:
-        return _ranked(sampling.perturbed(log_q, rows), log_q, readback)
+        return _ranked(sampling.perturbed(log_q, rows), log_q, num_ranks, readback)
     is_bad = readback.ask(sampling.bad_rows(scores))
     found = _drawn(log_q, places, q_top_tokens, readback)
     return lambda: [
@@ -106,12 +109,12 @@ def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: 
     ]
 
 
-def _ranked(scores: Tensor, log_q: Tensor, readback: Readback) -> _Sound:
-    """Candidates by score [R, V], and the entropy of `log_q` [R, V].
+def _ranked(scores: Tensor, log_q: Tensor, num_ranks: int, readback: Readback) -> _Sound:
+    """The first `num_ranks` candidates by score [R, V], and the entropy of `log_q` [R, V].
 
     The largest score tells whether a row is sound: what makes NaN or infinity of it has done so to all of `log_q`.
     """
-    values, ids = sampling.largest(scores, MAX_RANKS)
+    values, ids = sampling.largest(scores, num_ranks)
     most = values[:, :1]
     sureness = _sureness(scores, most)
     of_q = sureness if log_q is scores else _sureness(log_q, log_q.amax(dim=-1, keepdim=True))

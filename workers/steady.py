@@ -9,7 +9,7 @@ from time import monotonic
 
 from core.growth import Candidates
 from core.records import DraftRequest, Sprouted, Timing
-from core.speculation.grower import Grower, Node
+from core.speculation.grower import MAX_TOLD, Grower, Node
 from core.trees import ROOT, Steady, TokenTree
 from workers.candidates import Kind, Place
 from workers.jobs import Job
@@ -23,6 +23,8 @@ class SteadyJob(Job[DraftRequest]):
 
     feeding: list[Node] = field(default_factory=list)
     """In the next pass."""
+    _above: list[int] = field(default_factory=list)
+    """Where the held tree has their parents, since the step that feeds them was packed."""
     _pass: tuple[float, int] | None = None
     """When the last step that it had a part in began, and how many rows that had; None once it was told of."""
 
@@ -77,14 +79,18 @@ class SteadyJob(Job[DraftRequest]):
 
     def last_rows(self) -> StepRows:
         """What is pending, or the nodes to be fed."""
-        tree, rows = self.held.tree, list[int]()
+        tree, known = self.held.tree, dict[int, int]()
+        self._above = []
         for node in self.feeding:
             assert node.parent is not None, "the root is fed as a token"
-            row = self.row_of(node.parent)
-            assert row is not None, "a node is fed after its parent"
-            rows.append(row)
+            row = known.get(id(node.parent))
+            if row is None:
+                row = self.row_of(node.parent)
+                assert row is not None, "a node is fed after its parent"
+                known[id(node.parent)] = row
+            self._above.append(row)
         tokens = (*tree.tokens, *(node.token for node in self.feeding))
-        parents = (*tree.parents, *rows)
+        parents = (*tree.parents, *self._above)
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
@@ -101,6 +107,7 @@ class SteadyJob(Job[DraftRequest]):
                     spec.prompt_len,
                 ),
                 kind,
+                num_ranks=MAX_TOLD + 1,  # chances are shared out among those that follow the first
             )
             for node in self._fed()
         ]
@@ -108,14 +115,12 @@ class SteadyJob(Job[DraftRequest]):
     def take(self, found: Sequence[Candidates]) -> None:
         """What the model says after each of `places`."""
         tree = self.held.tree
+        if self.feeding:
+            for node, above, candidates in zip(self.feeding, self._above, found, strict=True):
+                tree.add(above, node.token, candidates)
+        else:
+            tree.root = found[0]
         for node, candidates in zip(self._fed(), found, strict=True):
-            if node is self.grower.root:
-                tree.root = candidates
-            else:
-                assert node.parent is not None, "only the root has none"
-                parent = self.row_of(node.parent)
-                assert parent is not None, "a node is fed after its parent"
-                tree.add(parent, node.token, candidates)
             self.grower.take(node, candidates)
         self.feeding = []
 

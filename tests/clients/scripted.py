@@ -39,7 +39,8 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
         is_over = threading.Event()
         context.add_callback(lambda: None if is_over.is_set() else self.is_cancelled.set())
         yield from self._answer(request, context)
-        is_over.set()
+        if context.is_active():  # else it was cancelled, perhaps before a step could wait for that
+            is_over.set()
 
     def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
         return next(self._answer(request, context))

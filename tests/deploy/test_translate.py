@@ -213,7 +213,7 @@ REFUSED = [
     (
         message(speculation=pb.SpeculationParams(policy="Static")),
         "speculation.policy",
-        "adaptive, marginal, static, static_tree, heuristic",
+        "adaptive, static, static_tree, heuristic",
     ),
     (message(speculation=pb.SpeculationParams(max_draft_tokens=65)), "speculation.max_draft_tokens", "[0, 64]"),
     *[
