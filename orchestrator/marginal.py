@@ -143,7 +143,7 @@ class MarginalPilot(WatchingPilot):
         """What is learned from it is learned when the next block is on its way."""
         learn = super().saw_round
         self._known.later(lambda: learn(seen))
-        if len(seen.shape) and seen.shape.source is Source.DRAFT:
+        if seen.shape.source is Source.DRAFT and seen.shape.num_looked_up < len(seen.shape):
             self._num_idle, self._pause_s = 0, FIRST_PAUSE_S
         elif seen.found is not Found.NOT_ASKED:
             self._num_idle += 1

@@ -106,7 +106,7 @@ class SteadyDrafting:
         self._machine.fire(Trigger.LOST)
         self._forget()
         self._held.awaiting = None
-        self._num_late_rounds = 0
+        self._is_late, self._num_late_rounds = False, 0
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
@@ -133,8 +133,11 @@ class SteadyDrafting:
         if self._machine.state is Growing.ABSENT:
             return []
         steady = self._pilot.steady(self._room)
-        self._is_behind = steady is not None and self._num_open >= MAX_OPEN
-        if steady is None or self._is_behind:
+        if steady is None:  # not for this request, or the text is as long as the draft's context
+            self._leave()
+            return [m.ReleaseDraft()]
+        self._is_behind = self._num_open >= MAX_OPEN
+        if self._is_behind:
             return []
         is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
@@ -162,18 +165,17 @@ class SteadyDrafting:
         if self._machine.state is not Growing.GROWING or not self._is_leased(sprouted.stamp):
             self._stats.num_stale_replies += 1
             return []
-        if sprouted.stamp.round < self._first_round:
-            return []  # its nodes have other numbers
-        is_current = self._held.answers(sprouted.stamp)
+        self._is_late, self._num_late_rounds = False, 0
         try:
             self._check(sprouted)
+            self._held.num_tokens = min(sprouted.held, len(self._log) - 1)
+            if sprouted.stamp.round < self._first_round:
+                return []  # its nodes have other numbers
             self._tree.add(sprouted.told, len(self._log) - self._known_to.get(sprouted.stamp.round, 0))
-        except (ValueError, TypeError, OverflowError) as error:  # what was pickled was not checked
+        except (ValueError, TypeError, IndexError, OverflowError) as error:  # what was pickled was not checked
             logger.warning("a draft's growth is corrupt: %r", error)
             return self.lose()
-        if is_current:
-            self._held.num_tokens = min(sprouted.held, len(self._log) - 1)
-        self._is_late, self._num_late_rounds, self._grew_s = False, 0, event.received_s
+        self._grew_s = event.received_s
         self._pause_s = self._pair.speculation.draft_retry_s
         self._observe(sprouted, event.received_s)
         return self.tell() if self._tree.has_lost_some else []
@@ -183,7 +185,7 @@ class SteadyDrafting:
 
     def _check(self, sprouted: Sprouted) -> None:
         """Raises: ValueError when it is corrupt."""
-        told = sprouted.told
+        told = replace(sprouted.told)  # checks the columns
         if len(told) and not 0 <= min(told.tokens) <= max(told.tokens) < self._pair.target.vocab_size:
             raise ValueError("a draft guessed a token outside the vocabulary")
         if not 0 <= sprouted.held <= len(self._log):
@@ -196,6 +198,11 @@ class SteadyDrafting:
             self._pilot.saw_pass(timing)
             self._stats.record_draft(began_s, now_s)
             self._stats.trace.append(CallTrace(Call.TABLE, began_s, now_s, len(sprouted.told), timing=timing))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the draft has told nothing for several rounds since it was late."""
+        return self._is_late and self._num_late_rounds >= self._pair.speculation.breaker_rounds
 
     @property
     def wants_rest(self) -> bool:
@@ -236,6 +243,7 @@ class SteadyDrafting:
         Whether anything that the draft has told of is left; where the draft's guesses ended: the rank of the text's
         token among what it has told of there beside the block, None where it has not, and how many those are.
         """
+        self._num_late_rounds += self._is_late
         had_nodes = bool(self._tree.is_drafted.any())
         path = self._tree.path(tokens[:num_drafted])
         rank, num_listed = None, 0

@@ -77,11 +77,13 @@ class SteadySession(Session):
             guesser.saw(committed)
         self.stats.record_found(found)
         self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
+        if self._growth.is_silent:
+            return self._growth.lose()
         return self._growth.rest() if self._growth.wants_rest else self._growth.tell()
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
-        block = self._growth.block(self._max_depth, self._pair.target.kv_cache_tokens - len(self._log))
+        block = self._growth.block(self._max_depth, max(self._pair.target.kv_cache_tokens - len(self._log), 0))
         wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)

@@ -17,6 +17,8 @@ from core.trees import ROOT, UNRANKED, TokenTree, Told
 
 GONE = -(1 << 40)
 """Where a node was, that no verdict can lead to any more."""
+MAX_NUMBERS = 1 << 15
+"""That a draft may use until it is asked to tell all anew, with numbers from 0: each verdict looks through them."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
 TOKENS = 1 << 32
@@ -259,6 +261,7 @@ class SpeculationTree:
         self._trail = np.concatenate([self._trail, np.array(tokens, np.int64)])[-MAX_TRAIL:]
         if is_known:
             self.reach, self.depths = self.reach / self.reach[path[-1]], self.depths - num
+        self.has_lost_some |= len(self._place_of) > MAX_NUMBERS
         self._keep(kept, moved)
         return is_known
 

@@ -119,6 +119,15 @@ def test_a_node_that_is_there_already_is_not_there_twice(tree):
     )
 
 
+def test_who_has_used_very_many_numbers_is_asked_to_begin_anew(tree, monkeypatch):
+    monkeypatch.setattr("core.speculation.tree.MAX_NUMBERS", 4)
+    tree.reroot((5,))
+    assert not tree.has_lost_some
+    tree.add(told(4, (2, 9, 0.1)))
+    tree.reroot((7,))
+    assert tree.has_lost_some
+
+
 def test_what_was_told_already_changes_nothing(tree):
     before = paths(tree)
     assert tree.add(FIRST) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +142,17 @@ class Stage:
         return self.grows(*((first + index - 1 if index else ROOT, token) for index, token in enumerate(tokens)))
 
 
+NOTHING = Told(0, (), (), (), (), ())
+
+
+def unchecked(told, **changes):
+    """As it comes out of a pickle, which asks nobody."""
+    found = copy(told)
+    for name, value in changes.items():
+        object.__setattr__(found, name, value)
+    return found
+
+
 @pytest.fixture
 def stage(tokenizer):
     return Stage(tokenizer)
@@ -206,14 +218,30 @@ def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_f
     sent = stage.event(m.DraftLate(stage.last(m.Await).stamp))
     assert [type(command) for command in sent] == [m.Verify]
     assert stage.event(m.DraftLate(stage.last(m.Await).stamp)) == [], "it is late once"
-    stage.verdict()
+    sent = stage.verdict()
     assert stage.count(m.Await) == 1
-    stage.session._growth._is_late = False  # as if it had been waited for once more
+    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
     stage.verdict()
-    sent = stage.event(m.DraftLate(stage.last(m.Await).stamp))
-    assert [type(command) for command in sent] == [m.ReleaseDraft, m.PlaceDraft, m.Verify]
+    assert stage.tokens == plain(PROMPT, 3)
+
+
+def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless(tokenizer):
+    """Or it would be sent the whole text with each verdict, and forget with it what it has told."""
+    stage, asked = Stage(tokenizer), []
+    for _ in range(4):
+        stage.verdict()
+        asked.append(stage.last(m.Grow).request)
+        stage.event(m.DraftGrew(Sprouted(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
+                    if len(asked) > 1 else m.DraftLate(asked[-1].stamp))  # fmt: skip
+    assert [bool(request.growth.is_anew) for request in asked] == [True, True, False, False]
+    assert asked[-1].base.num_tokens > 0
+
+
+def test_a_draft_that_may_not_grow_is_left_for_good(tokenizer):
+    stage = Stage(tokenizer, max_draft_tokens=0)
+    assert (stage.count(m.Grow), stage.count(m.ReleaseDraft), stage.count(m.PlaceDraft)) == (0, 1, 0)
     stage.verdict()
-    assert stage.tokens == plain(PROMPT, 4)
+    assert stage.tokens == plain(PROMPT, 1)
 
 
 def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile(tokenizer):
@@ -306,6 +334,9 @@ def test_what_was_lost_of_a_tree_is_told_once_more(stage):
         lambda s: replace(s, held=10**6),
         lambda s: replace(s, held=-1),
         lambda s: replace(s, told=replace(s.told, first=5)),
+        lambda s: replace(s, told=unchecked(s.told, parents=(7,))),
+        lambda s: replace(s, told=unchecked(s.told, chances=(0.5, 0.5))),
+        lambda s: replace(s, told=unchecked(s.told, root=99)),
     ],
 )
 def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, spoil):
