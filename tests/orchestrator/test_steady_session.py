@@ -609,9 +609,21 @@ def test_no_more_is_hoped_for_than_a_pass_feeds():
     assert not one.is_worth_waiting(_array([0.9]), _array([0.05] * 64), next_s=0.003)
 
 
-def round_seen(found, num_guesses=0, source=Source.DRAFT):
-    shape = Shape(tuple(range(-1, num_guesses - 1)), *[(0,) * num_guesses] * 3, source)
+def round_seen(found, num_guesses=0, source=Source.DRAFT, rank=0):
+    unsure = (0.5,) * num_guesses
+    shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure, unsure, source)
     return RoundSeen(shape, (), found, None, 0, 0.02, None)
+
+
+def test_what_a_round_teaches_is_learned_when_the_next_block_is_on_its_way():
+    due = []
+    known = Knowledge(8, 1.0, 1.0, due.append)
+    one = MarginalPilot(request(PROMPT, 10), CONFIG, known)
+    one.saw_round(round_seen(Found.HIT, 2))
+    assert known.hits.seen == 0
+    (learn,) = due
+    learn()
+    assert known.hits.seen > 0
 
 
 def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
@@ -622,6 +634,8 @@ def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
     assert not one.wants_rest, "a draft that has nothing yet is not judged"
     one.saw_round(round_seen(Found.HIT, 2, Source.LOOKUP))
     assert one.wants_rest, "what was looked up is none of its merits"
+    one.saw_round(round_seen(Found.HIT, 2, rank=UNRANKED))
+    assert one.wants_rest, "nor where it is part of the tree"
     assert one._known.doing.draft_tokens > 0
     assert one.rest() == FIRST_PAUSE_S
     assert (one._known.doing.draft_tokens, "gamma 8 -> 0" in one._known.reason) == (0, True)

@@ -46,6 +46,42 @@ def num_leases(fleet) -> list[int]:
     return [replica.num_leases for replica in fleet.replicas]
 
 
+class FakeDraft:
+    """Says at once what it is asked, and then that it has ended; remembers in which order it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def grow(self, request, send):
+        self.asked.append(request)
+        send(request)
+        return request
+
+
+def test_nothing_overtakes_what_belongs_to_the_same_session():
+    """As on a link, however much the time of a hop varies: growth in another order would be no growth."""
+
+    async def main():
+        wire, draft, told, ended = Wire(HopLaw(HOP_S, jitter=2.0), Random(1)), FakeDraft(), [], []
+        asked = [
+            VerifyRequest(Stamp(name, 1, number), TokenLog().base(0), (5,))
+            for number in range(20)
+            for name in ("one", "other")
+        ]
+
+        async def grow(request):
+            ended.append(await wire.grow(draft, request, told.append))
+
+        await asyncio.gather(*map(grow, asked))
+        for name in ("one", "other"):
+            in_order = [request for request in asked if request.stamp.session == name]
+            for seen in (draft.asked, told, ended):
+                assert [request for request in seen if request.stamp.session == name] == in_order
+        assert draft.asked != asked, "sessions wait for nobody else's messages"
+
+    run_bounded(main)
+
+
 def test_a_session_goes_where_there_are_fewest():
     async def main():
         targets = fleet()

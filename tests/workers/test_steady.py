@@ -286,7 +286,7 @@ def test_each_session_gets_its_own_candidates_in_passes_with_others(bench, says)
     ]
     for _ in range(6):
         for session in random.sample(sessions, 2):
-            session.tell(*walk(session, random, 2), *([] if session.round else ()))
+            session.tell(*walk(session, random, 2))
         bench.grow(3)
     bench.run()
     for session in sessions:
