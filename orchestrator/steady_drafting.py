@@ -62,6 +62,8 @@ class SteadyDrafting:
         """Of the message since which the draft's numbers hold."""
         self._known_to: dict[int, int] = {}
         """By message, how many tokens it told of; of those that it may still answer."""
+        self._last_pass: CallTrace | None = None
+        """Of the draft; whether the next block is its doing is not known yet."""
         self._grew_s = 0.0
         """When the draft last told of something."""
         self._num_open = 0
@@ -104,6 +106,7 @@ class SteadyDrafting:
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
+        self._keep_trace()
         self._forget()
         self._held.awaiting = None
         self._is_late, self._num_late_rounds = False, 0
@@ -197,7 +200,17 @@ class SteadyDrafting:
             began_s = now_s - timing.computed_s
             self._pilot.saw_pass(timing)
             self._stats.record_draft(began_s, now_s)
-            self._stats.trace.append(CallTrace(Call.TABLE, began_s, now_s, len(sprouted.told), timing=timing))
+            self._keep_trace()
+            self._last_pass = CallTrace(Call.TABLE, began_s, now_s, len(sprouted.told), timing=timing)
+
+    def used(self, guess: Guess) -> None:
+        """This is verified next: the pass that was told of last has made it what it is."""
+        self._keep_trace(len(guess) - guess.shape.num_looked_up)
+
+    def _keep_trace(self, num_used: int = 0) -> None:
+        last, self._last_pass = self._last_pass, None
+        if last is not None:
+            self._stats.trace.append(replace(last, num_used=num_used))
 
     @property
     def is_silent(self) -> bool:

@@ -94,6 +94,7 @@ class SteadySession(Session):
     def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:
         if is_waiting:
             self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
+        self._growth.used(block)
         return self._send(block)
 
     # Events

@@ -11,7 +11,7 @@ from fakes import FakeTargetEngine, model_info, next_token, plain, request
 
 from core.config import Limits, SpeculationConfig
 from core.economy import WIDTHS
-from core.records import Missing, Refused, Sampling, Sprouted, Stamp, Timing, Verification
+from core.records import Call, Missing, Refused, Sampling, Sprouted, Stamp, Timing, Verification
 from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
 from orchestrator.control import Controls
@@ -395,6 +395,19 @@ def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(to
     stage.grows_right(12)
     stage.verdict()
     assert len(stage.block) <= 2
+
+
+def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
+    """The last one that was told of: it made the tree what it was; of other passes nothing was used."""
+    stage = Stage(tokenizer, wants_trace=True)
+    tokens, traced = stage.right(4), []
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]))
+    stage.grows((1, tokens[2]), (2, tokens[3]))
+    for command in stage.verdict():
+        traced += command.chunk.trace if isinstance(command, m.Emit) else ()
+    stage.grows((3, 1))
+    traced += stage.session.stats.trace
+    assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.TABLE] == [(2, 0), (2, 3)]
 
 
 @pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])
