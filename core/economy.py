@@ -6,7 +6,10 @@ Knows curves of costs and how many sessions share an engine; must not know how e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from core.curve import Curve
 
@@ -30,6 +33,8 @@ class Economy:
     """Sessions that share a pass of the draft."""
     branch_s: float = 0.0
     """What a branch adds to a pass of the target."""
+    _verify_times: list[NDArray[np.float64]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What `verify_times` has found."""
 
     @property
     def is_shared(self) -> bool:
@@ -44,6 +49,13 @@ class Economy:
         """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
         pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
         return pass_s + self.verify_wire_s
+
+    def verify_times(self, max_nodes: int) -> NDArray[np.float64]:
+        """The same for blocks of 0 to `max_nodes` nodes, without branches."""
+        known = self._verify_times
+        if not known or len(known[-1]) <= max_nodes:
+            known[:] = [np.array([self.verify_s(float(nodes)) for nodes in range(max_nodes + 1)])]
+        return known[-1][: max_nodes + 1]
 
     def draft_s(self, rows: tuple[int, ...]) -> float:
         """A round trip to the draft for passes of so many rows of each session."""

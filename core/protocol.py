@@ -90,7 +90,7 @@ class HeldTokens:
             self.grower.begin()
             rebased = rebased if rebased.pending else self._without_last(rebased)
         elif self.grower.root.said is None:
-            self.grower.take(self.grower.root, self.tree.root)
+            self.grower.take([self.grower.root], [self.tree.root])
         if steady.is_anew:
             self.grower.tell_anew()
         return rebased

@@ -9,8 +9,11 @@ short for lack of room, and a table of prepared answers are looked up in one way
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 ROOT = -1
 """Parent of the first guesses of a block: the last committed token."""
@@ -177,36 +180,75 @@ class Steady:
         return self.rows_per_pass
 
 
-@dataclass(frozen=True, slots=True)
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+COLUMNS: Mapping[str, DTypeLike] = {
+    "parents": np.int64,
+    "tokens": np.int64,
+    "ranks": np.int64,
+    "chances": np.float64,
+    "leads": np.float64,
+}
+"""Of what a draft tells."""
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class Told:
     """Nodes that a draft has grown, with numbers of its own: one after the other, parents first."""
 
     first: int
     """Number of the first node."""
-    parents: tuple[int, ...] = ()
+    parents: Ints
     """Numbers; `ROOT` for the last committed token of the message that is answered."""
-    tokens: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-    chances: tuple[float, ...] = ()
+    tokens: Ints
+    ranks: Ints
+    chances: Floats
     """That the text goes on with the node, if it gets to its parent."""
-    leads: tuple[float, ...] = ()
+    leads: Floats
     """How clearly the first candidate led at the node's place (`core.growth.Candidates.lead`)."""
-    root: int = ROOT
+    root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
 
-    def __post_init__(self) -> None:
-        columns = (self.parents, self.ranks, self.chances, self.leads)
-        if any(len(column) != len(self.tokens) for column in columns):
+    def __init__(
+        self,
+        first: int,
+        parents: ArrayLike = (),
+        tokens: ArrayLike = (),
+        ranks: ArrayLike = (),
+        chances: ArrayLike = (),
+        leads: ArrayLike = (),
+        root: int = ROOT,
+    ) -> None:
+        """Raises: ValueError when they are not what they should be."""
+        columns = (parents, tokens, ranks, chances, leads)
+        values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
+        for name, value in zip(("first", *COLUMNS, "root"), (first, *values, root), strict=True):
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
+        parents, ranks, chances, leads = self.parents, self.ranks, self.chances, self.leads
+        if any(column.shape != (len(self.tokens),) for column in (parents, self.tokens, ranks, chances, leads)):
             raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
-        if not all(0.0 < chance <= 1.0 for chance in self.chances) or not all(0.0 <= x <= 1.0 for x in self.leads):
+        if not (((chances > 0.0) & (chances <= 1.0)).all() and ((leads >= 0.0) & (leads <= 1.0)).all()):
             raise ValueError("a chance or a lead that is told is none")
-        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents, self.first)):
+        if not ((parents >= ROOT) & (parents < self.first + np.arange(len(self)))).all():
             raise ValueError("a node is told of before its parent")
-        if self.first < 0 or not ROOT <= self.root < self.first or any(rank < 0 for rank in self.ranks):
+        if self.first < 0 or not ROOT <= self.root < self.first or (ranks < 0).any():
             raise ValueError("a number or a rank that is told is below 0")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Told):
+            return NotImplemented
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
+        return (self.first, self.root) == (other.first, other.root) and all(same)
+
+    def __hash__(self) -> int:
+        return hash((self.first, self.root, len(self)))
 
 
 def num_branches(parents: Sequence[int]) -> int:

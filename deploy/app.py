@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
 from core.config import DraftConfig, FleetConfig, ServiceConfig, TargetConfig
+from deploy.engines import DraftActor, EngineActor, TargetActor
 from deploy.ingress import Ingress, Member
 from deploy.routing import draft_router, target_router
 from deploy.scaling import most_replicas, replicas
@@ -30,10 +31,23 @@ SPARE_REQUESTS = 64
 """Room beside the sessions for what is short: health, describe, and requests that are refused at once."""
 
 
-def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Application:
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What the replicas of each role own; benchmarks have others."""
+
+    target: type[EngineActor[Any, Any]] = TargetActor
+    draft: type[EngineActor[Any, Any]] = DraftActor
+
+
+ENGINES = Engines()
+
+
+def build(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines: Engines = ENGINES) -> Application:
     """The application that `config`, or the settings of one, describes. Raises: ConfigError."""
     fleet = _fleet(config)
-    drafts = {name: _draft(f"draft-{name}", draft, name, _cut(fleet, name)) for name, draft in fleet.drafts.items()}
+    drafts = {
+        name: _draft(f"draft-{name}", draft, name, _cut(fleet, name), engines) for name, draft in fleet.drafts.items()
+    }
     front = fleet.orchestrator
     orchestrator = serve.deployment(Ingress).options(
         name="orchestrator",
@@ -44,7 +58,7 @@ def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Applicatio
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
     )
-    return orchestrator.bind([_member(fleet, model, drafts) for model in fleet.models], front.tokens_file)
+    return orchestrator.bind([_member(fleet, model, drafts, engines) for model in fleet.models], front.tokens_file)
 
 
 def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:
@@ -57,23 +71,23 @@ def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConf
             return parse_fleet(config)
 
 
-def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application]) -> Any:
+def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Application], engines: Engines) -> Any:
     """The deployments of one model; their names tell the models apart where there are several."""
     suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
     targets = worker(TargetWorker, model.target, _name(f"target{suffix}"))
-    target = targets.options(request_router_config=target_router()).bind(model.target, model.model_name)
+    target = targets.options(request_router_config=target_router()).bind(model.target, model.model_name, engines.target)
     draft = None
     if model.shared_draft is not None:
         draft = shared[model.shared_draft]
     elif model.draft is not None:
-        draft = _draft(f"draft{suffix}", model.draft, model.model_name, model.speculation.q_top_tokens)
+        draft = _draft(f"draft{suffix}", model.draft, model.model_name, model.speculation.q_top_tokens, engines)
     return Member(replace(model, draft=fleet.draft_of(model)), target, draft)  # Serve makes handles of the two
 
 
-def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int) -> Application:
+def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int, engines: Engines) -> Application:
     """`model_name` labels its metrics: the model that it drafts for, or its own name where it drafts for several."""
     drafts = worker(DraftWorker, config, _name(name))
-    return drafts.options(request_router_config=draft_router()).bind(config, model_name, q_top_tokens)
+    return drafts.options(request_router_config=draft_router()).bind(config, model_name, q_top_tokens, engines.draft)
 
 
 def _cut(fleet: FleetConfig, draft: str) -> int:

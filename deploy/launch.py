@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable, first_line
-from deploy.app import APPLICATION, build
+from deploy.app import APPLICATION, ENGINES, Engines, build
 from deploy.gate import Gate, tokens_path
 from deploy.link.tls import Certificates
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
@@ -50,14 +50,14 @@ def _directory(name: str, config: WorkerConfig) -> Path:
     return path
 
 
-def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None) -> None:
+def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, engines: Engines = ENGINES) -> None:
     """Deploy on the cluster that this process is connected to, and return when it serves.
 
     `report` is told of each deployment that is ready. Raises: StartupError.
     """
     try:
         with _reporting(report):
-            serve.run(build(config), name=APPLICATION, route_prefix="/")
+            serve.run(build(config, engines), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise StartupError(_reason(error)) from error
 

@@ -34,7 +34,12 @@ BUILT_IN_RESOURCES = ("CPU", "GPU")
 
 @contextmanager
 def served(
-    config: ServiceConfig, report: Callable[[str], None], *, grpc_port: int = 0, http_port: int = 0
+    config: ServiceConfig,
+    report: Callable[[str], None],
+    *,
+    grpc_port: int = 0,
+    http_port: int = 0,
+    engines: app.Engines = app.ENGINES,
 ) -> Iterator[Endpoints]:
     """Serve `config` until the block ends; port 0 takes a free one. `report` is told each stage in a line.
 
@@ -53,7 +58,7 @@ def served(
         _interrupted_by_sigterm(),
     ):
         report(f"{_what_is_done(config)} {describe_models(config)}")
-        launch.run(config, report)
+        launch.run(config, report, engines)
         _wait_until_serving(f"localhost:{endpoints.grpc_port}")
         yield endpoints
 

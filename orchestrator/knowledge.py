@@ -164,8 +164,9 @@ class Knowledge:
 
     @property
     def lately(self) -> Economy:
-        """Costs as they were believed to be when somebody looked last."""
-        return self._economy or self.economy()
+        """Costs as they were believed to be when somebody looked last, for as many sessions as there are now."""
+        known = self._economy
+        return self.economy() if known is None or self._is_other_load(known.num_verifying) else known
 
     def economy(self) -> Economy:
         """Costs as they were when they last had drifted noticeably, so that plans made for them hold a while."""

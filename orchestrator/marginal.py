@@ -10,8 +10,7 @@ import numpy as np
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing
-from core.speculation.tree import Floats, Ints
-from core.trees import NO_GROWTH, Budget, Growth, Steady
+from core.trees import NO_GROWTH, Budget, Floats, Growth, Ints, Steady
 from orchestrator.knowledge import Doing, Knowledge, Lookups
 from orchestrator.pilot import Found, RoundSeen, Shape, Source
 from orchestrator.watching import WatchingPilot
@@ -86,7 +85,7 @@ class MarginalPilot(WatchingPilot):
         if self._is_resting:
             self._is_resting = False
             self._known.change(self._doing, f"{self.kind}: gamma 0 -> {self._max_depth}, a trial after rest")
-        self._num_rows = self._known.economy().rows_worth()
+        self._num_rows = self._known.lately.rows_worth()
         rows = round(self._known.num_sharing_drafts * self._num_rows)
         self._asked_rows = (rows,)
         return Steady(rows, depth, 0.0, self._fit.line(self._law.at(1)[0]), self._tail(TOLD_RANKS))
@@ -101,10 +100,13 @@ class MarginalPilot(WatchingPilot):
 
         `reach`: their chances, falling; `branches`: how many each of them and those before it have, None for none.
         """
-        economy = self._known.economy()
-        more = [0, *branches.tolist()] if branches is not None else [0] * (len(reach) + 1)
-        seconds = np.array([economy.verify_s(float(num), float(each)) for num, each in enumerate(more)])
-        gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * (seconds - seconds[0])
+        economy = self._known.lately
+        seconds = economy.verify_times(len(reach))
+        gained = np.zeros(len(reach) + 1)
+        np.cumsum(reach, out=gained[1:])
+        gained -= self.rate * (seconds - seconds[0])
+        if branches is not None:
+            gained[1:] -= self.rate * economy.num_verifying * economy.branch_s * branches
         return gained
 
     def is_worth_waiting(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
@@ -114,7 +116,7 @@ class MarginalPilot(WatchingPilot):
         Who waits where passes of the target are shared misses the others' pass, and waits for the one after it.
         """
         grown = np.sort(np.concatenate([reach, open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
-        economy = self._known.economy()
+        economy = self._known.lately
         lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
         return bool(self.net(grown).max() - self.net(reach).max() > self.rate * lost_s)
 
@@ -141,12 +143,15 @@ class MarginalPilot(WatchingPilot):
 
     def saw_round(self, seen: RoundSeen) -> None:
         """What is learned from it is learned when the next block is on its way."""
-        learn = super().saw_round
-        self._known.later(lambda: learn(seen))
+        self._known.later(lambda: self._learn_from(seen))
         if seen.shape.source is Source.DRAFT and seen.shape.num_looked_up < len(seen.shape):
             self._num_idle, self._pause_s = 0, FIRST_PAUSE_S
         elif seen.found is not Found.NOT_ASKED:
             self._num_idle += 1
+
+    def _learn_from(self, seen: RoundSeen) -> None:
+        super().saw_round(seen)
+        self._known.economy()
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""

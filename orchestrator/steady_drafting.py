@@ -16,8 +16,8 @@ import numpy as np
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, Missing, Sprouted, Stamp
 from core.speculation.guesses import Guesser
-from core.speculation.tree import Ints, SpeculationTree
-from core.trees import ROOT
+from core.speculation.tree import SpeculationTree
+from core.trees import ROOT, Ints
 from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, Guess
 from orchestrator.held import Held
@@ -175,7 +175,13 @@ class SteadyDrafting:
             if sprouted.stamp.round < self._first_round:
                 return []  # its nodes have other numbers
             self._tree.add(sprouted.told, len(self._log) - self._known_to.get(sprouted.stamp.round, 0))
-        except (ValueError, TypeError, IndexError, OverflowError) as error:  # what was pickled was not checked
+        except (
+            ValueError,
+            TypeError,
+            IndexError,
+            OverflowError,
+            AttributeError,
+        ) as error:  # what was pickled was not checked
             logger.warning("a draft's growth is corrupt: %r", error)
             return self.lose()
         self._grew_s = event.received_s
@@ -188,8 +194,9 @@ class SteadyDrafting:
 
     def _check(self, sprouted: Sprouted) -> None:
         """Raises: ValueError when it is corrupt."""
-        told = replace(sprouted.told)  # checks the columns
-        if len(told) and not 0 <= min(told.tokens) <= max(told.tokens) < self._pair.target.vocab_size:
+        tokens = sprouted.told.tokens
+        sprouted.told.check()
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
             raise ValueError("a draft guessed a token outside the vocabulary")
         if not 0 <= sprouted.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")
@@ -269,8 +276,10 @@ class SteadyDrafting:
         return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
 
     def _outcome(self, end: int, token: int) -> tuple[int | None, int]:
-        others = np.setdiff1d(self._tree.children(end), self._guesses, assume_unique=True)
-        others = others[np.argsort(self._tree.ranks[others], kind="stable")]
+        is_guess = np.zeros(len(self._tree), np.bool_)
+        is_guess[self._guesses] = True
+        children = self._tree.children(end)
+        others = children[~is_guess[children]]
         place = np.nonzero(self._tree.tokens[others] == token)[0]
         return (int(place[0]) if len(place) else None), len(others)
 

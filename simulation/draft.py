@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.budgeted import AnySprout, sprout_of
 from core.errors import WorkerLost
-from core.growth import MAX_RANKS, Candidates, HeldTree
+from core.growth import Candidates, HeldTree
 from core.protocol import HeldTokens
 from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Timing, Verification
-from core.speculation.grower import Node, likeliest
+from core.speculation.grower import MAX_TOLD, Node, likeliest
 from core.trees import ROOT, Budget, Growth, Steady
 from simulation.engines import Job, SimEngine
 from simulation.hardware import EngineLaw
@@ -226,8 +226,11 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         began_s, num_before = asyncio.get_running_loop().time(), self.num_rows
         await super()._step()
         fed, self._feeding = self._feeding, []
+        by_session: dict[int, tuple[HeldTokens, list[Node]]] = {}
         for held, node in fed:
-            self._take_node(held, node)
+            by_session.setdefault(id(held), (held, []))[1].append(node)
+        for held, nodes in by_session.values():
+            self._take_nodes(held, nodes)
         timing = Timing(0.0, asyncio.get_running_loop().time() - began_s, 1, self.num_rows - num_before)
         for job in self._jobs:
             if isinstance(job, SteadyJob) and not job.pending and job.had_part:
@@ -236,16 +239,26 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
     def _advance_steady(self, job: SteadyJob) -> None:
         """The last committed token was computed."""
         if job.held.grower.root.said is None:
-            self._take_node(job.held, job.held.grower.root)
+            self._take_nodes(job.held, [job.held.grower.root])
 
-    def _take_node(self, held: HeldTokens, node: Node) -> None:
-        if node.said is None and node.is_below(held.grower.root):
-            place = self._text.place(held.log, held.spec)
-            for token in node.path():
-                place = self._text.after(place, token)
-            candidates = self._text.coupled(place, MAX_RANKS, has_noise=self._has_noise)
-            _hold(held.tree, node, candidates)
-            held.grower.take(node, candidates)
+    def _take_nodes(self, held: HeldTokens, nodes: Sequence[Node]) -> None:
+        found: list[tuple[Node, Candidates]] = []
+        for node in nodes:
+            if node.said is None and node.is_below(held.grower.root):
+                place = self._place_of(held, node)
+                found.append((node, self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)))
+                _hold(held.tree, *found[-1])
+        held.grower.take([node for node, _ in found], [candidates for _, candidates in found])
+
+    def _place_of(self, held: HeldTokens, node: Node) -> Place:
+        """It does not depend on which node is the root."""
+        if node.where is None:
+            if node.parent is None:
+                node.where = self._text.place(held.log, held.spec)
+            else:
+                node.where = self._text.after(self._place_of(held, node.parent), node.token)
+        place: Place = node.where
+        return place
 
     def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
         told = job.held.grower.tell()

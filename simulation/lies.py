@@ -78,13 +78,19 @@ def _told(sprouted: Sprouted, **changes: Any) -> Sprouted:
 
 
 GROWTH_LIES: dict[str, GrowthLie] = {
-    "growth outside the vocabulary": lambda s, r: _told(s, tokens=_tokens(s.told.tokens, r.choice((10**6, -7)), r)),
+    "growth outside the vocabulary": lambda s, r: _told(
+        s, tokens=_tokens(tuple(s.told.tokens.tolist()), r.choice((10**6, -7)), r)
+    ),
     "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.told.tokens)),
     "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.told)),
     "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.told)),
     "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.told)),
-    "growth without a chance": lambda s, r: _told(s, chances=_somewhere(s.told.chances, r.choice((0.0, 2.0)), r)),
-    "growth whose chance is no number": lambda s, r: _told(s, chances=_somewhere(s.told.chances, math.nan, r)),
+    "growth without a chance": lambda s, r: _told(
+        s, chances=_somewhere(tuple(s.told.chances.tolist()), r.choice((0.0, 2.0)), r)
+    ),
+    "growth whose chance is no number": lambda s, r: _told(
+        s, chances=_somewhere(tuple(s.told.chances.tolist()), math.nan, r)
+    ),
     "growth that leaves out": lambda s, r: replace(s, told=Told(s.told.first + r.randrange(1, 9))),
     "growth that was told": lambda s, _: replace(s, told=Told(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),

@@ -120,8 +120,7 @@ class SteadyJob(Job[DraftRequest]):
                 tree.add(above, node.token, candidates)
         else:
             tree.root = found[0]
-        for node, candidates in zip(self._fed(), found, strict=True):
-            self.grower.take(node, candidates)
+        self.grower.take(self._fed(), found)
         self.feeding = []
 
     def begin_again(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Any
 
 from core.growth import Candidates
 from core.speculation.chances import chances_of
@@ -39,6 +40,8 @@ class Node:
     said: Candidates | None = None
     """What the model says after it; None until it is fed."""
     children: list[Node] = field(default_factory=list)
+    where: Any = None
+    """Whoever feeds nodes may keep here what it knows of this one, whichever node is the root."""
 
     def path(self) -> list[int]:
         """Tokens from the root's child down to this node."""
@@ -107,11 +110,13 @@ class Grower:
         """It was not fed after all."""
         self._push(node)
 
-    def take(self, node: Node, said: Candidates) -> None:
-        """What the model says after `node`, which may have been pruned meanwhile."""
-        node.said = said
-        if node.is_below(self.root):
-            self._grow(node)
+    def take(self, nodes: Sequence[Node], said: Sequence[Candidates]) -> None:
+        """What the model says after each of `nodes`, which may have been pruned meanwhile."""
+        for node, each in zip(nodes, said, strict=True):
+            node.said = each
+        kept = [node for node in nodes if node.is_below(self.root)]
+        for node, chances in zip(kept, self._chances(kept), strict=True):
+            self._grow(node, chances)
 
     def tell(self) -> Told:
         """The nodes that nobody was told of, parents first."""
@@ -122,11 +127,11 @@ class Grower:
         above = [(node.parent, node.parent.said) for node in nodes if node.parent is not None]
         return Told(
             first,
-            tuple(parent.number for parent, _ in above),
-            tuple(node.token for node in nodes),
-            tuple(node.rank for node in nodes),
-            tuple(node.chance for node in nodes),
-            tuple(said.lead for _, said in above if said is not None),
+            [parent.number for parent, _ in above],
+            [node.token for node in nodes],
+            [node.rank for node in nodes],
+            [node.chance for node in nodes],
+            [said.lead for _, said in above if said is not None],
             self.root.number,
         )
 
@@ -142,6 +147,8 @@ class Grower:
     def _rate(self, root: Node) -> None:
         root.reach, root.depth = 1.0, 0
         self._open.clear()
+        fed = [node for node in _below(root) if node.said is not None]
+        chances = dict(zip(map(id, fed), self._chances(fed), strict=True))
         stack = [root]
         while stack:
             node = stack.pop()
@@ -149,17 +156,18 @@ class Grower:
                 if node.depth < self.steady.max_depth:
                     self._open.append((-node.reach, next(self._order), node))
             else:
-                self._grow(node, is_pushing=False)
+                self._grow(node, chances[id(node)], is_pushing=False)
                 stack += node.children
         heapify(self._open)
 
-    def _grow(self, node: Node, *, is_pushing: bool = True) -> None:
+    def _chances(self, fed: Sequence[Node]) -> list[list[float]]:
+        return chances_of([node.said for node in fed if node.said is not None], self.steady, MAX_TOLD)
+
+    def _grow(self, node: Node, chances: Sequence[float], *, is_pushing: bool = True) -> None:
         """Children for the candidates that are likely enough; those that are there get their chances anew."""
-        assert node.said is not None, "only a node that was fed grows"
         if node.depth >= self.steady.max_depth:
             return
-        chances = chances_of(node.said, self.steady, MAX_TOLD)
-        for rank, chance in enumerate(chances[: len(node.said.ranked)]):
+        for rank, chance in enumerate(chances):
             reach = node.reach * chance
             if rank < len(node.children):
                 child = node.children[rank]
@@ -182,6 +190,15 @@ class Grower:
     def _push(self, node: Node) -> None:
         if node.depth < self.steady.max_depth:
             heappush(self._open, (-node.reach, next(self._order), node))
+
+
+def _below(root: Node) -> Iterator[Node]:
+    """It, and all that has grown from it."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children
 
 
 def _new_root() -> Node:

@@ -7,25 +7,23 @@ verdict one mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.speculation.guesses import Guesses
-from core.trees import ROOT, UNRANKED, TokenTree, Told
+from core.trees import ROOT, UNRANKED, Floats, Ints, TokenTree, Told
 
 GONE = -(1 << 40)
 """Where a node was, that no verdict can lead to any more."""
-MAX_NUMBERS = 1 << 15
-"""That a draft may use until it is asked to tell all anew, with numbers from 0: each verdict looks through them."""
+MAX_NUMBERS = 1 << 30
+"""That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
 TOKENS = 1 << 32
 """More than there are token ids."""
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
@@ -36,24 +34,16 @@ class SpeculationTree:
     """
 
     def __init__(self) -> None:
-        self.tokens: Ints = np.empty(0, np.int64)
-        self.parents: Ints = np.empty(0, np.int64)
-        self.depths: Ints = np.empty(0, np.int64)
-        self.ranks: Ints = np.empty(0, np.int64)
-        """Among the draft's candidates; `UNRANKED` for nodes that it has not told of: local ones."""
-        self.leads: Floats = np.empty(0)
-        self.chances: Floats = np.empty(0)
-        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.guessed: Floats = np.empty(0)
-        """The same by the guessers, for this root; 0 where none guesses the node."""
-        self.reach: Floats = np.empty(0)
-        """Chance that the text gets to the node: of each on the way the larger of the two. Below its parent's."""
-        self._place_of: Ints = np.empty(0, np.int64)
-        """For each number that the draft has used: its place."""
-        self._trail: Ints = np.empty(0, np.int64)
-        """The last committed tokens: what follows place `ROOT - k` is `_trail[-k]`."""
+        self.num_told = 0
+        """Numbers that the draft has used: its next message begins there, or one was lost."""
         self.has_lost_some = False
         """Whether the draft knows nodes below the root of which it has told, and which are not here."""
+        self._take_columns(np.empty((4, 0), np.int64), np.empty((4, 0)))
+        self._has_local = False
+        self._numbers: Ints = np.empty((2, 0), np.int64)
+        """The draft's numbers of what a verdict can lead to, or has led to, rising; below each its place."""
+        self._trail: Ints = np.empty(0, np.int64)
+        """The last committed tokens: what follows place `ROOT - k` is `_trail[-k]`."""
 
     def __repr__(self) -> str:
         return f"<SpeculationTree {len(self)} nodes, {self.num_told} told>"
@@ -61,15 +51,36 @@ class SpeculationTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def num_told(self) -> int:
-        """Numbers that the draft has used: its next message begins there, or one was lost."""
-        return len(self._place_of)
+    def _take_columns(self, ints: Ints, floats: Floats) -> None:
+        """Two arrays, since numpy asks as much for an array of few numbers as for one of many."""
+        self._ints, self._floats = ints, floats
+        self.tokens: Ints
+        self.parents: Ints
+        self.depths: Ints
+        self.ranks: Ints
+        """Among the draft's candidates; `UNRANKED` for nodes that it has not told of: local ones."""
+        self.tokens, self.parents, self.depths, self.ranks = ints
+        self.leads: Floats
+        self.chances: Floats
+        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
+        self.guessed: Floats
+        """The same by the guessers, for this root; 0 where none guesses the node."""
+        self.reach: Floats
+        """Chance that the text gets to the node: of each on the way the larger of the two. Below its parent's."""
+        self.leads, self.chances, self.guessed, self.reach = floats
 
     @property
     def is_drafted(self) -> Bools:
         """Which nodes the draft has told of."""
         return np.not_equal(self.ranks, UNRANKED)
+
+    def places_of(self, numbers: Ints) -> Ints:
+        """Where the nodes are that the draft calls so; `GONE` for those that no verdict can lead to any more."""
+        known, places = self._numbers
+        if not len(known):
+            return np.full(len(numbers), GONE, np.int64)
+        at = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+        return np.where(known[at] == numbers, places[at], GONE)
 
     # Growing
 
@@ -82,45 +93,52 @@ class SpeculationTree:
             return 0
         if told.first != self.num_told:
             raise ValueError(f"a draft goes on at node {told.first} where {self.num_told} have been told")
-        parents = np.array(told.parents, np.int64)
-        if num_unknown == 0 and told.root != ROOT and self._place_of[told.root] != ROOT:
+        if num_unknown == 0 and told.root != ROOT and self.places_of(np.array([told.root]))[0] != ROOT:
             self.has_lost_some = True
         num_before, start = len(self), 0
         while start < len(told):
-            end = start + int(np.argmax(np.append(parents[start:] >= told.first + start, True)))
+            is_told_here = told.parents[start:] >= told.first + start
+            end = start + int(is_told_here.argmax()) if is_told_here.any() else len(told)
             self._append(told, slice(start, end), ROOT - num_unknown)
             start = end
         return len(self) - num_before
 
     def _append(self, told: Told, part: slice, root: int) -> None:
         """Nodes whose parents were told before them; `root` is the place that the draft calls so."""
-        parents, tokens = np.array(told.parents[part], np.int64), np.array(told.tokens[part], np.int64)
-        ranks, leads = np.array(told.ranks[part], np.int64), np.array(told.leads[part])
-        chances = np.array(told.chances[part])
-        places = np.where(parents == ROOT, root, self._place_of[parents] if self.num_told else root)
+        parents, tokens = told.parents[part], told.tokens[part]
+        places = self.places_of(parents)
+        places[parents == ROOT] = root
         found = self._numbered(places, tokens)
-        alive = found >= len(self)
-        alive &= np.append(True, found[1:] > np.maximum.accumulate(found)[:-1])  # of two alike the first is added
+        is_new = found >= len(self)
+        if (found != len(self) + np.arange(len(found))).any():
+            is_new &= np.append(True, found[1:] > np.maximum.accumulate(found)[:-1])  # of two alike the first is added
+            self._find_passed(places, tokens, found)
+            self._claim(found, told, part)
+        self._number(self.num_told, found)
+        self._extend(places, tokens, told, part, is_new)
+        self.num_told += len(found)
+
+    def _find_passed(self, places: Ints, tokens: Ints, found: Ints) -> None:
+        """Nodes that are committed tokens by now."""
         is_passed = (places < ROOT) & (places >= ROOT - len(self._trail))
         is_passed[is_passed] = self._trail[places[is_passed] + 1] == tokens[is_passed]
         found[is_passed] = places[is_passed] + 1
-        self._claim(found, ranks, leads, chances)
-        self._place_of = np.concatenate([self._place_of, found])
-        places, tokens, chances = places[alive], tokens[alive], chances[alive]
-        above, deep = (
-            np.append(self.reach, 1.0)[places],
-            np.append(self.depths, 0)[places],
-        )  # the root's where -1 finds it
-        self._extend(places, tokens, deep + 1, ranks[alive], leads[alive], chances)
-        self.reach = np.concatenate([self.reach, above * chances])
 
-    def _claim(self, found: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
+    def _number(self, first: int, places: Ints) -> None:
+        """The draft's next numbers; those of nodes that are gone need no place."""
+        numbers = np.stack([np.arange(first, first + len(places)), places])
+        self._numbers = np.concatenate([self._numbers, numbers[:, places != GONE]], axis=1)
+
+    def _claim(self, found: Ints, told: Told, part: slice) -> None:
         """Local nodes among those that the draft tells of become its own."""
+        if not self._has_local:
+            return
         is_there = (found >= 0) & (found < len(self))
         local = [index for index in np.nonzero(is_there)[0] if self.ranks[found[index]] == UNRANKED]
         for index in reversed(local):  # of two alike the first counts
-            node = found[index]
-            self.ranks[node], self.leads[node], self.chances[node] = ranks[index], leads[index], chances[index]
+            node, place = found[index], part.start + index
+            self.ranks[node], self.leads[node] = told.ranks[place], told.leads[place]
+            self.chances[node] = told.chances[place]
         if local:
             self._rate()
 
@@ -130,7 +148,8 @@ class SpeculationTree:
         keys = np.concatenate([self.parents, parents[is_there]]) * TOKENS
         keys += np.concatenate([self.tokens, tokens[is_there]])
         nodes = np.arange(len(keys))
-        if len(np.unique(keys)) < len(keys):  # it is there: as a local node, or since a draft has forgotten its own
+        in_order = np.sort(keys)
+        if (in_order[1:] == in_order[:-1]).any():  # as a local node, or since a draft has forgotten its own
             first: dict[int, int] = {}
             for place, key in enumerate(keys.tolist()):
                 nodes[place] = first.setdefault(key, len(first))
@@ -138,15 +157,21 @@ class SpeculationTree:
         found[is_there] = nodes[len(self) :]
         return found
 
-    def _extend(self, parents: Ints, tokens: Ints, depths: Ints, ranks: Ints, leads: Floats, chances: Floats) -> None:
-        """New nodes; what they are reached with is up to the caller."""
-        self.parents = np.concatenate([self.parents, parents])
-        self.tokens = np.concatenate([self.tokens, tokens])
-        self.depths = np.concatenate([self.depths, depths])
-        self.ranks = np.concatenate([self.ranks, ranks])
-        self.leads = np.concatenate([self.leads, leads])
-        self.chances = np.concatenate([self.chances, chances])
-        self.guessed = np.concatenate([self.guessed, np.zeros(len(parents))])
+    def _extend(self, places: Ints, tokens: Ints, told: Told, part: slice, is_new: Bools) -> None:
+        """New nodes of the draft's."""
+        above = places[is_new]
+        depths, reach = np.append(self.depths, 0)[above], np.append(self.reach, 1.0)[above]  # -1 finds the root's
+        chances = told.chances[part][is_new]
+        self._append_columns(
+            (tokens[is_new], above, depths + 1, told.ranks[part][is_new]),
+            (told.leads[part][is_new], chances, np.zeros(len(above)), reach * chances),
+        )
+
+    def _append_columns(self, ints: Sequence[Ints], floats: Sequence[Floats]) -> None:
+        self._take_columns(
+            np.concatenate([self._ints, np.stack(ints)], axis=1),
+            np.concatenate([self._floats, np.stack(floats)], axis=1),
+        )
 
     def guess(self, guesses: Guesses) -> None:
         """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""
@@ -164,7 +189,9 @@ class SpeculationTree:
         if new:
             parents, tokens = np.array(list(new), np.int64).T
             zeros = np.zeros(len(new))
-            self._extend(parents, tokens, np.array(depths), np.full(len(new), UNRANKED), zeros, zeros)
+            ranks = np.full(len(new), UNRANKED)
+            self._append_columns((tokens, parents, np.array(depths), ranks), (zeros, zeros, zeros, zeros))
+            self._has_local = True
         np.maximum.at(self.guessed, nodes, guesses.chances)
         self._rate()
 
@@ -176,10 +203,19 @@ class SpeculationTree:
     def _rate(self) -> None:
         """Chances have changed."""
         reach = np.append(np.maximum(self.chances, self.guessed), 1.0)
-        for depth in range(2, int(self.depths.max(initial=0)) + 1):
-            level = np.nonzero(self.depths == depth)[0]
-            reach[level] *= reach[self.parents[level]]
-        self.reach = reach[:-1]
+        for above in self._ancestors():
+            reach *= reach[above]
+        self.reach[:] = reach[:-1]
+
+    def _ancestors(self) -> Iterator[Ints]:
+        """Of each node, and of the root behind them, the node 1, 2, 4, ... steps above, as far as any is not the root.
+
+        The root, which is above itself, is where -1 finds it.
+        """
+        above = np.append(self.parents, ROOT)
+        for _ in range(int(self.depths.max(initial=0)).bit_length()):
+            yield above
+            above = above[above]
 
     # Taking
 
@@ -256,31 +292,37 @@ class SpeculationTree:
         is_known = len(path) == num
         kept = self._below(path[-1]) & self.is_drafted if is_known else np.zeros(len(self), np.bool_)
         moved[np.nonzero(kept)[0]] = np.arange(int(kept.sum()))
-        is_node = self._place_of >= 0
-        self._place_of = np.where(is_node, moved[np.where(is_node, self._place_of, 0)], self._place_of - num)
+        self._move_numbers(moved, num)
         self._trail = np.concatenate([self._trail, np.array(tokens, np.int64)])[-MAX_TRAIL:]
         if is_known:
-            self.reach, self.depths = self.reach / self.reach[path[-1]], self.depths - num
-        self.has_lost_some |= len(self._place_of) > MAX_NUMBERS
+            self.reach /= self.reach[path[-1]]
+            self.depths -= num
+        self.has_lost_some |= self.num_told > MAX_NUMBERS
         self._keep(kept, moved)
         return is_known
+
+    def _move_numbers(self, moved: Ints, num_committed: int) -> None:
+        """Each node is where it was moved to, and each committed token so many further up."""
+        places = self._numbers[1]
+        places = np.where(places >= 0, moved[np.maximum(places, 0)], places - num_committed)
+        self._numbers[1] = places
+        self._numbers = self._numbers[:, places >= ROOT - MAX_TRAIL]
 
     def _below(self, top: int) -> Bools:
         """Which nodes grew below `top`."""
         is_below = np.zeros(len(self) + 1, np.bool_)
         is_below[top] = True
-        for depth in range(int(self.depths[top]) + 1, int(self.depths.max()) + 1):
-            level = np.nonzero(self.depths == depth)[0]
-            is_below[level] = is_below[self.parents[level]]
+        for above in self._ancestors():
+            is_below |= is_below[above]
         is_below[top] = False
         return is_below[:-1]
 
     def _keep(self, kept: Bools, moved: Ints) -> None:
         """Forget all other nodes; each is now where it was moved to."""
-        was_guessed = bool(self.guessed.any())
-        self.parents = moved[self.parents[kept]]
-        self.tokens, self.ranks, self.leads = self.tokens[kept], self.ranks[kept], self.leads[kept]
-        self.depths, self.chances, self.reach = self.depths[kept], self.chances[kept], self.reach[kept]
-        self.guessed = np.zeros(len(self))
+        was_guessed = self._has_local or bool(self.guessed.any())
+        self._take_columns(self._ints[:, kept], self._floats[:, kept])
+        self.parents[:] = moved[self.parents]
+        self._has_local = False
         if was_guessed:
+            self.guessed[:] = 0.0
             self._rate()

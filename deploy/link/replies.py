@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from core.records import Drafted, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
 from core.trees import Told
 from deploy.link.frames import LinkError
@@ -13,6 +15,8 @@ from deploy.link.trees import decode_distributions, decode_growth, encode_distri
 from protos.outrider.link.v1 import link_pb2 as pb
 
 Reply = Verdict | Drafted | Sprouted | Missing | Refused
+INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
+"""Of columns."""
 Numbered = tuple[int, Reply]
 """The number of a request, and the reply to it."""
 
@@ -121,11 +125,11 @@ def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
     return pb.Sprouted(
         held=sprouted.held,
         first=told.first,
-        parents=told.parents,
-        tokens=told.tokens,
-        ranks=told.ranks,
-        chances=told.chances,
-        leads=told.leads,
+        parents=told.parents.astype(INT).tobytes(),
+        tokens=told.tokens.astype(INT).tobytes(),
+        ranks=told.ranks.astype(INT).tobytes(),
+        chances=told.chances.astype(FLOAT).tobytes(),
+        leads=told.leads.astype(FLOAT).tobytes(),
         root=told.root,
         timing=_encode_timing(sprouted.timing),
     )
@@ -134,11 +138,11 @@ def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
 def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
     told = Told(
         message.first,
-        tuple(message.parents),
-        tuple(message.tokens),
-        tuple(message.ranks),
-        tuple(message.chances),
-        tuple(message.leads),
+        np.frombuffer(message.parents, INT),
+        np.frombuffer(message.tokens, INT),
+        np.frombuffer(message.ranks, INT),
+        np.frombuffer(message.chances, FLOAT),
+        np.frombuffer(message.leads, FLOAT),
         message.root,
     )
     return Sprouted(stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None)

@@ -40,27 +40,34 @@ def feed(growers, num_rows, prefixes=None):
     """One pass; which place each row was for."""
     fed = list(likeliest(growers, num_rows))
     for place, node in fed:
-        growers[place].take(node, said_after((*(prefixes[place] if prefixes else (place,)), *node.path())))
+        growers[place].take([node], [said_after((*(prefixes[place] if prefixes else (place,)), *node.path()))])
     return [place for place, _ in fed]
 
 
 def test_the_first_candidate_is_as_likely_as_its_lead_says_and_the_others_share_the_rest():
     candidates = Candidates((1, 2, 3), 0.8, 0.0, shares=(0.8, 0.1, 0.05))
-    first, second, third = chances_of(candidates, STEADY, 8)
+    first, second, third = chances_of([candidates], STEADY, 8)[0]
     assert first == pytest.approx(candidates.lead)
     weights = [0.5**0.5 * 0.1, 0.25**0.5 * 0.05]
     assert second == pytest.approx((1 - first) * 0.85 * weights[0] / sum(weights))
     assert third == pytest.approx((1 - first) * 0.85 * weights[1] / sum(weights))
-    assert chances_of(candidates, STEADY, 1) == [first]
+    assert chances_of([candidates], STEADY, 1) == [[first]]
+
+
+def test_what_a_place_says_does_not_depend_on_the_others_of_its_pass():
+    places = [said_after((n,)) for n in range(20)] + [Candidates((1, 2, 3), 0.5), Candidates((7,), 1.0)]
+    together = chances_of(places, STEADY, 8)
+    assert together == [chances_of([each], STEADY, 8)[0] for each in places]
+    assert [len(row) for row in together] == [min(len(each.ranked), 1 + len(STEADY.tail)) for each in places]
 
 
 def test_where_shares_are_not_known_the_others_are_as_likely_as_usual():
-    chances = chances_of(Candidates((1, 2, 3), 0.5), STEADY, 8)
+    chances = chances_of([Candidates((1, 2, 3), 0.5)], STEADY, 8)[0]
     assert chances == pytest.approx([0.5, 0.25, 0.125])
 
 
 def test_no_candidate_is_likelier_than_the_first():
-    chances = chances_of(Candidates((1, 2), 0.01), Steady(1, 1, sureness=(0.0, 1.0), tail=(0.9,)), 8)
+    chances = chances_of([Candidates((1, 2), 0.01)], Steady(1, 1, sureness=(0.0, 1.0), tail=(0.9,)), 8)[0]
     assert chances[1] <= chances[0]
 
 
@@ -72,17 +79,17 @@ def test_the_root_is_fed_first_and_then_what_is_likeliest():
         others = [entry[2].reach for entry in one._open if entry[2].said is None]
         assert min(node.reach for node in fed) >= max(others, default=0.0)
         for node in fed:
-            one.take(node, said_after((0, *node.path())))
+            one.take([node], [said_after((0, *node.path()))])
 
 
 def test_a_pass_goes_to_whoever_needs_it_most():
     sure, unsure = grower(), grower()
     feed([sure], 1)
     feed([unsure], 1)
-    sure.take(sure.root, Candidates((1,), 0.99))
+    sure.take([sure.root], [Candidates((1,), 0.99)])
     unsure.root.children.clear()
     unsure._open.clear()
-    unsure.take(unsure.root, Candidates((1, 2), 0.5, shares=(0.5, 0.5)))
+    unsure.take([unsure.root], [Candidates((1, 2), 0.5, shares=(0.5, 0.5))])
     (place, node), *_ = likeliest([unsure, sure], 1)
     assert place == 1
     assert node.reach > 0.9
@@ -143,9 +150,9 @@ def test_what_is_said_of_a_node_that_was_pruned_meanwhile_changes_nothing():
     feed([one], 1)
     lost, kept = one.root.children[0], one.root.children[1]
     one.reroot([kept.token])
-    one.take(lost, said_after((1,)))
+    one.take([lost], [said_after((1,))])
     assert all(node.is_below(kept) for node in nodes_below(one.root))
-    assert one.tell().tokens == ()
+    assert not len(one.tell())
 
 
 def test_each_node_is_told_once_and_after_its_parent():
@@ -157,7 +164,7 @@ def test_each_node_is_told_once_and_after_its_parent():
         for number, parent in enumerate(told.parents, told.first):
             assert parent == ROOT or parent in numbers
             numbers.add(number)
-    assert one.tell().tokens == ()
+    assert not len(one.tell())
 
 
 @pytest.mark.parametrize("has_guesser", [False, True])
@@ -202,7 +209,7 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
     }
     for node in nodes_below(draft.root):
         place = tree.path(node.path())[-1]
-        assert tree._place_of[node.number] == place, "what the draft calls by this number is this node"
+        assert tree.places_of(np.array([node.number]))[0] == place, "what the draft calls by this number is this node"
         assert (tree.ranks[place], tree.chances[place]) == (node.rank, pytest.approx(node.chance))
 
 

@@ -233,10 +233,10 @@ def growing():
     known.rebase_to_grow(draft((5,), (6,), growth=STEADY), STEADY)
     known.log.extend([6])
     known.tree.root = said(0)
-    known.grower.take(known.grower.root, said(0))
+    known.grower.take([known.grower.root], [said(0)])
     first = known.grower.root.children[0]
     known.tree.add(ROOT, 1, said(1))
-    known.grower.take(first, said(1))
+    known.grower.take([first], [said(1)])
     return known
 
 

@@ -102,7 +102,8 @@ class Session:
             self.anew.remove(reply.stamp.round)
             self.texts, self.reach = [], []
         assert told.first == len(self.texts), "numbers go on where they were"
-        for parent, token, rank, chance in zip(told.parents, told.tokens, told.ranks, told.chances, strict=True):
+        columns = (told.parents, told.tokens, told.ranks, told.chances)
+        for parent, token, rank, chance in zip(*(column.tolist() for column in columns), strict=True):
             above = self.roots[reply.stamp.round] if parent == ROOT else self.texts[parent]
             self.texts.append((*above, token))
             self.reach.append(chance * (1.0 if parent == ROOT else self.reach[parent]))

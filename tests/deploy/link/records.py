@@ -110,7 +110,7 @@ def tolds(draw):
         tuple(draw(st.integers(ROOT, first + node - 1)) for node in range(num_nodes)),
         *(
             tuple(draw(column) for _ in range(num_nodes))
-            for column in (token_ids, counts, singles.filter(bool), singles)
+            for column in (token_ids, st.integers(0, 2**31 - 1), singles.filter(bool), singles)
         ),
         draw(st.integers(ROOT, first - 1)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import fields
 
 import pytest
@@ -86,12 +87,25 @@ def test_a_loss_says_why():
     assert decode_replies(encode_loss("the engine failed: out of luck")) == ([], "the engine failed: out of luck")
 
 
-TOLD = {"first": 5, "parents": [4, 5], "tokens": [1, 2], "ranks": [0, 0], "chances": [1, 1], "leads": [1, 1], "root": 4}
+def column(kind, *values):
+    return struct.pack(f"<{len(values)}{kind}", *values)
+
+
+ONES = column("f", 1, 1)
+TOLD = {
+    "first": 5,
+    "parents": column("i", 4, 5),
+    "tokens": column("i", 1, 2),
+    "ranks": column("i", 0, 0),
+    "chances": ONES,
+    "leads": ONES,
+    "root": 4,
+}
 
 
 def test_what_is_told_arrives_unless_it_is_corrupt():
     ((_, reply),), _ = decode_replies(pb.Replies(replies=[pb.Reply(sprouted=pb.Sprouted(**TOLD))]).SerializeToString())
-    assert (reply.told.first, reply.told.tokens, reply.told.root) == (5, (1, 2), 4)
+    assert (reply.told.first, reply.told.tokens.tolist(), reply.told.root) == (5, [1, 2], 4)
 
 
 def spec(**fields):
@@ -131,11 +145,12 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
         *(
             pb.Replies(replies=[pb.Reply(sprouted=pb.Sprouted(**{**TOLD, **fields}))]).SerializeToString()
             for fields in (
-                {"tokens": [3]},
-                {"parents": [5]},
-                {"chances": [0.0]},
-                {"chances": [math.nan]},
-                {"leads": [1.5]},
+                {"tokens": column("i", 3)},
+                {"tokens": column("i", 1, 2)[:-1]},
+                {"parents": column("i", 4, 6)},
+                {"chances": column("f", 0.0, 1.0)},
+                {"chances": column("f", 1.0, math.nan)},
+                {"leads": column("f", 1.0, 1.5)},
                 {"root": 5},
             )
         ),

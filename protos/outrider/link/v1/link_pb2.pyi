@@ -323,14 +323,14 @@ class Sprouted(_message.Message):
     ROOT_FIELD_NUMBER: _ClassVar[int]
     held: int
     first: int
-    parents: _containers.RepeatedScalarFieldContainer[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    ranks: _containers.RepeatedScalarFieldContainer[int]
-    chances: _containers.RepeatedScalarFieldContainer[float]
-    leads: _containers.RepeatedScalarFieldContainer[float]
+    parents: bytes
+    tokens: bytes
+    ranks: bytes
+    chances: bytes
+    leads: bytes
     timing: Timing
     root: int
-    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., chances: _Optional[_Iterable[float]] = ..., leads: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ...) -> None: ...
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., leads: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)

@@ -1,0 +1,175 @@
+"""Engines without a model, behind the real service: their passes take what a law says, and they agree as was recorded.
+
+Serve, links, orchestrator and gRPC are the real ones; in the engines' processes the simulator's engines run on a real
+clock. So a benchmark sees what the service adds to hardware that this machine does not have: nothing competes for the
+processor with what is measured. What a real engine's step adds to its pass is measured by `bench step`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import selectors
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from core.config import EngineConfig
+from core.errors import WorkerLost
+from core.pass_law import PASS_LAWS
+from core.records import DraftRequest, ModelInfo, Sprouted
+from core.trees import Steady
+from deploy.app import Engines
+from deploy.engines import DraftActor, EngineActor, TargetActor
+from simulation.draft import SimDraft
+from simulation.hardware import EngineLaw
+from simulation.recorded import TraceLaw
+from simulation.rig import model_info
+from simulation.target import SimTarget
+from simulation.text import Text
+from workers.engine_stats import EngineStats
+from workers.findings import Findings, this_machine
+from workers.loop import EngineLoop, Receiver
+
+logger = logging.getLogger(__name__)
+
+VOCAB_SIZE = 4096
+"""The demo pair's, whose tokenizer the service has."""
+MAX_STEP_TOKENS = 2048
+
+
+class RecordedLoop:
+    """Does for a simulated engine what `workers.loop.EngineLoop` does for a real one: a thread of its own."""
+
+    def __init__(self, engine: SimTarget | SimDraft, info: ModelInfo) -> None:
+        self._engine = engine
+        self._info = info
+        # Whose waits are as long as they are asked to be: those of epoll are whole milliseconds.
+        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._tasks: set[asyncio.Task[None]] = set()
+        threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
+
+    def post(self, batch: Sequence[tuple[int, Any]], receiver: Receiver) -> None:
+        """As the loop of a real engine does."""
+        self._loop.call_soon_threadsafe(self._take, batch, receiver)
+
+    async def submit(self, batch: Sequence[Any]) -> list[Any]:
+        """The same."""
+        replies: list[Any] = await self._on_thread(self._engine.answer(batch))
+        return replies
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """The same."""
+        self._loop.call_soon_threadsafe(self._engine.release, sessions)
+
+    async def ask(self, question: Callable[[Any], Any]) -> Any:
+        """The same, of what little is asked of an engine without KV."""
+        return question(self)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def stats(self) -> EngineStats:
+        """With nothing of KV in it."""
+        engine = self._engine
+        return EngineStats(
+            len(engine.sessions), 0, 1, 1, engine.num_passes, engine.num_rows, 0, 0, 0, 0, engine.busy_s, engine.busy_s
+        )
+
+    async def _on_thread(self, work: Coroutine[Any, Any, Any]) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return await asyncio.wrap_future(future)
+
+    # On the engine's thread
+
+    def _take(self, batch: Sequence[tuple[int, Any]], receiver: Receiver) -> None:
+        for number, request in batch:
+            task = self._loop.create_task(self._answer(number, request, receiver))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, number: int, request: Any, receiver: Receiver) -> None:
+        reply: Any
+        try:
+            if isinstance(request, DraftRequest) and isinstance(request.growth, Steady):
+                reply = await cast("SimDraft", self._engine).grow(request, partial(_tell, number, receiver))
+            else:
+                [reply] = await self._engine.answer([request])
+        except WorkerLost as lost:
+            receiver.lose(lost)
+        except Exception as error:
+            logger.exception("a simulated engine failed")
+            receiver.lose(WorkerLost(f"the engine failed: {error}"))
+        else:
+            receiver.take([(number, reply)])
+
+
+def _tell(number: int, receiver: Receiver, sprouted: Sprouted) -> None:
+    receiver.take([(number, sprouted)])
+
+
+class _Recorded(EngineActor[Any, Any]):
+    """What both have in common. `paced_as` names the law of their passes."""
+
+    temperature: ClassVar[float]
+    """At which agreement was recorded."""
+
+    async def load(self, meeting: object = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:  # noqa: ARG002
+        text = Text(TraceLaw.load(self.temperature), VOCAB_SIZE)
+        info = model_info(text)
+        loop = RecordedLoop(self._simulated(text, _law(self._config)), info)
+        self._loop = cast("EngineLoop[Any, Any]", loop)
+        return info, Findings(this_machine(), is_compiled=False, tile_rows=None, step_times_s=())
+
+    def _simulated(self, text: Text, law: EngineLaw) -> SimTarget | SimDraft:
+        raise NotImplementedError
+
+
+def _law(config: EngineConfig) -> EngineLaw:
+    assert config.paced_as is not None, "an engine without a model takes its time from a law"
+    return EngineLaw(PASS_LAWS[config.paced_as], MAX_STEP_TOKENS)
+
+
+class RecordedTarget(_Recorded, TargetActor):
+    """A target that takes time and says what was recorded."""
+
+    def _simulated(self, text: Text, law: EngineLaw) -> SimTarget:
+        return SimTarget("recorded target", self._epoch, text, law)
+
+
+class RecordedDraft(_Recorded, DraftActor):
+    """A draft that agrees with it as was recorded."""
+
+    def _simulated(self, text: Text, law: EngineLaw) -> SimDraft:
+        return SimDraft("recorded draft", self._epoch, text, law)
+
+
+class GreedyTarget(RecordedTarget):
+    """At temperature 0."""
+
+    temperature = 0.0
+
+
+class GreedyDraft(RecordedDraft):
+    """At temperature 0."""
+
+    temperature = 0.0
+
+
+class SampledTarget(RecordedTarget):
+    """At temperature 1."""
+
+    temperature = 1.0
+
+
+class SampledDraft(RecordedDraft):
+    """At temperature 1."""
+
+    temperature = 1.0
+
+
+RECORDED = {0.0: Engines(GreedyTarget, GreedyDraft), 1.0: Engines(SampledTarget, SampledDraft)}
+"""By temperature."""
