@@ -150,6 +150,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
         self._feeding: list[tuple[HeldTokens, Node]] = []
+        self._since_s: float | None = None
+        """When the last pass ended, if another followed at once: as real engines count, from pass to pass."""
 
     def _begin(
         self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
@@ -223,7 +225,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     async def _step(self) -> None:
         """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
-        began_s, num_before = asyncio.get_running_loop().time(), self.num_rows
+        loop, num_before = asyncio.get_running_loop(), self.num_rows
+        began_s = loop.time() if self._since_s is None else self._since_s
         await super()._step()
         fed, self._feeding = self._feeding, []
         by_session: dict[int, tuple[HeldTokens, list[Node]]] = {}
@@ -231,10 +234,11 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             by_session.setdefault(id(held), (held, []))[1].append(node)
         for held, nodes in by_session.values():
             self._take_nodes(held, nodes)
-        timing = Timing(0.0, asyncio.get_running_loop().time() - began_s, 1, self.num_rows - num_before)
+        timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
         for job in self._jobs:
             if isinstance(job, SteadyJob) and not job.pending and job.had_part:
                 self._tell(job, timing)
+        self._since_s = now_s if self._has_work() else None
 
     def _advance_steady(self, job: SteadyJob) -> None:
         """The last committed token was computed."""

@@ -183,9 +183,16 @@ class Text:
     def _ranked(self, place: Place, rank: int, num_ranks: int) -> tuple[int, ...]:
         num_ranks = min(num_ranks, self.vocab_size - 4)
         if not place.is_true or rank >= num_ranks:
-            return tuple(self._filler(place, number) for number in range(num_ranks))
-        others = [self._filler(place, number) for number in range(num_ranks - 1)]
+            return self._fillers(place, num_ranks)
+        others = self._fillers(place, num_ranks - 1)
         return (*others[:rank], place.next_token, *others[rank:])
+
+    def _fillers(self, place: Place, num: int) -> tuple[int, ...]:
+        """The first of the draft's candidates that are not the target's token."""
+        first, num_words = place.next_token, self.vocab_size - 1
+        if first + num <= num_words:
+            return tuple(range(1 + first, 1 + first + num))
+        return tuple(self._filler(place, number) for number in range(num))
 
     def _filler(self, place: Place, number: int) -> int:
         """The draft's candidate `number` of those that are not the target's token; all are different."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from time import monotonic
 
 from torch import Tensor
 
@@ -171,6 +172,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         kv_tokens = cache.num_blocks * cache.block_tokens
         self._steady: dict[str, SteadyJob] = {}
         """By session, whoever is grown for until its next message."""
+        self._since_s: float | None = None
+        """When the last step ended, if there was more to do at once."""
         self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
@@ -202,6 +205,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob)]
         for job in self._steady.values():
             job.put_back()
+        self._since_s = monotonic() if self.has_work else None
         return answers
 
     def release(self, sessions: Sequence[str]) -> None:
@@ -289,7 +293,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         for job in jobs:
             if isinstance(job, SteadyJob):
                 if job.held.session in self._steady:
-                    self._answers.append((job.ticket, job.sprouted()))
+                    self._answers.append((job.ticket, job.sprouted(self._since_s)))
             elif job.is_done and job in self._jobs:
                 self._answer(job, job.reply())
         return bool(growing)

@@ -129,12 +129,17 @@ class SteadyJob(Job[DraftRequest]):
         self.held.tree.clear()
         self.grower.begin()
 
-    def sprouted(self) -> Sprouted:
-        """What has grown since the last time."""
+    def sprouted(self, since_s: float | None = None) -> Sprouted:
+        """What has grown since the last time.
+
+        The pass took as long as from the one before, which ended at `since_s`: what is done between two passes, such as
+        telling, is a part of what each costs. None where the engine had nothing to do before.
+        """
         timing = None
         if self._pass is not None:
             started_s, num_rows = self._pass
-            timing, self._pass = Timing(0.0, monotonic() - started_s, 1, num_rows), None
+            began_s = started_s if since_s is None else since_s
+            timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows), None
         num_held = self.request.num_committed - len(self.pending)
         return Sprouted(self.request.stamp, self.grower.tell(), num_held, timing)
 
