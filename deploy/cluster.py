@@ -29,12 +29,23 @@ SERVICERS = (
 )
 """What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
 PREPARE = "deploy.proxy.prepare"
-"""What Serve's proxies call as they start, in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH; manifests name the same."""
+"""What Serve's proxies call as they start."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""What Serve's gRPC proxy takes and sends at most, in RAY_SERVE_GRPC_MAX_MESSAGE_SIZE; by itself it is 2 GiB. Manifests
-set the same. A service's own limit (`limits.max_message_bytes`) may be lower, and says which field was too long."""
+"""What Serve's gRPC proxy takes and sends at most; by itself it is 2 GiB. A service's own limit
+(`limits.max_message_bytes`) may be lower, and says which field was too long."""
+SERVE_ENVIRONMENT: Mapping[str, str] = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
+    # Proxies pass calls on by gRPC, and replicas have one event loop: by a stream of Ray's, with a thread for Serve and
+    # one for us, a chunk takes half as much again of the processors (docs/adr/0026).
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * MAX_MESSAGE_BYTES),  # a call is longer than its message
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""What Serve reads as it starts. Every container of a Kubernetes manifest has the same."""
 PROXY_START_S = "60"
 """Serve by itself kills a proxy that takes longer than 5 s to start, as on a busy machine, and does not start then."""
 
@@ -122,8 +133,8 @@ def _prepare_environment() -> None:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
-    os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", PREPARE)
-    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES))
+    for name, value in SERVE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that authentication is on

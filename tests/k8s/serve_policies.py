@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli import _parser
-from deploy.cluster import MAX_MESSAGE_BYTES, PREPARE, SERVICERS
+from deploy.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.gate import TOKENS_FILE
 from deploy.link.tls import TLS_DIR
 from deploy.proxy import STOP_FILE
@@ -42,7 +42,6 @@ CERTIFICATES = "outrider-link-tls"
 LOADING_S = 900.0
 """For a node, an image and weights of a replacement."""
 MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
-PREPARATION = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 
 
 def one_application_is_served(objects: Objects) -> Iterator[str]:
@@ -98,11 +97,12 @@ def messages_are_bounded(objects: Objects) -> Iterator[str]:
 
 
 def proxies_are_prepared(objects: Objects) -> Iterator[str]:
-    """As `outrider serve` prepares them: or gRPC cancels calls of a burst by itself."""
+    """As `outrider serve` prepares Serve: or, for one, gRPC cancels calls of a burst by itself."""
     for pod in ray_pods(objects):
-        values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == PREPARATION]
-        if values != [PREPARE]:
-            yield f"{pod.where}: {PREPARATION} must be {PREPARE}, got {values}"
+        for name, wanted in SERVE_ENVIRONMENT.items():
+            values = [each.get("value") for each in pod.ray.get("env", ()) if each["name"] == name]
+            if name != MAX_MESSAGE and values != [wanted]:
+                yield f"{pod.where}: {name} must be {wanted}, got {values}"
 
 
 def grpc_port_speaks_http2(objects: Objects) -> Iterator[str]:
