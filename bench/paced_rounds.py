@@ -1,31 +1,28 @@
-"""Pipelined rounds against sequential ones by real processes, with engines that are as slow as large models on GPUs.
+"""Pipelined rounds against sequential ones by real processes, with engines as slow as large models on GPUs.
 
-The service is the one that serves: Serve, links, orchestrator, gRPC, a process for each part. Its models are small ones
-of this repository, whose agreement is real; each forward pass is padded by waiting until it has lasted as long as a
-preset says (`paced_as`), and a processor is free meanwhile. So the figures are those of the simulator but for what the
-real service adds to a round, which is given with them: by engine, link and orchestrator.
-
-70B/1B timing is compared with what `bench rounds --only simulated` has for the same pair. 5 ms a pass is less than the
-demo target takes here, so 8B timing has the demo draft as its target, and as its draft that model with noise on its
-weights, which agrees with it about as well as the demo pair does.
+The service is the one that serves: Serve, links, orchestrator, gRPC, a process for each part. Its engines have no
+models: they agree as was recorded, and their passes last as long as a preset says (`bench.recorded_engines`), while a
+processor is free. So the figures are those of `bench rounds --only simulated` but for what the real service adds to a
+round, which is given with them: by engine, link and orchestrator, and as processor time by process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from bench.anatomy import Round
-from bench.perturbed import perturbed
+from bench.links import cpu_s
 from bench.prompts import held_out_prompts
+from bench.recorded_engines import RECORDED
 from bench.results import Result, at_least, at_most, spread
 from bench.simulated_rounds import CHAINS, TREES
-from bench.traffic import connected
+from bench.traffic import Way, connected
 from bench.ways import (
     PIPELINED,
     PLAIN,
@@ -45,20 +42,17 @@ from bench.ways import (
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.pass_law import PASS_LAWS, PassLaw
 from deploy.local import served
-from deploy.probe import engine_of
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 
 NUM_WARM_UP_PROMPTS = 2
 """Not counted: the adaptive policies learn from them."""
 SHARE_OF_SIMULATED = 0.95
+MAX_PROCESSOR_MS = 5.0
+"""Of a round, everything but the two models."""
 SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
 SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
 """Over the best in turn (README.md), with 1 ms of wire to each engine and back."""
-NOISE = 0.098
-"""On the demo draft's weights: the two agree in 0.87 of all places (greedy, held-out prompts), as the demo pair does in
-0.876. Of the corrections 0.94 are among the next four candidates, where the demo pair has 0.85."""
-
 Parts = Mapping[str, float]
 """Seconds of a round, by who takes them."""
 
@@ -69,8 +63,6 @@ class Case:
 
     target_pace: str
     draft_pace: str
-    models: Callable[[Path], tuple[Path, Path]]
-    """Target and draft; what has to be made for them is kept in the folder."""
     speculation: SpeculationConfig
     over_in_turn: Mapping[float, float]
     over_plain: Mapping[float, float] = field(default_factory=dict)
@@ -81,21 +73,14 @@ class Case:
     def target_law(self) -> PassLaw:
         return PASS_LAWS[self.target_pace]
 
-    def config(self, cache: Path) -> ServiceConfig:
-        """Compiled, so that passes are as short as they can be before they are padded."""
-        target, draft = self.models(cache)
-        engine = EngineConfig(str(target), deterministic=True, compile=True, paced_as=self.target_pace)
-        draft_engine = replace(engine, model=str(draft), deterministic=False, paced_as=self.draft_pace)
-        return ServiceConfig(TargetConfig(engine), DraftConfig(draft_engine), speculation=self.speculation)
-
-
-def _demo_pair(_: Path) -> tuple[Path, Path]:
-    return DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
-
-
-def _small_pair(cache: Path) -> tuple[Path, Path]:
-    model = DEMO_DIRECTORY / "draft"
-    return model, perturbed(model, NOISE, cache)
+    @property
+    def config(self) -> ServiceConfig:
+        """The tokenizer is the demo pair's, and so is the vocabulary."""
+        target, draft = (
+            EngineConfig(str(DEMO_DIRECTORY / role), paced_as=pace)
+            for role, pace in (("target", self.target_pace), ("draft", self.draft_pace))
+        )
+        return ServiceConfig(TargetConfig(target), DraftConfig(draft), speculation=self.speculation)
 
 
 def _most_of(figures: Mapping[float, float]) -> Mapping[float, float]:
@@ -103,32 +88,11 @@ def _most_of(figures: Mapping[float, float]) -> Mapping[float, float]:
 
 
 CASES = {
-    "70b+1b-chains": Case("70b", "1b", _demo_pair, CHAINS, _most_of(SIMULATED_CHAINS)),
-    "70b+1b-trees": Case("70b", "1b", _demo_pair, TREES, _most_of(SIMULATED_TREES)),
-    "8b+0.5b": Case("8b", "0.5b", _small_pair, TREES, {0.0: 1.3}, {0.0: 2.2}, {0.0: 0.85}),
+    "70b+1b-chains": Case("70b", "1b", CHAINS, _most_of(SIMULATED_CHAINS)),
+    "70b+1b-trees": Case("70b", "1b", TREES, _most_of(SIMULATED_TREES)),
+    "8b+0.5b": Case("8b", "0.5b", TREES, {0.0: 1.3}, {0.0: 2.2}, {0.0: 0.85}),
 }
-TEMPERATURES = (0.0, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """Of one engine, all ways together."""
-
-    num_passes: int
-    num_overruns: int
-    """Those that took longer by themselves than they should."""
-    forward_s: float
-    step_s: float
-    """With sampling, verification and bookkeeping."""
-
-    def since(self, earlier: Passes) -> Passes:
-        """Those in between."""
-        return Passes(
-            self.num_passes - earlier.num_passes,
-            self.num_overruns - earlier.num_overruns,
-            self.forward_s - earlier.forward_s,
-            self.step_s - earlier.step_s,
-        )
+TEMPERATURES = tuple(RECORDED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,42 +104,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Result]:
-    """Serve each case, and compare."""
+    """Serve each case at each temperature, and compare."""
     plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
     results: list[Result] = []
     for name in args.paced:
-        say(f"paced rounds, {name}")
-        with served(CASES[name].config(args.cache), say) as endpoints:
-            address = f"localhost:{endpoints.grpc_port}"
-            results += asyncio.run(_measure(name, address, plan, args.paced_temperatures))
+        for temperature in args.paced_temperatures:
+            say(f"paced rounds, {name}, T = {temperature:g}")
+            with served(CASES[name].config, say, engines=RECORDED[temperature]) as endpoints:
+                results += asyncio.run(_measure(name, f"localhost:{endpoints.grpc_port}", plan, temperature))
     return results
 
 
-async def _measure(name: str, address: str, plan: Plan, temperatures: Sequence[float]) -> list[Result]:
-    case, results = CASES[name], []
+async def _measure(name: str, address: str, plan: Plan, temperature: float) -> list[Result]:
     async with connected(address) as stub:
-        for temperature in temperatures:
-            gamma = await best_gamma(stub, plan, temperature)
-            ways = all_ways(gamma)
-            await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
-            before = await _passes()
-            repeats = []
-            for number in range(plan.num_repeats):
-                say(f"T = {temperature:g}: repeat {number + 1} of {plan.num_repeats}")
-                repeats.append(await repeat(stub, plan, ways, temperature, number))
-            passes = {role: now.since(before[role]) for role, now in (await _passes()).items()}
-            title = f"paced {name}, T = {temperature:g}"
-            results += _results(title, case, temperature, repeats, passes, {"static gamma": gamma})
-    return results
+        gamma = await best_gamma(stub, plan, temperature)
+        ways = all_ways(gamma)
+        await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
+        repeats = []
+        for number in range(plan.num_repeats):
+            say(f"repeat {number + 1} of {plan.num_repeats}")
+            repeats.append(await repeat(stub, plan, ways, temperature, number))
+        title = f"paced {name}, T = {temperature:g}"
+        spent = [await _processor_time(title, stub, plan, way, ways[way], temperature) for way in (PLAIN, PIPELINED)]
+    return [*_results(title, CASES[name], temperature, repeats, {"static gamma": gamma}), *spent]
 
 
-async def _passes() -> dict[str, Passes]:
-    """Since the engines' start."""
-    stats = {role: await (await engine_of(role)).stats.remote() for role in ("target", "draft")}
-    return {
-        role: Passes(each.num_steps, each.num_overruns, each.forward_time_s, each.step_time_s)
-        for role, each in stats.items()
+async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way, temperature: float) -> Result:
+    """A round, of all processes: those of the engines compute nothing, so it is all beside the models."""
+    before = cpu_s(os.getpid())
+    runs = (await repeat(stub, plan, {name: way}, temperature, 0))[name]
+    num_rounds = sum(each.stats.target_passes for each in runs)
+    spent_ms = {
+        process: round(1e3 * (seconds - before.get(process, 0.0)) / num_rounds, 2)
+        for process, seconds in cpu_s(os.getpid()).items()
     }
+    busy = {process: spent for process, spent in sorted(spent_ms.items()) if spent >= 0.05}
+    result = Result(
+        f"{title}: processor time of a round, {name}", round(sum(spent_ms.values()), 2), "ms", settings=busy
+    )
+    return at_most(MAX_PROCESSOR_MS, result)
 
 
 def _results(
@@ -183,14 +150,13 @@ def _results(
     case: Case,
     temperature: float,
     repeats: Sequence[Runs],
-    passes: Mapping[str, Passes],
     settings: Mapping[str, Any],
 ) -> list[Result]:
     best, rounds = best_in_turn(repeats), rounds_by_way(repeats)
-    padded = {"padded by waiting": f"target as {case.target_pace}, draft as {case.draft_pace}"}
+    paced = {"recorded agreement": f"target as {case.target_pace}, draft as {case.draft_pace}"}
     goals = (case.over_in_turn, case.over_plain, case.plain_share)
     compared = (
-        ratio(f"{title}: pipelined over sequential", repeats, best, PIPELINED, {**padded, **settings}),
+        ratio(f"{title}: pipelined over sequential", repeats, best, PIPELINED, {**paced, **settings}),
         ratio(f"{title}: pipelined over plain", repeats, PLAIN, PIPELINED, {}),
         _plain_share(f"{title}: plain over 1/t_v", case.target_law, repeats),
     )
@@ -201,7 +167,6 @@ def _results(
         *hits(title, rounds[PIPELINED]),
         *_anatomy(title, case.target_law, rounds, best),
         _after_rounds(f"{title}: a stream's time outside its rounds", repeats),
-        *_of_engines(title, passes),
         at_most(0, unlike_plain(title, repeats)),
     ]
 
@@ -280,13 +245,3 @@ def _after_rounds(name: str, repeats: Sequence[Runs]) -> Result:
 
 def _verifications(calls: Sequence[Any]) -> list[Any]:
     return [call for call in calls if call.call == pb.CALL_VERIFY]
-
-
-def _of_engines(title: str, passes: Mapping[str, Passes]) -> Iterator[Result]:
-    for role, seen in passes.items():
-        share = round(seen.num_overruns / max(1, seen.num_passes), 3)
-        mean_ms = {"mean_ms": round(1e3 * seen.forward_s / max(1, seen.num_passes), 3)}
-        counts = {"passes": seen.num_passes, **mean_ms}
-        yield Result(f"{title}: passes of the {role} longer than its pace", share, "share", settings=counts)
-        beside_ms = round(1e3 * (seen.step_s - seen.forward_s) / max(1, seen.num_passes), 3)
-        yield Result(f"{title}: a step of the {role} beside its pass, mean", beside_ms, "ms")

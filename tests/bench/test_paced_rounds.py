@@ -5,22 +5,18 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from safetensors.torch import load_file
 
 from bench import paced_rounds
 from bench.anatomy import rounds_of
-from bench.paced_rounds import CASES, Case, Passes, _results, add_arguments, parts
-from bench.perturbed import WEIGHTS, perturbed
+from bench.paced_rounds import CASES, Case, _results, add_arguments, parts
 from bench.simulated_rounds import CHAINS
 from bench.traffic import Arrival, Run
 from bench.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC
 from core.pass_law import PASS_LAWS, PassLaw
-from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 
 TOKENS = (5, 6, 7, 8)
 LAW = PassLaw(((1, 0.5), (3, 0.7)))
-PASSES = {"target": Passes(10, 0, 5.0, 6.0), "draft": Passes(40, 4, 2.0, 2.2)}
 
 
 def call(kind, sent_s, received_s, computed_s, waited_s=0.0, rows=1, used=0):
@@ -51,11 +47,11 @@ def repeat(pipelined_s=2.0, static_s=3.0, plain_s=6.0, tokens=TOKENS):
 @pytest.fixture
 def case(monkeypatch):
     monkeypatch.setattr(paced_rounds, "PASS_LAWS", {"70b": LAW, "1b": LAW})
-    return Case("70b", "1b", lambda _: None, CHAINS, {0.0: 1.4}, {0.0: 2.9}, {0.0: 0.3})
+    return Case("70b", "1b", CHAINS, {0.0: 1.4}, {0.0: 2.9}, {0.0: 0.3})
 
 
 def results(case, *repeats, temperature=0.0):
-    found = _results("title", case, temperature, repeats, PASSES, {"static gamma": 4})
+    found = _results("title", case, temperature, repeats, {"static gamma": 4})
     return {result.name.partition(": ")[2]: result for result in found}
 
 
@@ -68,7 +64,7 @@ def test_pipelining_is_judged_against_the_best_in_turn_and_plain_against_the_law
         (3.0, 2.9, True),
         (0.25, 0.3, False),
     ]
-    assert found["pipelined over sequential"].settings["padded by waiting"] == "target as 70b, draft as 1b"
+    assert found["pipelined over sequential"].settings["recorded agreement"] == "target as 70b, draft as 1b"
     assert found["sequential over plain"].value == 2.0
 
 
@@ -80,19 +76,6 @@ def test_where_no_goal_is_set_nothing_is_missed(case):
 def test_one_completion_that_differs_misses_the_goal(case):
     unlike = results(case, repeat(), repeat(tokens=(5, 6, 7, 9)))["completions unlike plain decoding"]
     assert (unlike.value, unlike.met) == (1, False)
-
-
-def test_passes_longer_than_their_pace_are_given_as_a_share_and_steps_without_them(case):
-    found = results(case, repeat())
-    assert found["passes of the target longer than its pace"].value == 0.0
-    draft = found["passes of the draft longer than its pace"]
-    assert (draft.value, draft.settings) == (0.1, {"passes": 40, "mean_ms": 50.0})
-    steps = [found[f"a step of the {role} beside its pass, mean"].value for role in ("target", "draft")]
-    assert steps == [pytest.approx(100.0), pytest.approx(5.0)]
-
-
-def test_passes_are_counted_from_an_earlier_state():
-    assert Passes(5, 2, 3.0, 4.0).since(Passes(1, 1, 0.5, 1.0)) == Passes(4, 1, 2.5, 3.0)
 
 
 def taken_apart(*drafts, rows=1):
@@ -133,10 +116,9 @@ def test_hits_and_others_are_taken_apart_by_themselves(case):
     assert found["a stream's time outside its rounds"].value == pytest.approx(1e3 * (2.0 - 4.0))
 
 
-def test_every_case_has_goals_and_waits_in_both_engines(tmp_path, monkeypatch):
-    monkeypatch.setattr(paced_rounds, "perturbed", lambda source, noise, directory: directory / "perturbed")
+def test_every_case_has_goals_and_waits_in_both_engines():
     for case in CASES.values():
-        config = case.config(tmp_path)
+        config = case.config
         assert {config.target.engine.paced_as, config.draft.engine.paced_as} <= PASS_LAWS.keys()
         assert case.over_in_turn[0.0] > 1
     assert CASES["70b+1b-chains"].over_in_turn[0.0] == pytest.approx(0.95 * 1.90)
@@ -150,17 +132,3 @@ def test_all_cases_are_measured_unless_some_are_named():
     add_arguments(parser)
     assert parser.parse_args([]).paced == [*CASES]
     assert parser.parse_args(["--paced", "8b+0.5b"]).paced == ["8b+0.5b"]
-
-
-def test_a_perturbed_copy_differs_by_the_noise_that_is_asked_for_and_is_made_once(tmp_path):
-    source = DEMO_DIRECTORY / "draft"
-    copy = perturbed(source, 0.1, tmp_path)
-    before, after = load_file(source / WEIGHTS), load_file(copy / WEIGHTS)
-    for name, tensor in before.items():
-        change = (after[name].float() - tensor.float()).std() / tensor.float().std()
-        assert float(change) == pytest.approx(0.1 if tensor.dim() == 2 else 0.0, rel=0.05)
-    assert (copy / "tokenizer.json").is_file()
-    written = (copy / WEIGHTS).stat().st_mtime_ns
-    assert perturbed(source, 0.1, tmp_path) == copy
-    assert (copy / WEIGHTS).stat().st_mtime_ns == written
-    assert perturbed(source, 0.2, tmp_path) != copy
