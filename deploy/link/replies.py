@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.records import Drafted, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import Drafted, GrownTree, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
 from core.trees import Told
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.requests import decode_stamp, encode_stamp
-from deploy.link.trees import decode_distributions, decode_growth, encode_distributions, encode_growth
+from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | Drafted | Sprouted | Missing | Refused
+Reply = Verdict | Drafted | GrownTree | Sprouted | Missing | Refused
 Numbered = tuple[int, Reply]
 """The number of a request, and the reply to it."""
 
@@ -45,7 +45,9 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
         case Drafted():
             return pb.Reply(number=number, stamp=stamp, drafted=_encode_drafted(reply))
         case Sprouted():
-            return pb.Reply(number=number, stamp=stamp, sprouted=_encode_sprouted(reply))
+            return pb.Reply(number=number, stamp=stamp, sprouted=_encode_growth(reply, is_over=reply.is_over))
+        case GrownTree():
+            return pb.Reply(number=number, stamp=stamp, grown=_encode_growth(reply, is_over=True))
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
         case Refused():
@@ -62,7 +64,9 @@ def _decode(message: pb.Reply) -> Reply:
         case "drafted":
             return _decode_drafted(stamp, message.drafted)
         case "sprouted":
-            return _decode_sprouted(stamp, message.sprouted)
+            return Sprouted(stamp, *_decode_growth(message.sprouted), message.sprouted.is_over)
+        case "grown":
+            return GrownTree(stamp, *_decode_growth(message.grown))
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
@@ -99,7 +103,6 @@ def _encode_drafted(drafted: Drafted) -> pb.Drafted:
         confidence=drafted.confidence,
         entropy=drafted.entropy,
         timing=_encode_timing(drafted.timing),
-        growth=encode_growth(drafted.growth),
     )
 
 
@@ -112,11 +115,10 @@ def _decode_drafted(stamp: Stamp, message: pb.Drafted) -> Drafted:
         tuple(message.confidence),
         tuple(message.entropy),
         _decode_timing(message.timing) if message.HasField("timing") else None,
-        decode_growth(message.growth),
     )
 
 
-def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
+def _encode_growth(sprouted: Sprouted | GrownTree, *, is_over: bool) -> pb.Sprouted:
     told = sprouted.told
     return pb.Sprouted(
         held=sprouted.held,
@@ -128,10 +130,11 @@ def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
         leads=told.leads,
         root=told.root,
         timing=_encode_timing(sprouted.timing),
+        is_over=is_over,
     )
 
 
-def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
+def _decode_growth(message: pb.Sprouted) -> tuple[Told, int, Timing | None]:
     told = Told(
         message.first,
         tuple(message.parents),
@@ -141,7 +144,7 @@ def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
         tuple(message.leads),
         message.root,
     )
-    return Sprouted(stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None)
+    return told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
 
 
 def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

@@ -203,7 +203,10 @@ STRANGERS = {
     "garbage": (lambda c, a: b"GET / HTTP/1.1\r\nHost: me\r\n\r\n", "a frame of 1195725856 bytes"),
     "a frame that is no message": (lambda c, a: framed(b"\xff" * 40), "a frame that is no Hello"),
     "an empty frame": (lambda c, a: framed(b""), "speaks version 0"),
-    "another version": (lambda c, a: hello(c, a, version=2), "speaks version 2 of the protocol, and this end 1"),
+    "another version": (
+        lambda c, a: hello(c, a, version=9),
+        f"speaks version 9 of the protocol, and this end {handshake.VERSION}",
+    ),
     "no proof": (lambda c, a: hello(c, a, proof=b""), "its key is not"),
     "another key": (lambda c, a: hello(c, replace(a, key=b"x" * 32)), "its key is not"),
     "another nonce than it proves": (lambda c, a: hello(c, a, nonce=b"x" * 32), "its key is not"),
@@ -357,8 +360,8 @@ async def test_replies_to_nobodys_request_are_dropped():
     [
         (challenge(), pb.Welcome(proof=b"x" * 32), "does not know the engine's key"),
         (pb.Challenge(version=9, nonce=b"x" * 32), None, "speaks version 9 of the protocol"),
-        (pb.Challenge(version=1, nonce=b"x"), None, "a nonce that has not 32 bytes"),
-        (pb.Challenge(version=1, nonce=b"x" * 300), None, "at most 256"),
+        (pb.Challenge(version=handshake.VERSION, nonce=b"x"), None, "a nonce that has not 32 bytes"),
+        (pb.Challenge(version=handshake.VERSION, nonce=b"x" * 300), None, "at most 256"),
     ],
 )
 async def test_who_is_no_engine_of_ours_is_not_spoken_to(first, then, problem):
