@@ -84,7 +84,9 @@ def test_only_drafts_that_sample_are_asked_for_growth_that_is_planned(policy, pi
     monkeypatch.setattr(SimDraft, "_begin", noted)
     for temperature, verification in ((0.0, "coupled"), (1.0, "coupled"), (1.0, "rejection"), (1.0, "block")):
         played = scenario(policy, pipelining=pipelining)
-        report = simulate(replace(played, temperature=temperature, verification=type(played.verification)(verification)))
+        report = simulate(
+            replace(played, temperature=temperature, verification=type(played.verification)(verification))
+        )
         assert report.num_failed == 0
     assert {is_steady != needs_q for needs_q, is_steady in asked} == {True}
     assert len(set(asked)) == 2
