@@ -66,7 +66,7 @@ class AskingPilot(WatchingPilot):
         """
         if shape.source is Source.LOOKUP or self._course is None or not len(shape):
             return len(shape)
-        most = min(len(shape), self._max_block_tokens)
+        most = min(len(shape), self._max_depth)
         economy = self._known.economy()
         seconds = [economy.verify_s(num) for num in range(1, most + 1)]
         return 1 + int(np.argmax(np.cumsum(self._survival(shape)[:most]) - self._course.rate * np.array(seconds)))

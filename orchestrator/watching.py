@@ -129,14 +129,9 @@ class WatchingPilot:
         return self._profile.law(self._level.estimate(self._profile.heads()))
 
     @property
-    def _max_block_tokens(self) -> int:
-        """Where the draft samples blocks are chains."""
-        return self._max_depth if self._is_sampled else self._config.max_block_tokens
-
-    @property
     def _max_table_tokens(self) -> int:
-        """Where the draft samples q travels with a table, and takes its room."""
-        return self._config.max_table_tokens // (4 if self._is_sampled else 1)
+        """Of an asked draft: q travels with a table, and takes its room."""
+        return self._config.max_table_tokens // 4
 
     def _tail(self, num_ranks: int) -> tuple[float, ...]:
         """If the target's token is not the draft's first candidate: the chances of so many that follow."""

@@ -59,6 +59,13 @@ def test_a_chain_is_what_a_draft_grows_that_is_asked_for_one(engine, sampling):
             each.log.extend([*reply.told.tokens, 7])
 
 
+def test_the_reply_comes_with_the_last_pass_and_not_behind_the_next_of_others(engine):
+    engine.add(1, Driver(engine, PROMPT, session="s").draft_request(CHAIN))
+    replies = [dict(engine.step()) for _ in range(4)]
+    assert replies[:3] == [{}] * 3
+    assert isinstance(replies[3][1], GrownTree)
+
+
 @pytest.mark.parametrize("num_passes", [1, 2, 3])
 def test_no_more_passes_are_made_than_it_may_take(engine, num_passes):
     driver = Driver(engine, PROMPT, session="s")
