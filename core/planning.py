@@ -83,18 +83,10 @@ def forecast(plan: Plan, law: RankLaw, economy: Economy, table_tokens: int = 0) 
 
 
 def _in_turn(plan: Plan, law: RankLaw, economy: Economy) -> Forecast:
-    """Draft, then verify: E(gamma) / (t_v + gamma t_d).
-
-    Sessions that share engines fall into two halves, since who drafts misses the others' pass: each half drafts while
-    the other is verified, and neither engine serves both at once.
-    """
+    """Draft, then verify: E(gamma) / (t_v + gamma t_d)."""
     chain = best_tree(law, plan.depth, plan.depth, is_chain=True)
     tokens = 1.0 + chain.tokens
-    if economy.is_shared:
-        half = economy.halved()
-        round_s = 2.0 * max(half.verify_s(plan.depth), half.draft_s(chain.rows))
-    else:
-        round_s = economy.verify_s(plan.depth) + economy.draft_s(chain.rows)
+    round_s = economy.in_turn_s(plan.depth, chain.rows)
     return Forecast(plan, tokens / round_s, tokens, round_s)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import NEVER_STOP, Call, CallTrace, Drafted, DraftRequest, Missing, Refused, Stamp, Verification
-from core.trees import NO_GROWTH, Budget, Growth
+from core.records import Call, CallTrace, Drafted, DraftRequest, GrownTree, Missing, Refused, Stamp, Verification
+from core.trees import NO_GROWTH, Growth
 from orchestrator import messages as m
 from orchestrator.guess import (
     NO_GUESS,
@@ -26,7 +26,7 @@ from orchestrator.guess import (
 )
 from orchestrator.held import Held
 from orchestrator.pair import Completion
-from orchestrator.pilot import DraftSeen, Found, Pilot
+from orchestrator.pilot import AskedPilot, DraftSeen, Found
 from orchestrator.states import DRAFT_TABLE, Draft, Machine, Trigger
 from orchestrator.statistics import Statistics
 
@@ -40,7 +40,7 @@ _CALLS = {Draft.CATCHING_UP: Call.PREFILL, Draft.DRAFTING: Call.BLOCK, Draft.PRE
 class Drafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it."""
 
-    def __init__(self, completion: Completion, pilot: Pilot, stats: Statistics) -> None:
+    def __init__(self, completion: Completion, pilot: AskedPilot, stats: Statistics) -> None:
         self._pair = completion.pair
         self._pilot = pilot
         self._stats = stats
@@ -144,7 +144,7 @@ class Drafting:
         growth = self._growth(self._pilot.block, depth, 0)
         return [self._ask(Trigger.DRAFT, growth)] if len(growth) else []
 
-    def _growth(self, choose: Callable[[int], Growth | Budget], depth: int, depth_above: int) -> Growth | Budget:
+    def _growth(self, choose: Callable[[int], Growth], depth: int, depth_above: int) -> Growth:
         """What the pilot chooses within the client's wishes and the draft's own context."""
         limit = min(depth, self._room - depth_above)
         return choose(limit) if limit > 0 else NO_GROWTH
@@ -156,13 +156,12 @@ class Drafting:
         assert draft is not None, "a draft is asked only where there is one"
         return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
 
-    def _ask(self, trigger: Trigger, growth: Growth | Budget, guess: Guess = NO_GUESS) -> m.Command:
+    def _ask(self, trigger: Trigger, growth: Growth, guess: Guess = NO_GUESS) -> m.Command:
         self._forget()
         self._machine.fire(trigger)
         stamp, base, suffix, spec = self._held.snapshot()
         is_table = trigger is Trigger.PREPARE
-        stop = NEVER_STOP if self._needs_q else self._pilot.stop  # how long drafting takes must not depend on samples
-        self._asked = DraftRequest(stamp, base, suffix, growth, guess.block, is_table=is_table, stop=stop, spec=spec)
+        self._asked = DraftRequest(stamp, base, suffix, growth, guess.block, is_table=is_table, spec=spec)
         timeout_s = None if trigger is Trigger.CATCH_UP else self._pilot.patience_s
         return m.Draft(self._asked, timeout_s)
 
@@ -184,7 +183,7 @@ class Drafting:
                 return self._on_drafted(reply, event)
             case Missing():
                 return self._on_missing(reply)
-            case Refused():
+            case Refused() | GrownTree():  # nobody asked for a tree
                 return self.lose()
 
     def _on_missing(self, missing: Missing) -> list[m.Command]:

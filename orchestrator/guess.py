@@ -14,7 +14,6 @@ from core.trees import (
     EMPTY_BLOCK,
     NO_TOKEN,
     ROOT,
-    Budget,
     Growth,
     SparseDistribution,
     TokenTree,
@@ -111,8 +110,9 @@ def read_block(request: DraftRequest, drafted: Drafted, vocab_size: int, *, need
 
 def read_table(request: DraftRequest, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> OutcomeTable:
     """The table that was asked for. Raises: ValueError when the answer is corrupt."""
-    block, growth = request.block, growth_of(request, drafted)
-    _check(growth, len(block), drafted, vocab_size, needs_q=needs_q)
+    block, growth = request.block, request.growth
+    assert isinstance(growth, Growth), "what grows steadily is told of as it grows"
+    _check(len(growth), drafted, vocab_size, needs_q=needs_q)
     tree, kept = grown(block, growth, drafted.tokens, drafted.q if needs_q else ())
     zeros = (0.0,) * len(block)
     shape = Shape(
@@ -124,21 +124,7 @@ def read_table(request: DraftRequest, drafted: Drafted, vocab_size: int, *, need
     return OutcomeTable(len(block), tree, shape)
 
 
-def growth_of(request: DraftRequest, drafted: Drafted) -> Growth:
-    """What was asked for, or what the draft chose within its budget. Raises: ValueError when it chose too much."""
-    if isinstance(request.growth, Growth):
-        return request.growth
-    assert isinstance(request.growth, Budget), "what grows steadily is told of as it grows"
-    growth = Growth(drafted.growth.parents, drafted.growth.ranks)  # what comes over a wire has not been checked yet
-    if len(growth) > request.growth.num_nodes:
-        raise ValueError("a draft grew more than it was allowed to")
-    return growth
-
-
-def _check(growth: Growth, num_block: int, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> None:
-    num = len(growth)
-    if any(not ROOT <= parent < node for node, parent in enumerate(growth.parents, num_block)):
-        raise ValueError("a draft grew a node below one that comes later")
+def _check(num: int, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> None:
     is_whole = len(drafted.tokens) == num and len(drafted.confidence) in (0, num) and len(drafted.entropy) in (0, num)
     if not is_whole or (needs_q and len(drafted.q) != num):
         raise ValueError("a draft answered for other nodes than it was asked for")

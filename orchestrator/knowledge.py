@@ -89,6 +89,7 @@ class Knowledge:
         self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self._rounds: dict[str, tuple[float, float]] = {}
+        self._trying: Hashable | None = None
         self.doing = Doing()
         self.num_changes = 0
         self.reason = ""
@@ -133,6 +134,17 @@ class Knowledge:
         tokens, seconds = self.usual_round(kind, num_tokens)
         share = 1.0 / USUAL_ROUNDS
         self._rounds[kind] = tokens + (num_tokens - tokens) * share, seconds + (elapsed_s - seconds) * share
+
+    def may_try(self, session: Hashable) -> bool:
+        """Whether this session may draft in order to learn whether it pays; nobody else does then."""
+        if self._trying is None:
+            self._trying = session
+        return self._trying is session
+
+    def tried(self, session: Hashable) -> None:
+        """It has learned enough, or has ended."""
+        if self._trying is session:
+            self._trying = None
 
     def begin(self, doing: Doing, reason: str) -> None:
         """A first choice, and why."""

@@ -9,10 +9,10 @@ from collections import OrderedDict
 
 from core.config import SpeculationConfig
 from core.estimators import ConfidenceFit, Level, RankProfile, placed
-from core.records import NEVER_STOP, GenerationRequest, StopRule, Verification
+from core.records import GenerationRequest, Verification
 from core.shapes import RankLaw
 from core.tables import Prepared, TableBudget, prepared
-from core.trees import NO_GROWTH, ROOT, Growth, num_branches
+from core.trees import NO_GROWTH, ROOT, Growth, Measure, num_branches
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
 
@@ -40,8 +40,8 @@ def kind_of(request: GenerationRequest) -> str:
 class WatchingPilot:
     """What the policies have in common; a policy adds `block`, `table` and what follows from them."""
 
-    _is_chooser = False
-    """Whether the draft chooses guesses, where any rule may: then it tells by how much they lead, not their shares."""
+    measure = Measure.CONFIDENCE
+    """Of how sure the draft is, as it tells it."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         asked = request.max_draft_tokens
@@ -51,7 +51,7 @@ class WatchingPilot:
         self._config = config
         self._known = knowledge
         self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
-        self._fit: ConfidenceFit = knowledge.fit((self.kind, self._is_chooser and not self._is_sampled))
+        self._fit: ConfidenceFit = knowledge.fit((self.kind, self.measure))
         self._level = Level()
         self._law: RankLaw = self.law()
         self._asked_rows: tuple[int, ...] = ()
@@ -68,10 +68,6 @@ class WatchingPilot:
     @property
     def wants_draft(self) -> bool:
         return self._max_depth > 0
-
-    @property
-    def stop(self) -> StopRule:
-        return NEVER_STOP
 
     @property
     def patience_s(self) -> float:
@@ -133,14 +129,9 @@ class WatchingPilot:
         return self._profile.law(self._level.estimate(self._profile.heads()))
 
     @property
-    def _max_block_tokens(self) -> int:
-        """Where the draft samples blocks are chains."""
-        return self._max_depth if self._is_sampled else self._config.max_block_tokens
-
-    @property
     def _max_table_tokens(self) -> int:
-        """Where the draft samples q travels with a table, and takes its room."""
-        return self._config.max_table_tokens // (4 if self._is_sampled else 1)
+        """Of an asked draft: q travels with a table, and takes its room."""
+        return self._config.max_table_tokens // 4
 
     def _tail(self, num_ranks: int) -> tuple[float, ...]:
         """If the target's token is not the draft's first candidate: the chances of so many that follow."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.records import Base, Drafted, DraftRequest, Sampling, SequenceSpec, Stamp
-from core.trees import NO_Q, NO_TOKEN, ROOT, Budget, Growth, SparseDistribution, TokenTree
+from core.trees import NO_Q, NO_TOKEN, ROOT, Growth, SparseDistribution, TokenTree
 from orchestrator.guess import NO_GUESS, looked_up, read_block, read_table
 
 STAMP = Stamp("s", 1, 1)
@@ -97,23 +97,6 @@ def unchecked(parents, ranks):
     object.__setattr__(growth, "parents", parents)
     object.__setattr__(growth, "ranks", ranks)
     return growth
-
-
-@pytest.mark.parametrize(
-    "growth",
-    [
-        Growth((ROOT, 2), (0, 0)),  # fewer nodes than tokens
-        Growth((ROOT, 2, 3, 4), (0, 0, 0, 0)),  # more than the budget
-        unchecked((ROOT, 2, 3), (0,)),
-        unchecked((ROOT, 9, 3), (0, 0, 0)),
-        unchecked((ROOT, 3, 2), (0, 0, 0)),
-        unchecked((ROOT, 3, 4), (0, 0, 0)),  # a node below itself
-    ],
-)
-def test_what_a_draft_chose_is_checked_before_it_is_used(growth):
-    budget = Budget(num_nodes=3, num_passes=1, rows_per_pass=4, max_depth=2, fanout=2)
-    with pytest.raises(ValueError, match=r"draft|growth"):
-        read_table(ask(budget), Drafted(STAMP, (20, 30, 31), 3, growth=growth), 50, needs_q=False)
 
 
 def test_a_q_that_is_no_law_is_refused():

@@ -9,7 +9,7 @@ from fakes import FakePilot, model_info, plain, request
 from world import World
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import NEVER_STOP, Call, Drafted, Missing, Sampling, StopRule, Timing, Verification
+from core.records import Call, Drafted, Missing, Sampling, Timing, Verification
 from core.trees import EMPTY_BLOCK, NO_GROWTH, NO_TOKEN, ROOT, Growth, TokenTree, depths
 from orchestrator import messages as m
 from orchestrator.drafting import Drafting
@@ -314,16 +314,6 @@ def test_a_block_ends_where_the_targets_cache_does(tokenizer):
     assert world.tokens == plain(PROMPT, 12)
 
 
-@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-def test_where_q_counts_how_long_drafting_takes_does_not_hang_on_the_samples(tokenizer, verification):
-    world = pipelined(tokenizer, verification=verification, sampling=Sampling(temperature=1.0, seed=1))
-    world.pilot.stop = StopRule(min_confidence=0.9)
-    world.run()
-    asked = [command.request for command in world.sent if isinstance(command, m.Draft)]
-    assert asked
-    assert all(request.stop == NEVER_STOP for request in asked)
-
-
 def test_each_call_is_reported_once_on_the_streams_own_clock_when_asked_for(tokenizer):
     for wanted in (True, False):
         world = World(request(PROMPT, 30, wants_trace=wanted), tokenizer, gamma=3, fanout=2).start().run()
@@ -402,15 +392,13 @@ def test_a_table_ends_where_the_drafts_room_does(tokenizer, bound):
     assert world.tokens == plain(PROMPT, 60)
 
 
-def test_a_draft_has_the_pilots_patience_and_stop_rule_unless_nobody_waits_for_it(tokenizer):
+def test_a_draft_has_the_pilots_patience_unless_nobody_waits_for_it(tokenizer):
     world = World(request(PROMPT, 40), tokenizer, gamma=3, fanout=1)
-    world.pilot.stop = StopRule(min_confidence=0.25)
     world.start().run()
     asked = commands(world, m.Draft)
     assert {command.request.is_table for command in asked} == {True, False}
     for command in asked:
         assert command.timeout_s == (world.pilot.patience_s if len(command.request.growth) else None)
-        assert command.request.stop == StopRule(min_confidence=0.25)
 
 
 def test_the_pilot_is_told_once_that_a_draft_is_late(tokenizer):

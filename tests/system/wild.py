@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, StopRule, Verification
-from core.trees import NO_GROWTH, ROOT, Budget, Growth
+from core.records import GenerationRequest, Verification
+from core.trees import NO_GROWTH, ROOT, Growth
 from orchestrator.pilot import ControlReport, RoundSeen, Shape
 
 MAX_NODES = 24
@@ -54,27 +54,19 @@ class WildPilot:
         return self.max_depth > 0 and self.random.random() < 0.95
 
     @property
-    def stop(self) -> StopRule:
-        return StopRule(min_confidence=self.random.choice((0.0, 0.0, 0.4)))
-
-    @property
     def patience_s(self) -> float:
         return self.random.choice((0.0, 0.003, *[5.0] * 20))
 
-    def block(self, max_depth: int) -> Growth | Budget:
+    def block(self, max_depth: int) -> Growth:
         depth = min(max_depth, self.max_depth)
-        if not self.is_chain and depth > 0 and self.random.random() < 0.4:
-            return self._budget(depth)
         num_nodes = self.random.randrange(MAX_NODES)
         return random_growth(self.random, [ROOT], 0, num_nodes, depth, is_chain=self.is_chain)
 
-    def table(self, shape: Shape, max_depth: int) -> Growth | Budget:
+    def table(self, shape: Shape, max_depth: int) -> Growth:
         """Outcomes at places of the block, and something of any shape below each."""
         depth = min(max_depth, self.max_depth)
         if depth < 1 or self.random.random() < 0.1:
             return NO_GROWTH
-        if not self.is_chain and self.random.random() < 0.4:
-            return self._budget(depth)
         places = [place for place in range(ROOT, len(shape)) if self.random.random() < 0.8]
         outcomes = [(place, rank) for place in places for rank in range(self.random.randrange(4))]
         tops = [len(shape) + index for index in range(len(outcomes))]
@@ -82,18 +74,6 @@ class WildPilot:
         below = random_growth(self.random, tops, first, 2 * MAX_NODES, depth, is_chain=self.is_chain)
         return Growth(
             (*(place for place, _ in outcomes), *below.parents), (*(rank for _, rank in outcomes), *below.ranks)
-        )
-
-    def _budget(self, depth: int) -> Budget:
-        return Budget(
-            num_nodes=self.random.randrange(1, 3 * MAX_NODES),
-            num_passes=self.random.randrange(1, 7),
-            rows_per_pass=self.random.randrange(1, 12),
-            max_depth=depth,
-            fanout=self.random.randrange(1, 5),
-            sureness=(self.random.uniform(-1, 1), self.random.uniform(0, 1)),
-            tail=(0.4, 0.2, 0.1),
-            min_reach=self.random.choice((0.0, 0.3, 1.0)),
         )
 
     def num_to_verify(self, shape: Shape) -> int:
