@@ -73,7 +73,6 @@ class SteadyDrafting:
         """Of the draft; whether the next block is its doing is not known yet."""
         self._grew_s = 0.0
         """When the draft last told of something."""
-        self._num_open = 0
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
@@ -95,7 +94,7 @@ class SteadyDrafting:
     def placed(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.PLACED)
         self._held.place(name, epoch)
-        self._num_open, self._is_late = 0, False
+        self._is_late = False
         self._known_to.clear()
         return self.tell()
 
@@ -154,12 +153,11 @@ class SteadyDrafting:
         if steady is None:  # not for this request, or the text is as long as the draft's context
             self._leave()
             return [m.ReleaseDraft()]
-        self._is_behind = self._num_open >= (1 if self._pilot.is_in_turn else MAX_OPEN)
+        self._is_behind = len(self._known_to) >= (1 if self._pilot.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
         is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
-        self._num_open += 1
         stamp, base, suffix, spec = self._held.snapshot()
         if is_anew:
             self._forget()
@@ -251,13 +249,13 @@ class SteadyDrafting:
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
         reply = event.reply
-        if self._machine.state is not Growing.GROWING or not self._is_leased(reply.stamp):
+        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._known_to
+        if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
             self._stats.num_stale_replies += 1
             return []
-        self._num_open = max(0, self._num_open - 1)
         if isinstance(reply, GrownTree):
             return self._grown(reply, event)
-        self._known_to.pop(reply.stamp.round, None)
+        del self._known_to[reply.stamp.round]
         if not self._held.answers(reply.stamp):
             return self.tell() if self._is_behind else []
         if isinstance(reply, Missing) and self._held.must_resend(reply.held):
@@ -267,12 +265,13 @@ class SteadyDrafting:
 
     def _grown(self, grown: GrownTree, event: m.DraftReplied) -> list[m.Command]:
         """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
-        if not self._held.answers(grown.stamp):
-            return []
-        if not self._take_in(grown):
+        is_awaited = self._held.answers(grown.stamp)
+        if is_awaited and not self._take_in(grown):
             return self.lose()
+        del self._known_to[grown.stamp.round]
+        if not is_awaited:
+            return []
         self._is_over, self._is_behind = True, False
-        self._known_to.pop(grown.stamp.round, None)
         is_turn, timing = self._turn > 0, grown.timing
         call = Call.BLOCK if is_turn else Call.PREFILL
         trace = CallTrace(call, event.sent_s, event.received_s, len(grown.told), timing=timing)

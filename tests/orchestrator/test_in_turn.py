@@ -101,6 +101,18 @@ def test_a_round_drafts_then_verifies(stage):
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 
+def test_a_reply_that_comes_twice_does_not_answer_the_next_question(stage):
+    first = stage.reply()
+    stage.grown(first)
+    stage.verdict()
+    num_asked = stage.count(m.Draft)
+    stage.grown(first)
+    assert stage.session.stats.num_stale_replies == 1
+    stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    stage.verdict()
+    assert stage.count(m.Draft) == num_asked, "a draft is asked nothing before it has answered"
+
+
 def test_a_block_has_no_more_guesses_than_there_are_tokens_left(tokenizer):
     stage = Stage(tokenizer, max_tokens=3)
     stage.grown()

@@ -51,12 +51,12 @@ def test_a_chain_is_what_a_draft_grows_that_is_asked_for_one(engine, sampling):
     asked = Driver(engine, PROMPT, sampling, session="asked")
     for _ in range(3):
         reply = grown(engine, driver, CHAIN)
-        assert reply.told.tokens == answer(engine, asked.draft_request(Growth.chain(4))).tokens
-        assert reply.told.parents[1:] == tuple(range(reply.told.first, reply.told.first + 3))
+        assert tuple(reply.told.tokens.tolist()) == answer(engine, asked.draft_request(Growth.chain(4))).tokens
+        assert reply.told.parents[1:].tolist() == list(range(reply.told.first, reply.told.first + 3))
         assert reply.told.parents[0] == ROOT or reply.told.parents[0] == reply.told.root
         assert reply.timing.num_passes == 4
         for each in (driver, asked):
-            each.log.extend([*reply.told.tokens, 7])
+            each.log.extend([*reply.told.tokens.tolist(), 7])
 
 
 def test_the_reply_comes_with_the_last_pass_and_not_behind_the_next_of_others(engine):
