@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from random import Random
@@ -594,3 +595,27 @@ def test_numbers_begin_anew_where_the_whole_text_is_sent_again(bench, says):
     session.tell(*walk(session, Random(0), 2))
     bench.run()
     session.check(says)
+
+
+# Time
+
+
+def test_a_pass_takes_as_long_as_from_the_one_before_it(bench, monkeypatch):
+    """What is done between two passes is a part of what each costs; what an engine waits for is not."""
+    now = itertools.count()
+    for module in ("workers.draft", "workers.steady", "workers.engine"):
+        monkeypatch.setattr(f"{module}.monotonic", lambda: float(next(now)))
+    session = Session(bench, "s", sampling=CERTAIN, steady=replace(STEADY, max_depth=30, min_reach=0.0))
+    session.tell()
+    bench.grow(4)
+    before = next(now)
+    for _ in range(1000):  # telling takes its time
+        next(now)
+    bench.grow(1)
+    assert 1000 < session.sprouted[-1].timing.computed_s < next(now) - before + 20
+    bench.run()
+    for _ in range(1000):  # nothing is to be done
+        next(now)
+    session.tell(*walk(session, Random(0), 1))
+    bench.grow(1)
+    assert 0 < session.sprouted[-1].timing.computed_s < 1000
