@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_PAUSE_S = 60.0
 MAX_OPEN = 4
 """Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
+CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
+"""What is raised of growth that is none: where it came pickled nothing of it has been checked."""
 NO_NODES: Ints = np.empty(0, np.int64)
 
 
@@ -175,13 +177,7 @@ class SteadyDrafting:
             if sprouted.stamp.round < self._first_round:
                 return []  # its nodes have other numbers
             self._tree.add(sprouted.told, len(self._log) - self._known_to.get(sprouted.stamp.round, 0))
-        except (
-            ValueError,
-            TypeError,
-            IndexError,
-            OverflowError,
-            AttributeError,
-        ) as error:  # what was pickled was not checked
+        except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return self.lose()
         self._grew_s = event.received_s
