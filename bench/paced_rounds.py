@@ -130,7 +130,7 @@ async def _measure(name: str, address: str, plan: Plan, temperature: float) -> l
 
 
 async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way, temperature: float) -> Result:
-    """A round, of all processes: those of the engines compute nothing, so it is all beside the models."""
+    """A round, of all processes: there are no models, but what the simulated draft takes for its guesses is in it."""
     before = cpu_s(os.getpid())
     runs = (await repeat(stub, plan, {name: way}, temperature, 0))[name]
     num_rounds = sum(each.stats.target_passes for each in runs)

@@ -58,7 +58,7 @@ class Economy:
         return known[-1][: max_nodes + 1]
 
     def draft_s(self, rows: tuple[int, ...]) -> float:
-        """A round trip to the draft for passes of so many rows of each session."""
+        """A round trip to the draft for one pass an entry, each with that number of rows of each session."""
         return sum(self.draft_pass_s(self.num_drafting * row) for row in rows if row) + self.draft_wire_s
 
     def in_turn_s(self, nodes: float, rows: tuple[int, ...], branches: float = 0.0) -> float:

@@ -20,7 +20,7 @@ ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"
 
 MAX_ENDED = 4096
-"""Sessions whose end is remembered; a message is on its way for less time than so many sessions take."""
+"""Sessions whose end is remembered; no message is on its way for as long as that number of sessions takes."""
 
 
 class EndedSessions:

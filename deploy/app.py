@@ -42,8 +42,16 @@ class Engines:
 ENGINES = Engines()
 
 
-def build(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines: Engines = ENGINES) -> Application:
-    """The application that `config`, or the settings of one, describes. Raises: ConfigError."""
+def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Application:
+    """The application that `config`, or the settings of one, describes. Raises: ConfigError.
+
+    Serve calls it by name, and takes none that has a second parameter.
+    """
+    return build_with(config, ENGINES)
+
+
+def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines: Engines) -> Application:
+    """The same with other engines behind it. Raises: ConfigError."""
     fleet = _fleet(config)
     drafts = {
         name: _draft(f"draft-{name}", draft, name, _cut(fleet, name), engines) for name, draft in fleet.drafts.items()

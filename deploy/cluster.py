@@ -39,7 +39,7 @@ SERVE_ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
     # Proxies pass calls on by gRPC, and replicas have one event loop: by a stream of Ray's, with a thread for Serve and
-    # one for us, a chunk takes half as much again of the processors (docs/adr/0026).
+    # one for us, a chunk takes half as much again of the processors (docs/adr/0025).
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * MAX_MESSAGE_BYTES),  # a call is longer than its message
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable, first_line
-from deploy.app import APPLICATION, ENGINES, Engines, build
+from deploy.app import APPLICATION, ENGINES, Engines, build_with
 from deploy.gate import Gate, tokens_path
 from deploy.link.tls import Certificates
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
@@ -57,7 +57,7 @@ def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, e
     """
     try:
         with _reporting(report):
-            serve.run(build(config, engines), name=APPLICATION, route_prefix="/")
+            serve.run(build_with(config, engines), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise StartupError(_reason(error)) from error
 

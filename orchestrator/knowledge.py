@@ -24,13 +24,13 @@ PRIOR_DRAFT_S = 0.003
 Later = Callable[[Callable[[], None]], None]
 """Has something done when nobody waits for it."""
 GRAIN = 0.08
-"""Costs may drift by so much, relatively, before plans are made anew."""
+"""Share by which costs may drift before plans are made anew."""
 BRANCHES = 3.0
 """Of a block, when what they cost is looked at."""
 USUAL_ROUNDS = 64.0
 """Over which it is averaged what a round is like."""
 LOAD_CHANGE = 1.15
-"""Where so many times more or fewer sessions share an engine, plans are made anew."""
+"""Factor by which the number of sessions that share an engine has to change for plans to be made anew."""
 
 
 def at_once(act: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Lookups:
             self.rates[depth].see(depth < num_accepted)
 
     def survival(self, num_tokens: int) -> list[float]:
-        """Chance that each of so many guesses in a row is accepted, with those before it."""
+        """Chance that each of `num_tokens` guesses in a row is accepted, with those before it."""
         return list(accumulate(self.chances(num_tokens), mul))
 
     def chances(self, num_tokens: int) -> list[float]:
@@ -168,7 +168,7 @@ class Knowledge:
         return max(1.0, self.num_sessions / self._num_drafts)
 
     def is_crowded(self, num_planned: float) -> bool:
-        """Whether so many more share an engine than was planned for that the next round decides anew.
+        """Whether the number of sessions that share an engine exceeds the planned one enough to decide anew.
 
         That some have left can wait for the next decision: where one stream ends another often begins.
         """

@@ -108,9 +108,9 @@ class MarginalPilot(TreePilot):
         return self._known.lately.branch_s > 0.0
 
     def net(self, reach: Floats, branches: Ints | None = None) -> Floats:
-        """Tokens that the first so many of these nodes gain, less what the time of their verification would yield.
+        """For each n from 0 on: tokens that the first n nodes gain, less what the time to verify them would yield.
 
-        `reach`: their chances, falling; `branches`: how many each of them and those before it have, None for none.
+        `reach` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
         """
         seconds = self._seconds(len(reach), branches)
         gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * (seconds - seconds[0])

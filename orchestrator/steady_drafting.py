@@ -33,7 +33,7 @@ MAX_PAUSE_S = 60.0
 MAX_OPEN = 4
 """Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
 CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
-"""What comes of growth that is none."""
+"""What is raised of growth that is none: where it came pickled nothing of it has been checked."""
 NO_NODES: Ints = np.empty(0, np.int64)
 
 
@@ -201,7 +201,7 @@ class SteadyDrafting:
             self._held.num_tokens = min(grown.held, len(self._log) - 1)
             if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
                 self._tree.add(grown.told, len(self._log) - self._known_to.get(grown.stamp.round, 0))
-        except CORRUPT as error:  # what was pickled was not checked
+        except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
         self._pause_s = self._pair.speculation.draft_retry_s

@@ -65,7 +65,7 @@ class Law(Protocol):
         ...
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
-        """Guesses from `index` on that block verification accepts of so many; None to go by `alpha` alone."""
+        """Of `num_guesses` from `index` on, those that block verification accepts; None to go by `alpha` alone."""
         ...
 
 

@@ -312,7 +312,7 @@ class SpeculationTree:
         return is_known
 
     def _move_numbers(self, moved: Ints, num_committed: int) -> None:
-        """Each node is where it was moved to, and each committed token so many further up."""
+        """Each node is where it was moved to, and each committed token is `num_committed` tokens further up."""
         places = self._numbers[1]
         places = np.where(places >= 0, moved[np.maximum(places, 0)], places - num_committed)
         self._numbers[1] = places

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,11 @@ from deploy.settings import demo_config
 from deploy.workers import REPLICA_CPUS, bundles
 
 GPU_WORKER = TargetConfig(EngineConfig("/t"), num_replicas=2, num_cpus=4, num_gpus=1, resources={"large_gpu": 1})
+
+
+def test_serve_takes_the_builder_that_manifests_name():
+    """Serve refuses builders with any other number of parameters, those with defaults included."""
+    assert len(inspect.signature(app.build).parameters) == 1
 
 
 def test_a_replica_reserves_little_for_itself_and_all_for_its_engine():

@@ -340,6 +340,8 @@ def test_what_was_lost_of_a_tree_is_told_once_more(stage):
         lambda s: replace(s, told=unchecked(s.told, parents=(7,))),
         lambda s: replace(s, told=unchecked(s.told, chances=(0.5, 0.5))),
         lambda s: replace(s, told=unchecked(s.told, root=99)),
+        lambda s: replace(s, told=unchecked(s.told, parents=np.array([7]))),
+        lambda s: replace(s, told=unchecked(s.told, chances=np.array([2.0]))),
     ],
 )
 def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, spoil):
@@ -639,10 +641,15 @@ def test_what_a_round_teaches_is_learned_when_the_next_block_is_on_its_way():
     known = Knowledge(8, 1.0, 1.0, due.append)
     one = MarginalPilot(request(PROMPT, 10), CONFIG, known)
     one.saw_round(round_seen(Found.HIT, 2))
+    before = known.lately.verify_s(0.0)
+    for _ in range(8):
+        known.verify.see(Timing(0.0, 2.0 * before, 1, 1), 2.0 * before + 0.001)
     assert known.hits.seen == 0
+    assert known.lately.verify_s(0.0) == before
     (learn,) = due
     learn()
     assert known.hits.seen > 0
+    assert known.lately.verify_s(0.0) > 1.5 * before, "costs are looked at once a round, and not while somebody waits"
 
 
 def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
