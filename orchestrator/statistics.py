@@ -45,6 +45,7 @@ class Statistics:
     accepted_per_position: list[int] = field(default_factory=list)
     num_hits: int = 0
     num_misses: int = 0
+    num_continued: int = 0
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_stale_replies: int = 0
