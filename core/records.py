@@ -343,6 +343,8 @@ class SpeculationStats:
     num_target_failures: int = 0
     num_lookup_tokens: int = 0
     """Of the drafted tokens, those that were looked up in the text so far, without a draft model."""
+    num_continued: int = 0
+    """Rounds that the target went on with by itself (`Continuation`)."""
     num_hits: int = 0
     """Verdicts whose next block had been prepared before they came, or came in time."""
     num_misses: int = 0

@@ -110,6 +110,7 @@ class Statistics:
             accepted_per_position=tuple(self.accepted_per_position),
             num_hits=self.num_hits,
             num_misses=self.num_misses,
+            num_continued=self.num_continued,
             num_draft_failures=self.num_draft_failures,
             num_target_failures=self.num_target_failures,
             draft_time_s=self.draft_time_s,

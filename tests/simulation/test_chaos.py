@@ -32,7 +32,7 @@ def test_every_invariant_holds(part, counts):
 
 AT_LEAST = {
     500: ("num_hits", "num_misses", "table: hit", "table: miss", "table: not asked"),
-    200: ("num_lookup_tokens", "tree verified", "num_draft_failures", "num_target_failures"),
+    200: ("num_continued", "num_lookup_tokens", "tree verified", "num_draft_failures", "num_target_failures"),
     100: ("finished a resumed one", "finished with a slow reader", "cancelled", "echo"),
     50: ("shutdown", "table: late", "failed Overloaded", "failed Unavailable", "failed DeadlinePassed"),
 }
