@@ -13,7 +13,7 @@ import numpy as np
 from core.config import SpeculationConfig
 from core.economy import Economy
 from core.records import GenerationRequest
-from core.shapes import RankLaw, best_tree
+from core.shapes import RankLaw, best_reach
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import Found, RoundSeen, Source
@@ -196,7 +196,7 @@ def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int
     wide = economy.rows_worth()
     best, best_rate = 0, 1.0 / economy.verify_s(0.0)
     for num_passes in range(1, max_passes + 1):
-        tokens = 1.0 + np.append(0.0, np.cumsum(best_tree(law, max_nodes, num_passes).reach))
+        tokens = 1.0 + np.append(0.0, np.cumsum(best_reach(law, max_nodes, num_passes)))
         rows = (1, *(wide,) * (num_passes - 1))
         seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])
         if (rate := (tokens / seconds).max()) > best_rate:

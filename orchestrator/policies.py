@@ -46,13 +46,7 @@ class AskedChainPilot(WatchingPilot):
         if not self._config.pipelining or depth < 1:
             return NO_GROWTH
         budget = TableBudget(
-            num_nodes=self._max_table_tokens,
-            num_passes=depth + 1,
-            rows_per_pass=UNBOUNDED,
-            max_depth=depth,
-            block_nodes=depth,
-            fanout=self._config.table_fanout,
-            is_chain=True,
+            num_nodes=self._max_table_tokens, rows_per_pass=UNBOUNDED, depth=depth, fanout=self._config.table_fanout
         )
         return self._table(shape, self._first_law, budget)
 
