@@ -70,9 +70,6 @@ class WatchingPilot:
         expected = self._known.lately.draft_s(self._asked_rows)
         return max(min(max(self._config.draft_timeout_s, PATIENCE * expected), MAX_PATIENCE_S), 1.5 * expected)
 
-    def num_to_verify(self, shape: Shape) -> int:
-        return len(shape)
-
     def num_to_look_up(self, max_depth: int) -> int:
         """The chain of guesses that yields the most tokens for the time of its verification; none, if none does."""
         most = min(max_depth, self._max_depth)
