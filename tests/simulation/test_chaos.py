@@ -44,7 +44,8 @@ AT_LEAST = {
     500: ("num_hits", "num_misses", "table: hit", "table: miss", "table: not asked"),
     200: ("num_lookup_tokens", "tree verified", "num_draft_failures", "num_target_failures"),
     100: ("finished a resumed one", "finished with a slow reader", "cancelled", "echo"),
-    50: ("shutdown", "table: late", "failed Overloaded", "failed Unavailable", "failed DeadlinePassed"),
+    25: ("table: late",),
+    50: ("shutdown", "failed Overloaded", "failed Unavailable", "failed DeadlinePassed"),
 }
 
 
