@@ -287,19 +287,18 @@ class SpeculationConfig:
     more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
     to `max_draft_tokens` while the draft is sure enough."""
     pipelining: bool = True
-    """Draft the next block, for every likely outcome, while the last one is verified. False drafts and verifies in
-    turn."""
+    """Draft on while the last block is verified. False drafts and verifies in turn."""
     max_draft_tokens: int = 8
     """Draft length gamma, in tokens from the root down: the most that the policy may choose."""
     max_block_tokens: int = 32
     """Nodes of a block, over all branches of its tree, in [1, 256]: the most that the policy "adaptive" may choose, and
-    the number that "static_tree" always verifies; its table feeds that many rows a pass. Lower it where many sessions
-    share the target or a row is dear. Trees are verified in greedy and coupled mode only."""
+    the number that "static_tree" always verifies. Lower it where many sessions share the target or a row is dear.
+    Trees are verified in greedy and coupled mode only."""
     max_table_tokens: int = 256
-    """Nodes of an outcome table; in rejection and block mode, whose tables carry q, a quarter of it."""
+    """Of rejection and block mode, where drafts sample and prepare for each outcome of a verification: a table has a
+    quarter of so many nodes, since it carries q."""
     table_fanout: int = 4
-    """Next tokens that a policy other than "adaptive" and "static_tree" prepares for at each place where a block may
-    end."""
+    """Of the same: next tokens that a policy other than "adaptive" prepares for at each place where a block may end."""
     min_path_probability: float = 0.03
     """Of the policy "path_probability": a chain ends before the first guess whose path probability, the product of the
     draft's own chances from the root down to it, is below this; in [0, 1], and 0 ends none early. Raise it where rows
@@ -309,7 +308,8 @@ class SpeculationConfig:
     max_entropy: float = 2.0
     """Of the policy "entropy", in nats."""
     lookup: bool = True
-    """Guess from the text so far when there is no draft to ask; and beside one that grows steadily."""
+    """Guess from the text so far when the draft has nothing; the policy "adaptive" does so beside the draft's guesses,
+    in greedy and coupled mode."""
     verification: Verification = Verification.COUPLED
     q_top_tokens: int = 64
     """In rejection and block mode the draft samples from its q cut to this many tokens, and sends just those."""

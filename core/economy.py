@@ -61,6 +61,17 @@ class Economy:
         """A round trip to the draft for one pass an entry, each with that number of rows of each session."""
         return sum(self.draft_pass_s(self.num_drafting * row) for row in rows if row) + self.draft_wire_s
 
+    def in_turn_s(self, nodes: float, rows: tuple[int, ...], branches: float = 0.0) -> float:
+        """A round that drafts in passes of so many rows, and then verifies a block of so many nodes.
+
+        Sessions that share engines fall into two halves, since who drafts misses the others' pass: each half drafts
+        while the other is verified, and neither engine serves both at once.
+        """
+        if not self.is_shared:
+            return self.verify_s(nodes, branches) + self.draft_s(rows)
+        half = self.halved()
+        return 2.0 * max(half.verify_s(nodes, branches), half.draft_s(rows))
+
     def pass_price(self, rate: float, rows: int) -> float:
         """Tokens that the time of one more pass of the draft would yield at `rate`, where the target waits for it.
 

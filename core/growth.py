@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.records import DraftRequest
-from core.trees import NO_GROWTH, NO_Q, NO_TOKEN, ROOT, Growth, SparseDistribution, TokenTree, depths
+from core.trees import NO_Q, NO_TOKEN, ROOT, Growth, Measure, SparseDistribution, TokenTree, depths
 
 MIN_SHARE = 1e-6
 """Shares below it tell no more than this one does."""
@@ -47,6 +47,16 @@ class Candidates:
         odds = first / math.sqrt((1.0 - first) * max(self.shares[1], MIN_SHARE))
         return odds / (1.0 + odds)
 
+    def sureness(self, measure: Measure) -> float:
+        """How sure the draft is here."""
+        match measure:
+            case Measure.LEAD:
+                return self.lead
+            case Measure.CONFIDENCE:
+                return min(max(self.confidence, 0.0), 1.0)
+            case Measure.ENTROPY:
+                return math.exp(-max(self.entropy, 0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Grown:
@@ -56,7 +66,6 @@ class Grown:
     confidence: tuple[float, ...]
     entropy: tuple[float, ...]
     q: tuple[SparseDistribution, ...] = ()
-    growth: Growth = NO_GROWTH
 
 
 class Sprout:
@@ -67,7 +76,7 @@ class Sprout:
     """
 
     def __init__(self, request: DraftRequest, samples: bool, known: Mapping[int, Candidates]) -> None:
-        assert isinstance(request.growth, Growth), "a budget is grown by core.budgeted"
+        assert isinstance(request.growth, Growth), "what grows steadily is core.speculation.grower's"
         self._request = request
         self._samples = samples
         block, growth = request.block, request.growth
@@ -96,7 +105,7 @@ class Sprout:
 
     @property
     def is_done(self) -> bool:
-        return not self._ready or 0 < self._request.max_passes <= self.num_passes
+        return not self._ready
 
     def frontier(self) -> list[int]:
         """Nodes to feed in the next pass, parents first; ROOT stands for what is left of the suffix."""
@@ -161,7 +170,7 @@ class Sprout:
 
     def _grow(self, node: int, candidates: Candidates) -> None:
         children = self._children.get(node)
-        if children is None or self._stops(node, candidates):
+        if children is None:
             return
         is_sample = self.place(node) is not None
         taken = self._taken.get(node, ())
@@ -172,13 +181,6 @@ class Sprout:
                 self._fill(child, candidates.sampled, candidates, candidates.q)
             elif not is_sample and rank < len(free):
                 self._fill(child, free[rank], candidates, NO_Q)
-
-    def _stops(self, node: int, candidates: Candidates) -> bool:
-        """Whether the draft is too unsure after `node` to go on; outcomes are listed whether it is or not."""
-        if self._request.is_table and node < self._num_block:
-            return False
-        stop = self._request.stop
-        return candidates.confidence < stop.min_confidence or candidates.entropy > stop.max_entropy
 
     def _fill(self, child: int, token: int, candidates: Candidates, q: SparseDistribution) -> None:
         if token == NO_TOKEN:

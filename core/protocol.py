@@ -14,7 +14,7 @@ from core.growth import HeldTree
 from core.records import Base, DraftRequest, Missing, Refused, SequenceSpec, VerifyRequest
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Budget, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree
 
 ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"
@@ -84,7 +84,7 @@ class HeldTokens:
 
     def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
         """Agree with the request's tokens and keep all that has grown below them; grow by `steady` from now on."""
-        self.grower.steady = steady
+        self.grower.go_on(steady)
         rebased = self._rebase(request.base, request.suffix, None if self._reroot(request) else EMPTY_BLOCK)
         if self.tree.root is None:
             self.grower.begin()
@@ -198,7 +198,7 @@ def _why_unfit_to_draft(request: DraftRequest, needs_q: bool) -> str | None:
         return "the block has the same guess twice below one node"
     if isinstance(growth, Steady) and request.is_table:
         return "a tree that grows steadily has no block above it: is_table must be false"
-    if isinstance(growth, Budget | Steady):
+    if isinstance(growth, Steady):
         return "a draft may not choose which of its samples are sent" if needs_q else None
     if any(not ROOT <= parent < node for node, parent in enumerate(growth.parents, len(block))):
         return "a node of the growth has a parent that does not come before it"

@@ -8,13 +8,12 @@ a lost message, a restart and a preempted KV cache are one case.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from core import ranges
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, Steady, TokenTree, Told
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, SparseDistribution, Steady, TokenTree, Told
 
 
 class Verification(StrEnum):
@@ -171,22 +170,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRule:
-    """When a draft should guess no further below a node: by what its q there looks like, never by what it drew.
-
-    A rule that looked at the sampled token would bias rejection and block verification (docs/exactness.md, section 4).
-    """
-
-    min_confidence: float = 0.0
-    """The largest probability of q must reach this."""
-    max_entropy: float = math.inf
-    """The entropy of q, in nats, must not exceed this."""
-
-
-NEVER_STOP = StopRule()
-
-
-@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """Extend the held prefix by `suffix`, then add `growth` to the tree `block` below it. No growth is prefill.
 
@@ -198,13 +181,10 @@ class DraftRequest:
     stamp: Stamp
     base: Base
     suffix: tuple[int, ...]
-    growth: Growth | Budget | Steady = NO_GROWTH
-    """These nodes, or those that the draft thinks likeliest."""
+    growth: Growth | Steady = NO_GROWTH
+    """These nodes, where the draft samples; else those that it thinks likeliest."""
     block: TokenTree = EMPTY_BLOCK
     is_table: bool = False
-    max_passes: int = 0
-    """End with what is there after this many forward passes over the tree; 0 sets no bound."""
-    stop: StopRule = NEVER_STOP
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
 
@@ -219,19 +199,16 @@ class Drafted:
 
     stamp: Stamp
     tokens: tuple[int, ...]
-    """`NO_TOKEN` where a node was not grown: out of passes, out of room, stopped, or its parent was not grown."""
+    """`NO_TOKEN` where a node was not grown: out of room, or its parent was not grown."""
     held: int
     """Committed tokens (guesses not counted) whose KV the draft now holds."""
     q: tuple[SparseDistribution, ...] = ()
     """In rejection and block mode what each token was sampled from (`NO_Q` for outcomes and what was not grown)."""
     confidence: tuple[float, ...] = ()
-    """For each node how sure the draft was of its first candidate there, whichever this is; 0 if not grown. Where the
-    request gave a budget, how clearly that one led (`Candidates.lead`)."""
+    """For each node how sure the draft was of its first candidate there, whichever this is; 0 if not grown."""
     entropy: tuple[float, ...] = ()
     """For each node the entropy in nats of the q that it came from; 0 if not grown."""
     timing: Timing | None = None
-    growth: Growth = NO_GROWTH
-    """What was grown where the request gave a budget, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +222,20 @@ class Sprouted:
     """As `Drafted.held`."""
     timing: Timing | None = None
     """Of the pass that it comes from; none where it took no pass."""
+    is_over: bool = False
+    """Whether nothing more grows until the session's next message."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """What has grown, of growth that ends by itself (`Steady.num_passes`): the reply to its request."""
+
+    stamp: Stamp
+    told: Told
+    held: int
+    """As `Drafted.held`."""
+    timing: Timing | None = None
+    """Of all passes; none where it took none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +257,7 @@ class Refused:
 
 
 VerifyReply = Verdict | Missing | Refused
-DraftReply = Drafted | Missing | Refused
+DraftReply = Drafted | GrownTree | Missing | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 Knows tokens, parents and q; must not know who guessed or who verifies. An *outcome table* is no other thing than a tree
 that contains the block being verified: a verdict (accepted path, next token) is a walk down that tree, and where the
-walk ends inside it, what lies below is the next block. So a tree block that answers its own corrections, a block cut
-short for lack of room, and a table of prepared answers are looked up in one way (`subtree`).
+walk ends inside it, what lies below is the next block (`subtree`).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -67,9 +67,9 @@ class TokenTree:
         """Distance of each node from the root; the first guesses have depth 1."""
         return depths(self.parents)
 
-    def child(self, parent: int, token: int, first: int = 0) -> int | None:
-        """The node below `parent` that guesses `token`, if there is one, among the nodes from `first` on."""
-        for node in range(max(parent + 1, first), len(self.tokens)):
+    def child(self, parent: int, token: int) -> int | None:
+        """The node below `parent` that guesses `token`, if there is one."""
+        for node in range(parent + 1, len(self.tokens)):
             if self.parents[node] == parent and self.tokens[node] == token:
                 return node
         return None
@@ -113,41 +113,15 @@ class Growth:
 NO_GROWTH = Growth()
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much a draft may grow by its own judgement, best first: it knows how sure it is, and nobody else does yet.
+class Measure(StrEnum):
+    """Of how sure a draft is at a place, in [0, 1]."""
 
-    Only where any rule may choose guesses (coupled and greedy decoding). What was grown comes back with the answer.
-    """
-
-    num_nodes: int
-    """That come back at most."""
-    num_passes: int
-    rows_per_pass: int
-    """Nodes that may be fed in one pass."""
-    max_depth: int
-    """Of the blocks below the outcomes; of the tree where there is no table."""
-    fanout: int
-    """Guesses at one place."""
-    sureness: tuple[float, float] = (0.0, 1.0)
-    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
-    tail: tuple[float, ...] = ()
-    """If it is not the first: the chances of the second, the third, and so on."""
-    min_reach: float = 0.0
-    """No pass but the root's is made for nodes that the text reaches, summed over them, with less than this chance."""
-    is_chain: bool = False
-    """Whether blocks are not to branch: one guess below an outcome and below each guess."""
-
-    def __post_init__(self) -> None:
-        if min(self.num_nodes, self.num_passes, self.rows_per_pass, self.max_depth, self.fanout) < 1:
-            raise ValueError("a budget needs room for a node")
-        if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
-            raise ValueError("a budget's chances are none")
-        if not (math.isfinite(self.min_reach) and self.min_reach >= 0.0):
-            raise ValueError("a budget's least reach is none")
-
-    def __len__(self) -> int:
-        return self.num_nodes
+    LEAD = "lead"
+    """How clearly its first candidate leads (`core.growth.Candidates.lead`)."""
+    CONFIDENCE = "confidence"
+    """The share of its first candidate, the noise that it shares with the target included."""
+    ENTROPY = "entropy"
+    """e to the minus entropy of q: 1 over the number of tokens that it is torn between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +132,32 @@ class Steady:
     """
 
     rows_per_pass: int
-    """Nodes that are fed in one pass at most, over all sessions in it."""
+    """Nodes that are fed in one pass at most, over all sessions in it; of this one, where growth ends by itself."""
     max_depth: int
     """Below the last committed token."""
     min_reach: float = 0.0
-    """Nodes that the text reaches with less than this chance are not fed."""
+    """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
+    of a pass, summed, have less."""
     sureness: tuple[float, float] = (0.0, 1.0)
     """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
     is_anew: bool = False
     """Whether all that has grown is to be told once more, with numbers from 0."""
+    num_passes: int = 0
+    """After so many growth ends by itself, and is the reply to its request: drafting in turn. 0: it goes on."""
+    fanout: int = 8
+    """Candidates of a place that become nodes at most; with 1 a chain grows."""
+    measure: Measure = Measure.LEAD
+    """Of how sure the draft is at a place, as it is told."""
+    min_sureness: float = 0.0
+    """By that measure: nothing grows at a place where the draft is less sure."""
 
     def __post_init__(self) -> None:
-        if min(self.rows_per_pass, self.max_depth) < 1 or not 0.0 <= self.min_reach <= 1.0:
-            raise ValueError("steady growth needs room for a node, and a chance")
+        if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
+            raise ValueError("steady growth needs room for a node")
+        if not (math.isfinite(self.min_reach) and self.min_reach >= 0.0 and 0.0 <= self.min_sureness <= 1.0):
+            raise ValueError("the bounds of steady growth are no chances")
         if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
             raise ValueError("the chances of steady growth are none")
 
@@ -205,7 +190,7 @@ class Told:
     chances: Floats
     """That the text goes on with the node, if it gets to its parent."""
     leads: Floats
-    """How clearly the first candidate led at the node's place (`core.growth.Candidates.lead`)."""
+    """How sure the draft was at the node's place, by the measure that was asked for."""
     root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
 

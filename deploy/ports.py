@@ -26,6 +26,7 @@ from core.records import (
     Drafted,
     DraftReply,
     DraftRequest,
+    GrownTree,
     Missing,
     ModelInfo,
     Refused,
@@ -185,7 +186,9 @@ class DraftEnginePort(EnginePort):
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (Drafted, Missing, Refused))
+        replies: list[DraftReply] = await self._exchange(
+            self._engine.draft, batch, (Drafted, GrownTree, Missing, Refused)
+        )
         return replies
 
     async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:

@@ -6,26 +6,19 @@ Knows settings and pilots; must not know sessions or engines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Policy, Verification
 from orchestrator.asking import AskingPilot
 from orchestrator.knowledge import Knowledge, Later, at_once
 from orchestrator.marginal import MarginalPilot
-from orchestrator.pilot import ControlReport, Pilot
-from orchestrator.policies import HeuristicPilot, PathPilot, StaticPilot, StaticTreePilot, SurePilot
-
-_PILOTS: Mapping[Policy, Callable[[GenerationRequest, SpeculationConfig, Knowledge], Pilot]] = {
-    "adaptive": AskingPilot,
-    "static": StaticPilot,
-    "static_tree": StaticTreePilot,
-    "heuristic": HeuristicPilot,
-    "confidence": SurePilot,
-    "path_probability": PathPilot,
-    "entropy": SurePilot,
-}
+from orchestrator.named import ChainPilot, StaticTreePilot
+from orchestrator.pilot import AskedPilot, ControlReport
+from orchestrator.policies import AskedChainPilot
+from orchestrator.tree_pilot import TreePilot
 
 REFLECTION_S = 0.002
 """After a verdict the next block is sent first; what to do from then on is decided while the target works."""
@@ -34,6 +27,24 @@ REFLECTION_S = 0.002
 def after_calls(act: Callable[[], None]) -> None:
     """`act` when the calls that are due are on their way."""
     asyncio.get_running_loop().call_later(REFLECTION_S, act)
+
+
+def _of_tree(policy: Policy) -> Callable[[GenerationRequest, SpeculationConfig, Knowledge], TreePilot]:
+    """Where any rule may choose guesses: they are taken out of a tree that the draft grows."""
+    return {"adaptive": MarginalPilot, "static_tree": StaticTreePilot}.get(policy, ChainPilot)
+
+
+def _of_samples(policy: Policy) -> Callable[[GenerationRequest, SpeculationConfig, Knowledge], AskedPilot]:
+    """Where the draft samples: it is asked for each chain."""
+    return AskingPilot if policy == "adaptive" else AskedChainPilot
+
+
+class Pilots(Protocol):
+    """Gives each session its pilot; what is common to them (costs, load, what drafts are worth) is kept here."""
+
+    def pilot(self, request: GenerationRequest) -> AskedPilot | TreePilot: ...
+
+    def report(self) -> ControlReport: ...
 
 
 class Controls:
@@ -49,12 +60,12 @@ class Controls:
     def __repr__(self) -> str:
         return f"<Controls {self._config.policy} {self._known}>"
 
-    def pilot(self, request: GenerationRequest) -> Pilot:
+    def pilot(self, request: GenerationRequest) -> AskedPilot | TreePilot:
         config = self._config_for(request)
         is_any_rule_allowed = request.verification is Verification.COUPLED or request.sampling.is_greedy
-        if config.policy == "adaptive" and is_any_rule_allowed and config.pipelining:
-            return MarginalPilot(request, config, self._known)
-        return _PILOTS[config.policy](request, config, self._known)
+        if is_any_rule_allowed:
+            return _of_tree(config.policy)(request, config, self._known)
+        return _of_samples(config.policy)(request, config, self._known)
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
         """The settings, but for what the request says itself."""

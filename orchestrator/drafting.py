@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import NEVER_STOP, Call, CallTrace, Drafted, DraftRequest, Missing, Refused, Stamp, Verification
-from core.trees import NO_GROWTH, Budget, Growth
+from core.records import Call, CallTrace, Drafted, DraftRequest, GrownTree, Missing, Refused, Stamp
+from core.trees import NO_GROWTH, Growth
 from orchestrator import messages as m
 from orchestrator.guess import (
     NO_GUESS,
@@ -26,7 +26,7 @@ from orchestrator.guess import (
 )
 from orchestrator.held import Held
 from orchestrator.pair import Completion
-from orchestrator.pilot import DraftSeen, Found, Pilot
+from orchestrator.pilot import AskedPilot, DraftSeen, Found
 from orchestrator.states import DRAFT_TABLE, Draft, Machine, Trigger
 from orchestrator.statistics import Statistics
 
@@ -40,14 +40,11 @@ _CALLS = {Draft.CATCHING_UP: Call.PREFILL, Draft.DRAFTING: Call.BLOCK, Draft.PRE
 class Drafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it."""
 
-    def __init__(self, completion: Completion, pilot: Pilot, stats: Statistics) -> None:
+    def __init__(self, completion: Completion, pilot: AskedPilot, stats: Statistics) -> None:
         self._pair = completion.pair
         self._pilot = pilot
         self._stats = stats
         self._log = completion.log
-        self._needs_q = (
-            completion.spec.verification is not Verification.COUPLED and not completion.spec.sampling.is_greedy
-        )
         self._machine = Machine(DRAFT_TABLE, Draft.ABSENT)
         self._held = Held(completion.log, completion.spec)
         self._asked: DraftRequest | None = None
@@ -62,11 +59,6 @@ class Drafting:
 
     def __repr__(self) -> str:
         return f"<Drafting {self._machine} {self._held}{', late' if self._is_late else ''}>"
-
-    @property
-    def needs_q(self) -> bool:
-        """Whether verification must be told what each guess was drawn from."""
-        return self._needs_q
 
     @property
     def is_table_due(self) -> bool:
@@ -144,7 +136,7 @@ class Drafting:
         growth = self._growth(self._pilot.block, depth, 0)
         return [self._ask(Trigger.DRAFT, growth)] if len(growth) else []
 
-    def _growth(self, choose: Callable[[int], Growth | Budget], depth: int, depth_above: int) -> Growth | Budget:
+    def _growth(self, choose: Callable[[int], Growth], depth: int, depth_above: int) -> Growth:
         """What the pilot chooses within the client's wishes and the draft's own context."""
         limit = min(depth, self._room - depth_above)
         return choose(limit) if limit > 0 else NO_GROWTH
@@ -156,13 +148,12 @@ class Drafting:
         assert draft is not None, "a draft is asked only where there is one"
         return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
 
-    def _ask(self, trigger: Trigger, growth: Growth | Budget, guess: Guess = NO_GUESS) -> m.Command:
+    def _ask(self, trigger: Trigger, growth: Growth, guess: Guess = NO_GUESS) -> m.Command:
         self._forget()
         self._machine.fire(trigger)
         stamp, base, suffix, spec = self._held.snapshot()
         is_table = trigger is Trigger.PREPARE
-        stop = NEVER_STOP if self._needs_q else self._pilot.stop  # how long drafting takes must not depend on samples
-        self._asked = DraftRequest(stamp, base, suffix, growth, guess.block, is_table=is_table, stop=stop, spec=spec)
+        self._asked = DraftRequest(stamp, base, suffix, growth, guess.block, is_table=is_table, spec=spec)
         timeout_s = None if trigger is Trigger.CATCH_UP else self._pilot.patience_s
         return m.Draft(self._asked, timeout_s)
 
@@ -184,7 +175,7 @@ class Drafting:
                 return self._on_drafted(reply, event)
             case Missing():
                 return self._on_missing(reply)
-            case Refused():
+            case Refused() | GrownTree():  # nobody asked for a tree
                 return self.lose()
 
     def _on_missing(self, missing: Missing) -> list[m.Command]:
@@ -217,9 +208,9 @@ class Drafting:
             raise ValueError("a draft does not hold what it was sent")
         vocab_size = self._pair.target.vocab_size
         if state is Draft.DRAFTING:
-            self._block = read_block(asked, drafted, vocab_size, needs_q=self._needs_q)
+            self._block = read_block(asked, drafted, vocab_size)
         elif state is Draft.PREPARING:
-            self._table = read_table(asked, drafted, vocab_size, needs_q=self._needs_q)
+            self._table = read_table(asked, drafted, vocab_size)
 
     def _observe(self, asked: DraftRequest, drafted: Drafted, event: m.DraftReplied, call: Call) -> None:
         num_grown = len(self._block) + (len(self._table) if self._table is not None else 0)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from core.costs import EngineCost
 from core.economy import SHARED_SESSIONS, Economy
 from core.estimators import ConfidenceFit, RankProfile, Rate
-from core.shapes import RankLaw
 
 if TYPE_CHECKING:
     from orchestrator.course import Course
@@ -85,10 +84,10 @@ class Knowledge:
         self._max_depth = max_depth
         self._profiles: dict[str, RankProfile] = {}
         self._fits: dict[Hashable, ConfidenceFit] = {}
-        self._priors: dict[str, RankLaw] = {}
         self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self._rounds: dict[str, tuple[float, float]] = {}
+        self._trying: Hashable | None = None
         self.doing = Doing()
         self.num_changes = 0
         self.reason = ""
@@ -105,12 +104,6 @@ class Knowledge:
     def fit(self, kind: Hashable) -> ConfidenceFit:
         """What confidences of this kind are worth."""
         return self._fits.setdefault(kind, ConfidenceFit())
-
-    def prior_law(self, kind: str, *, is_sampled: bool) -> RankLaw:
-        """Acceptance before anything has been seen, for policies that do not learn."""
-        if kind not in self._priors:
-            self._priors[kind] = RankProfile(1, is_sampled=is_sampled).law()
-        return self._priors[kind]
 
     def most_used_profile(self) -> RankProfile | None:
         """Of the kind of verification that most has been seen of."""
@@ -133,6 +126,17 @@ class Knowledge:
         tokens, seconds = self.usual_round(kind, num_tokens)
         share = 1.0 / USUAL_ROUNDS
         self._rounds[kind] = tokens + (num_tokens - tokens) * share, seconds + (elapsed_s - seconds) * share
+
+    def may_try(self, session: Hashable) -> bool:
+        """Whether this session may draft in order to learn whether it pays; nobody else does then."""
+        if self._trying is None:
+            self._trying = session
+        return self._trying is session
+
+    def tried(self, session: Hashable) -> None:
+        """It has learned enough, or has ended."""
+        if self._trying is session:
+            self._trying = None
 
     def begin(self, doing: Doing, reason: str) -> None:
         """A first choice, and why."""

@@ -6,17 +6,19 @@ know tokens. There is no plan and no search.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Timing
-from core.trees import NO_GROWTH, Budget, Floats, Growth, Ints, Steady
-from orchestrator.knowledge import Doing, Knowledge, Lookups
-from orchestrator.pilot import Found, RoundSeen, Shape, Source
-from orchestrator.watching import WatchingPilot
+from core.economy import Economy
+from core.records import GenerationRequest
+from core.shapes import RankLaw, best_reach
+from core.trees import Floats, Ints, Measure, Steady
+from orchestrator.knowledge import Doing, Knowledge
+from orchestrator.pilot import Found, RoundSeen, Source
+from orchestrator.tree_pilot import TreePilot, TreeView
 
-TOLD_RANKS = 8
-"""Candidates of a place of which the draft is told how likely they are."""
 RATE_ROUNDS = 16.0
 """Over which the rate is averaged."""
 FIRST_ROUNDS = 4.0
@@ -25,70 +27,75 @@ REST_ROUNDS = 32
 """In which nothing was worth verifying: then the draft rests."""
 TRIAL_ROUNDS = 8
 """In which something has to be, after that."""
+MAX_AGAINST = 3
+"""Rounds in a row in which drafting in turn has to promise nothing, so that noise does not end it."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Of a rest; each trial in vain doubles it."""
 
 
-class MarginalPilot(WatchingPilot):
+class MarginalPilot(TreePilot):
     """Verifies, waits for and drafts what is worth more than its time."""
 
-    _is_chooser = True
+    measure = Measure.LEAD
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
-        self._num_rows = 1
+        self._fitting: Ints = np.empty(0, np.int64)
+        """What the last block could have had, the likeliest first."""
         self._num_idle = 0
         """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
         self._pause_s = FIRST_PAUSE_S
         self._is_resting = False
+        self._is_trial = False
+        """Since a rest nothing has been worth verifying."""
+        self._num_against = MAX_AGAINST - 1
+        """Rounds in a row in which drafting in turn has promised nothing; who is new believes others."""
         self._num_intervals = 0
         self._round_tokens, self._round_s = knowledge.usual_round(self.kind, 1.0 + self._law.at(1)[0])
-        self._doing = Doing(self._max_depth, config.max_block_tokens)
         if self._max_depth:
-            knowledge.begin(self._doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
+            knowledge.begin(self.doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
 
     @property
     def rate(self) -> float:
         """Tokens that a second is worth: what the session makes in one, and not less than plain decoding would."""
         return max(self._round_tokens / self._round_s, 1.0 / self._known.lately.verify_s(0.0))
 
-    @property
-    def max_depth(self) -> int:
-        """Guesses in a row."""
-        return self._max_depth
-
-    @property
-    def max_nodes(self) -> int:
-        """Of a block."""
-        return self._config.max_block_tokens
-
-    @property
-    def lookups(self) -> Lookups:
-        """What looked-up tokens have been worth."""
-        return self._known.lookups
-
-    @property
-    def pass_s(self) -> float:
-        """Of the draft, as wide as it was told."""
-        return self._known.draft.passes(self._asked_rows[0] if self._asked_rows else 1.0)
-
-    @property
-    def first_pass_s(self) -> float:
-        """Until something grows below a token that the draft did not foresee: a pass is under way when it hears."""
-        return 1.5 * self.pass_s + self._known.draft.hop_s
-
-    def steady(self, room: int) -> Steady | None:
-        """How the draft is to grow, in a context that has `room` tokens left; None: not at all."""
-        depth = min(room, 2 * self._max_depth + 1)  # below any outcome of a block as deep as may be lies another
-        if depth < 1 or self._max_depth < 1:
-            return None
+    def steady(self, room: int, turn: int) -> Steady | None:
         if self._is_resting:
-            self._is_resting = False
-            self._known.change(self._doing, f"{self.kind}: gamma 0 -> {self._max_depth}, a trial after rest")
-        self._num_rows = self._known.lately.rows_worth()
-        rows = round(self._known.num_sharing_drafts * self._num_rows)
-        self._asked_rows = (rows,)
-        return Steady(rows, depth, 0.0, self._fit.line(self._law.at(1)[0]), self._tail(TOLD_RANKS))
+            self._is_resting, self._is_trial = False, True
+            self._known.change(self.doing, f"{self.kind}: gamma 0 -> {self._max_depth}, a trial after rest")
+        return super().steady(room, turn)
+
+    def wants_turn(self) -> bool:
+        """Whether drafting promises more than plain decoding, or is to be tried: by one session at a time."""
+        self._num_against = 0 if self._planned else self._num_against + 1
+        if self._num_against < MAX_AGAINST:
+            return True
+        return self._is_trial and self._known.may_try(self)
+
+    @property
+    def _planned(self) -> int:
+        """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
+        economy = self._known.lately
+        law = self._profile.law() if economy.is_shared else self._law
+        return passes_worth(law, economy, self._max_depth, self.max_nodes)
+
+    def _in_turn(self, depth: int) -> Steady:
+        """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
+        a guess below it. Where passes are shared as many as are forecast to yield most."""
+        economy, head = self._known.lately, self._law.at(1)[0]
+        rows = economy.rows_worth()
+        price = economy.pass_price(self.rate, rows)
+        num_passes = depth if price else max(1, min(depth, self._planned))
+        self._asked_rows = (rows,) * num_passes
+        return Steady(
+            rows,
+            depth,
+            price / head,
+            self._sureness,
+            self._usual_tail,
+            num_passes=num_passes,
+        )
 
     @property
     def minds_branches(self) -> bool:
@@ -100,16 +107,37 @@ class MarginalPilot(WatchingPilot):
 
         `reach` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
         """
-        economy = self._known.lately
-        seconds = economy.verify_times(len(reach))
-        gained = np.zeros(len(reach) + 1)
-        np.cumsum(reach, out=gained[1:])
-        gained -= self.rate * (seconds - seconds[0])
-        if branches is not None:
-            gained[1:] -= self.rate * economy.num_verifying * economy.branch_s * branches
+        seconds = self._seconds(len(reach), branches)
+        gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * (seconds - seconds[0])
         return gained
 
-    def is_worth_waiting(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
+    def _seconds(self, num_nodes: int, branches: Ints | None) -> Floats:
+        """Of a round with a block of 0 to `num_nodes` nodes, but for what is the same for all blocks."""
+        economy = self._known.lately
+        if not self.is_in_turn and branches is None:
+            return economy.verify_times(num_nodes)
+        more = [0, *branches.tolist()] if branches is not None else [0] * (num_nodes + 1)
+        if self.is_in_turn:
+            return np.array([economy.in_turn_s(float(n), self._asked_rows, float(m)) for n, m in enumerate(more)])
+        return np.array([economy.verify_s(float(n), float(m)) for n, m in enumerate(more)])
+
+    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
+        """The likeliest nodes that are worth their rows."""
+        self._fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self._max_depth))
+        gained = self.net(tree.reach[self._fitting], tree.branches(self._fitting) if self.minds_branches else None)
+        if self.minds_branches:
+            straight = tree.straight(self._fitting)
+            if (chain := self.net(tree.reach[straight])).max() >= gained.max():
+                self._fitting, gained = straight, chain
+        return self._fitting[: int(np.argmax(gained))]
+
+    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
+        open_reach = tree.open_reach(min(max_depth, self._max_depth))
+        if self.minds_branches:
+            open_reach = open_reach[:1]  # a chain goes on at its end
+        return self.adds_enough(tree.reach[self._fitting], open_reach, next_s)
+
+    def adds_enough(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
         """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.
 
         `reach`: of the nodes that a block could have now; `open_reach`: of those that the draft has not fed; falling.
@@ -128,8 +156,9 @@ class MarginalPilot(WatchingPilot):
     def rest(self) -> float:
         """Seconds to go without a draft. What it grows after that has to be of use sooner, or it rests for longer."""
         pause_s, self._pause_s = self._pause_s, min(2.0 * self._pause_s, MAX_PAUSE_S)
+        self._known.tried(self)
         self._num_idle, self._is_resting = REST_ROUNDS - TRIAL_ROUNDS, True
-        economy = self._known.economy()
+        economy = self._known.lately
         plain_ms, more_ms = (1e3 * economy.verify_s(num) for num in (0.0, 1.0))
         why = (
             f"no guess was worth its row for {REST_ROUNDS} rounds: {economy.num_verifying:.1f} sessions, a verification"
@@ -142,16 +171,11 @@ class MarginalPilot(WatchingPilot):
         return pause_s
 
     def saw_round(self, seen: RoundSeen) -> None:
-        """What is learned from it is learned when the next block is on its way."""
-        self._known.later(lambda: self._learn_from(seen))
-        if seen.shape.source is Source.DRAFT and seen.shape.num_looked_up < len(seen.shape):
-            self._num_idle, self._pause_s = 0, FIRST_PAUSE_S
-        elif seen.found is not Found.NOT_ASKED:
-            self._num_idle += 1
-
-    def _learn_from(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
-        self._known.economy()
+        if seen.shape.source is Source.DRAFT and seen.shape.num_looked_up < len(seen.shape):
+            self._num_idle, self._pause_s, self._is_trial = 0, FIRST_PAUSE_S, False
+        elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
+            self._num_idle += 1
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""
@@ -161,14 +185,20 @@ class MarginalPilot(WatchingPilot):
         self._round_s += (elapsed_s - self._round_s) * share
         self._known.saw_interval(self.kind, num_tokens, elapsed_s)
 
-    def saw_pass(self, timing: Timing) -> None:
-        """One of the draft's."""
-        self._known.draft.passes.see(timing.num_rows, timing.computed_s)
+    def close(self) -> None:
+        super().close()
+        self._known.tried(self)
 
-    # What is asked for only of drafts that do not grow steadily
 
-    def block(self, max_depth: int) -> Growth | Budget:  # noqa: ARG002
-        return NO_GROWTH
-
-    def table(self, shape: Shape, max_depth: int) -> Growth | Budget:  # noqa: ARG002
-        return NO_GROWTH
+@lru_cache(maxsize=256)
+def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int) -> int:
+    """Passes of the draft after which a round in turn makes most tokens a second; 0 where plain decoding does."""
+    wide = economy.rows_worth()
+    best, best_rate = 0, 1.0 / economy.verify_s(0.0)
+    for num_passes in range(1, max_passes + 1):
+        tokens = 1.0 + np.append(0.0, np.cumsum(best_reach(law, max_nodes, num_passes)))
+        rows = (1, *(wide,) * (num_passes - 1))
+        seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])
+        if (rate := (tokens / seconds).max()) > best_rate:
+            best, best_rate = num_passes, rate
+    return best

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from core.records import GenerationRequest, StopRule, Timing
-from core.trees import UNRANKED, Budget, Growth
+from core.records import Timing
+from core.trees import UNRANKED, Growth
 
 
 class Source(StrEnum):
@@ -89,42 +89,14 @@ class DraftSeen:
 
 
 class Pilot(Protocol):
-    """The decisions of one session. Every method returns at once; none is told a token."""
+    """The decisions of one session. Every method returns at once; none is told a token.
 
-    @property
-    def wants_draft(self) -> bool:
-        """False while the draft shall rest: nothing is sent to it, and it catches up by prefill when this changes."""
-        ...
-
-    @property
-    def stop(self) -> StopRule:
-        """Goes with every request to the draft."""
-        ...
+    What else is asked of one depends on where blocks come from: `AskedPilot`, or `orchestrator.tree_pilot.TreePilot`.
+    """
 
     @property
     def patience_s(self) -> float:
         """How long the draft may take to answer before the round goes on without it."""
-        ...
-
-    def block(self, max_depth: int) -> Growth | Budget:
-        """What to draft just in time, below the root; no growth means: do not wait for the draft.
-
-        Where q counts it is a growth: what is sent of a draft's samples must not depend on them.
-        """
-        ...
-
-    def table(self, shape: Shape, max_depth: int) -> Growth | Budget:
-        """What to prepare while `shape` is verified, no growth means: nothing.
-
-        `max_depth` bounds the blocks below the outcomes.
-        """
-        ...
-
-    def num_to_verify(self, shape: Shape) -> int:
-        """How many nodes of a block are worth a place in the target's batch, from the first on.
-
-        Where q counts, a session asks for one guess more at a time, so that none is dropped for what follows it.
-        """
         ...
 
     def num_to_look_up(self, max_depth: int) -> int:
@@ -141,6 +113,34 @@ class Pilot(Protocol):
 
     def close(self) -> None:
         """The session has ended."""
+        ...
+
+
+class AskedPilot(Pilot, Protocol):
+    """Where a draft is asked for each block: in rejection and block mode, where what is sent of its samples must not
+    depend on them."""
+
+    @property
+    def wants_draft(self) -> bool:
+        """False while the draft shall rest: nothing is sent to it, and it catches up by prefill when this changes."""
+        ...
+
+    def block(self, max_depth: int) -> Growth:
+        """What to draft just in time, below the root; no growth means: do not wait for the draft."""
+        ...
+
+    def table(self, shape: Shape, max_depth: int) -> Growth:
+        """What to prepare while `shape` is verified, no growth means: nothing.
+
+        `max_depth` bounds the blocks below the outcomes.
+        """
+        ...
+
+    def num_to_verify(self, shape: Shape) -> int:
+        """How many nodes of a block are worth a place in the target's batch, from the first on.
+
+        A session asks for one guess more at a time, so that none is dropped for what follows it.
+        """
         ...
 
 
@@ -167,11 +167,3 @@ class ControlReport:
     branch_s: float = 0.0
     """Estimated time that each branch of a block adds to a target pass, beside that of its rows."""
     num_changes: int = 0
-
-
-class Pilots(Protocol):
-    """Gives each session its pilot; what is common to them (costs, load, what drafts are worth) is kept here."""
-
-    def pilot(self, request: GenerationRequest) -> Pilot: ...
-
-    def report(self) -> ControlReport: ...

@@ -11,16 +11,17 @@ from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavail
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
-from orchestrator.control import Controls, after_calls
+from orchestrator.asked_session import AskedSession
+from orchestrator.control import Controls, Pilots, after_calls
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
-from orchestrator.pilot import ControlReport, Pilot, Pilots
+from orchestrator.pilot import AskedPilot, ControlReport
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.statistics import DraftWait
 from orchestrator.steady_session import SteadySession
 from orchestrator.text import Tokenizer
+from orchestrator.tree_pilot import TreePilot
 
 
 class Service:
@@ -113,12 +114,16 @@ class Service:
 
 
 def new_session(
-    request: GenerationRequest, pair: Pair, pilot: Pilot, detokenizer: IncrementalDetokenizer, session_id: str
+    request: GenerationRequest,
+    pair: Pair,
+    pilot: AskedPilot | TreePilot,
+    detokenizer: IncrementalDetokenizer,
+    session_id: str,
 ) -> Session:
     """Of the kind that its pilot steers."""
-    if isinstance(pilot, MarginalPilot):
+    if isinstance(pilot, TreePilot):
         return SteadySession(request, pair, pilot, detokenizer, session_id)
-    return Session(request, pair, pilot, detokenizer, session_id)
+    return AskedSession(request, pair, pilot, detokenizer, session_id)
 
 
 async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:

@@ -9,9 +9,10 @@ Handlers record what has happened; `_go_on` alone decides, from the joint state,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from typing import Protocol
 
 from core.errors import OutriderError, ServiceError, Unavailable, UnsoundScores
 from core.records import (
@@ -27,19 +28,17 @@ from core.records import (
 from core.trees import ROOT
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.drafting import Drafting
-from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, looked_up
+from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess
 from orchestrator.held import Held
-from orchestrator.lookup import Lookup
 from orchestrator.output import Committed, Output
 from orchestrator.pair import Completion, Pair
-from orchestrator.pilot import Found, Pilot, RoundSeen, Shape
+from orchestrator.pilot import Found, Pilot, RoundSeen
 from orchestrator.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class Judged:
     """A verdict that has been committed, until it is known whether the next block was there."""
 
     guess: Guess
@@ -54,8 +53,22 @@ class _Judged:
         return self.verdict.path[-1] if self.verdict.path else ROOT
 
 
-class Session:
+class DraftSide(Protocol):
+    """A session's dealings with its draft, as far as all sessions have them."""
+
+    def begin(self) -> list[m.Command]: ...
+
+    def place_later(self) -> m.Command: ...
+
+    def lost(self, epoch: int) -> list[m.Command]: ...
+
+    def close(self) -> None: ...
+
+
+class Session(ABC):
     """The life of one completion. `start` once, then `handle` each event; both return what is to be done.
+
+    Where blocks come from is the subclasses' affair (`asked_session`, `steady_session`).
 
     Invariant: at most one message to each engine is unanswered.
     Invariant: after a Fail, or an Emit with a finish reason, no command but releases follows.
@@ -81,24 +94,24 @@ class Session:
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         self._machine = Machine(TARGET_TABLE, Target.UNPLACED)
         self._held = Held(self._log, self._completion.spec)
-        self._drafting = Drafting(self._completion, pilot, self.stats)
-        self._lookup = Lookup()
         self._guess: Guess = NO_GUESS
-        self._judged: _Judged | None = None
+        """What is being verified."""
+        self._judged: Judged | None = None
         self._handlers: dict[type[m.Event], Callable[..., list[m.Command]]] = {
             m.TargetPlaced: self._on_target_placed,
             m.TargetReplied: self._on_target_replied,
             m.TargetLost: self._on_target_lost,
-            m.DraftPlaced: self._on_draft_placed,
             m.DraftUnplaced: self._on_draft_unplaced,
-            m.DraftReplied: self._on_draft_replied,
-            m.DraftLate: self._on_draft_late,
             m.DraftLost: self._on_draft_lost,
             m.Abandoned: self._on_abandoned,
         }
 
     def __repr__(self) -> str:
-        return f"<Session {self.id} {self._machine} {self._drafting} {self._log}>"
+        return f"<{type(self).__name__} {self.id} {self._machine} {self._drafting} {self._log}>"
+
+    @property
+    @abstractmethod
+    def _drafting(self) -> DraftSide: ...
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -125,46 +138,11 @@ class Session:
 
     # Decisions
 
+    @abstractmethod
     def _go_on(self) -> list[m.Command]:
         """Whatever the joint state allows to be done now."""
-        match self._machine.state:
-            case Target.IDLE:
-                return self._choose()
-            case Target.VERIFYING:
-                return self._drafting.prepare(self._guess, self._max_depth - 1)
-            case Target.AWAITING_TABLE if not self._drafting.is_table_due:
-                self._machine.fire(Trigger.TABLE if self._drafting.has_table else Trigger.NO_BLOCK)
-                return self._choose()
-            case Target.AWAITING_BLOCK if not self._drafting.is_block_due:
-                return self._take_block()
-        return []
 
-    def _choose(self) -> list[m.Command]:
-        """After a verdict: verify what was prepared for it, or wait for what is being prepared, or do without."""
-        if self._drafting.is_table_due:
-            self._machine.fire(Trigger.AWAIT_TABLE)
-            return []
-        given_up = self._drafting.go_without()
-        followed = self._follow()
-        if len(followed.guess):
-            return [*given_up, *self._send(followed.guess)]
-        if asked := self._drafting.ask_block(self._max_depth):
-            self._machine.fire(Trigger.DRAFT)
-            return [*given_up, *asked]
-        return [*given_up, *self._send(self._look_up())]
-
-    def _follow(self) -> Followed:
-        """Where the last verdict leads in what the draft has prepared; the pilot is told."""
-        judged, self._judged = self._judged, None
-        if judged is None:
-            return NOWHERE
-        verdict = judged.verdict
-        found, followed = self._drafting.follow(judged.guess, judged.num_committed, judged.end, verdict.next_token)
-        self.stats.record_found(found)
-        self._tell_pilot(judged, found, followed)
-        return followed
-
-    def _tell_pilot(self, judged: _Judged, found: Found, followed: Followed) -> None:
+    def _tell_pilot(self, judged: Judged, found: Found, followed: Followed) -> None:
         verdict = judged.verdict
         self._pilot.saw_round(
             RoundSeen(
@@ -178,41 +156,15 @@ class Session:
             )
         )
 
-    def _take_block(self) -> list[m.Command]:
-        """The wait for a block is over; without one the round goes on with what can be looked up."""
-        given_up = self._drafting.go_without()
-        guess = self._drafting.take_block()
-        self._machine.fire(Trigger.BLOCK if len(guess) else Trigger.NO_BLOCK)
-        return [*given_up, *self._send(guess if len(guess) else self._look_up())]
-
-    def _look_up(self) -> Guess:
-        num_tokens = min(self._max_depth, self._pilot.num_to_look_up(self._max_depth))
-        if num_tokens <= 0:
-            return NO_GUESS
-        return looked_up(self._lookup.guess(self._log.tokens, num_tokens), needs_q=self._drafting.needs_q)
-
     @property
     def _max_depth(self) -> int:
         """Guesses in a row that could be used: a round also yields the target's own token, which needs none."""
         return self._output.num_remaining - 1
 
     def _send(self, guess: Guess) -> list[m.Command]:
-        """Have as much of `guess` verified as fits and pays, and the draft prepare for the outcome."""
-        guess = guess.within(self._max_depth).prefix(max(0, self._pair.target.kv_cache_tokens - len(self._log)))
-        self._guess = guess.prefix(self._num_to_verify(guess.shape))
+        """Have `guess` verified, and go on beside it."""
+        self._guess = guess
         return [self._verify(), *self._go_on()]
-
-    def _num_to_verify(self, shape: Shape) -> int:
-        """How many guesses the pilot keeps. Where q counts, it decides on each before it sees what follows that one.
-
-        What the draft thinks after a guess depends on the guess: dropping it for that would bias the output
-        (docs/exactness.md, section 4).
-        """
-        if not self._drafting.needs_q:
-            return self._pilot.num_to_verify(shape) if len(shape) else 0
-        seen_so_far = (shape.prefix(num_guesses) for num_guesses in range(1, len(shape) + 1))
-        kept = takewhile(lambda part: self._pilot.num_to_verify(part) == len(part), seen_so_far)
-        return sum(1 for _ in kept)
 
     def _verify(self) -> m.Command:
         self._machine.fire(Trigger.VERIFY)
@@ -246,7 +198,7 @@ class Session:
         self._machine.fire(Trigger.VERDICT)
         self._num_losses = 0
         guess, self._guess = self._guess, NO_GUESS
-        self._judged = _Judged(guess, len(self._log), verdict, event.received_s - event.sent_s)
+        self._judged = Judged(guess, len(self._log), verdict, event.received_s - event.sent_s)
         chunk = self._commit(guess, verdict)
         self._record(guess, verdict, event)
         emit = self._emit(chunk)
@@ -308,19 +260,8 @@ class Session:
 
     # The draft's side
 
-    def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
-        self._drafting.placed(event.name, event.epoch)
-        return self._go_on()
-
     def _on_draft_unplaced(self, _event: m.DraftUnplaced) -> list[m.Command]:
         return [self._drafting.place_later()]
-
-    def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
-        return [*self._drafting.replied(event), *self._go_on()]
-
-    def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:
-        self._drafting.late(event.stamp)
-        return self._go_on()
 
     def _on_draft_lost(self, event: m.DraftLost) -> list[m.Command]:
         return [*self._drafting.lost(event.epoch), *self._go_on()]

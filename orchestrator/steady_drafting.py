@@ -14,18 +14,18 @@ from dataclasses import replace
 import numpy as np
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, DraftRequest, Missing, Sprouted, Stamp
+from core.records import Call, CallTrace, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Timing
 from core.speculation.guesses import Guesser
 from core.speculation.tree import SpeculationTree
 from core.trees import ROOT, Ints
 from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, Guess
 from orchestrator.held import Held
-from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Completion
-from orchestrator.pilot import Found, Shape
+from orchestrator.pilot import DraftSeen, Found, Shape
 from orchestrator.states import GROWING_TABLE, Growing, Machine, Trigger
 from orchestrator.statistics import Statistics
+from orchestrator.tree_pilot import TreePilot
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,7 @@ class SteadyDrafting:
     Unlike `Drafting` it has several messages in flight: each overtakes the ones before, and the draft says so.
     """
 
-    needs_q = False
-    """Only where any rule may choose guesses is there steady growth."""
-
-    def __init__(self, completion: Completion, pilot: MarginalPilot, stats: Statistics) -> None:
+    def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
         self._pair = completion.pair
         self._pilot = pilot
         self._stats = stats
@@ -58,8 +55,13 @@ class SteadyDrafting:
         """Of the tree, those in the block that was taken last."""
         self._guesses = NO_NODES
         """Those of them that were the draft's then."""
-        self._fitting = NO_NODES
-        """Those that the block could have had, the likeliest first."""
+        self._turn = 0
+        """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
+        to grow for it."""
+        self._is_over = True
+        """Whether the draft grows no more until its next message."""
+        self._num_passes = 0
+        """That it has told of since its last message."""
         self._first_round = 0
         """Of the message since which the draft's numbers hold."""
         self._known_to: dict[int, int] = {}
@@ -68,7 +70,6 @@ class SteadyDrafting:
         """Of the draft; whether the next block is its doing is not known yet."""
         self._grew_s = 0.0
         """When the draft last told of something."""
-        self._num_open = 0
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
@@ -90,7 +91,7 @@ class SteadyDrafting:
     def placed(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.PLACED)
         self._held.place(name, epoch)
-        self._num_open, self._is_late = 0, False
+        self._is_late = False
         self._known_to.clear()
         return self.tell()
 
@@ -125,7 +126,7 @@ class SteadyDrafting:
 
     def _forget(self) -> None:
         self._tree = SpeculationTree()
-        self._taken = self._guesses = self._fitting = NO_NODES
+        self._taken = self._guesses = NO_NODES
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
@@ -133,27 +134,36 @@ class SteadyDrafting:
 
     # What it is told
 
+    def take_turn(self, max_depth: int) -> list[m.Command]:
+        """Have the draft grow for the next block, which may have so many guesses in a row."""
+        if self._pilot.is_in_turn:
+            if max_depth < 1 or not self._pilot.wants_turn():
+                return []
+            self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
+        return self.tell()
+
     def tell(self) -> list[m.Command]:
         """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
         if self._machine.state is Growing.ABSENT:
             return []
-        steady = self._pilot.steady(self._room)
+        steady = self._pilot.steady(self._room, self._turn)
         if steady is None:  # not for this request, or the text is as long as the draft's context
             self._leave()
             return [m.ReleaseDraft()]
-        self._is_behind = self._num_open >= MAX_OPEN
+        self._is_behind = len(self._known_to) >= (1 if self._pilot.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
         is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
-        self._num_open += 1
         stamp, base, suffix, spec = self._held.snapshot()
         if is_anew:
             self._forget()
             self._first_round = stamp.round
             steady = replace(steady, is_anew=True)
         self._known_to[stamp.round] = len(self._log)
-        return [m.Grow(DraftRequest(stamp, base, suffix, steady, spec=spec))]
+        self._is_over, self._num_passes = False, 0
+        request = DraftRequest(stamp, base, suffix, steady, spec=spec)
+        return [m.Draft(request, None) if self._pilot.is_in_turn else m.Grow(request)]
 
     @property
     def _room(self) -> int:
@@ -170,44 +180,52 @@ class SteadyDrafting:
         if self._machine.state is not Growing.GROWING or not self._is_leased(sprouted.stamp):
             self._stats.num_stale_replies += 1
             return []
-        self._is_late, self._num_late_rounds = False, 0
-        try:
-            self._check(sprouted)
-            self._held.num_tokens = min(sprouted.held, len(self._log) - 1)
-            if sprouted.stamp.round < self._first_round:
-                return []  # its nodes have other numbers
-            self._tree.add(sprouted.told, len(self._log) - self._known_to.get(sprouted.stamp.round, 0))
-        except CORRUPT as error:
-            logger.warning("a draft's growth is corrupt: %r", error)
+        if not self._take_in(sprouted):
             return self.lose()
         self._grew_s = event.received_s
-        self._pause_s = self._pair.speculation.draft_retry_s
-        self._observe(sprouted, event.received_s)
+        if self._held.answers(sprouted.stamp):
+            self._is_over = sprouted.is_over
+            self._num_passes += sprouted.timing is not None
+        if sprouted.timing is not None:
+            self._observe_pass(len(sprouted.told), sprouted.timing, event.received_s)
         return self.tell() if self._tree.has_lost_some else []
+
+    def _take_in(self, grown: Sprouted | GrownTree) -> bool:
+        """Whether it is sound."""
+        self._is_late, self._num_late_rounds = False, 0
+        try:
+            self._check(grown)
+            self._held.num_tokens = min(grown.held, len(self._log) - 1)
+            if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
+                self._tree.add(grown.told, len(self._log) - self._known_to.get(grown.stamp.round, 0))
+        except CORRUPT as error:
+            logger.warning("a draft's growth is corrupt: %r", error)
+            return False
+        self._pause_s = self._pair.speculation.draft_retry_s
+        return True
 
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
 
-    def _check(self, sprouted: Sprouted) -> None:
+    def _check(self, grown: Sprouted | GrownTree) -> None:
         """Raises: ValueError when it is corrupt."""
-        tokens = sprouted.told.tokens
-        sprouted.told.check()
+        tokens = grown.told.tokens
+        grown.told.check()
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
             raise ValueError("a draft guessed a token outside the vocabulary")
-        if not 0 <= sprouted.held <= len(self._log):
+        if not 0 <= grown.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")
 
-    def _observe(self, sprouted: Sprouted, now_s: float) -> None:
-        timing = sprouted.timing
-        if timing is not None:
-            began_s = now_s - timing.computed_s
-            self._pilot.saw_pass(timing)
-            self._stats.record_draft(began_s, now_s)
-            self._keep_trace()
-            self._last_pass = CallTrace(Call.TABLE, began_s, now_s, len(sprouted.told), timing=timing)
+    def _observe_pass(self, num_grown: int, timing: Timing, now_s: float) -> None:
+        began_s = now_s - timing.computed_s
+        self._pilot.saw_pass(timing)
+        self._stats.record_draft(began_s, now_s)
+        self._keep_trace()
+        self._last_pass = CallTrace(Call.TABLE, began_s, now_s, num_grown, timing=timing)
 
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
+        self._turn = 0
         self._keep_trace(len(guess) - guess.shape.num_looked_up)
 
     def _keep_trace(self, num_used: int = 0) -> None:
@@ -226,25 +244,47 @@ class SteadyDrafting:
         return self._pilot.wants_rest and self._machine.state is Growing.GROWING
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
-        """The draft has ended a message: one that was overtaken, or it cannot go on."""
+        """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
         reply = event.reply
-        if self._machine.state is not Growing.GROWING or not self._is_leased(reply.stamp):
+        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._known_to
+        if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
             self._stats.num_stale_replies += 1
             return []
-        self._num_open = max(0, self._num_open - 1)
-        self._known_to.pop(reply.stamp.round, None)
+        if isinstance(reply, GrownTree):
+            return self._grown(reply, event)
+        del self._known_to[reply.stamp.round]
         if not self._held.answers(reply.stamp):
             return self.tell() if self._is_behind else []
         if isinstance(reply, Missing) and self._held.must_resend(reply.held):
-            self._held.num_tokens = 0  # what it had told of is gone, too
+            self._held.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
             return self.tell()
         return self.lose()
+
+    def _grown(self, grown: GrownTree, event: m.DraftReplied) -> list[m.Command]:
+        """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
+        is_awaited = self._held.answers(grown.stamp)
+        if is_awaited and not self._take_in(grown):
+            return self.lose()
+        del self._known_to[grown.stamp.round]
+        if not is_awaited:
+            return []
+        self._is_over, self._is_behind = True, False
+        is_turn, timing = self._turn > 0, grown.timing
+        call = Call.BLOCK if is_turn else Call.PREFILL
+        trace = CallTrace(call, event.sent_s, event.received_s, len(grown.told), timing=timing)
+        self._stats.trace.append(trace)
+        if is_turn:
+            self._stats.record_draft(event.sent_s, event.received_s)
+            self._pilot.saw_draft(DraftSeen(False, event.received_s - event.sent_s, timing))
+        return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
         """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
         if stamp != self._waits_for:
             return []
         self._is_late, self._waits_for = True, None
+        if self._pilot.is_in_turn:
+            self._pilot.saw_late_draft()
         self._num_late_rounds += 1
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
@@ -266,8 +306,8 @@ class SteadyDrafting:
         if len(path) == num_drafted:
             rank, num_listed = self._outcome(path[-1] if path else ROOT, tokens[num_drafted])
         self._tree.reroot(tokens)
-        self._taken = self._guesses = self._fitting = NO_NODES
-        if not had_nodes:
+        self._taken = self._guesses = NO_NODES
+        if not had_nodes or self._pilot.is_in_turn:
             return Found.NOT_ASKED, rank, num_listed
         return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
 
@@ -285,15 +325,9 @@ class SteadyDrafting:
             self._tree.guess(guesses)
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
-        """The likeliest nodes that are worth their rows."""
-        tree, pilot = self._tree, self._pilot
-        self._fitting = tree.best(min(max_nodes, pilot.max_nodes), min(max_depth, pilot.max_depth))
-        gained = pilot.net(tree.reach[self._fitting], tree.branches(self._fitting) if pilot.minds_branches else None)
-        if pilot.minds_branches:
-            straight = tree.straight(self._fitting)
-            if (chain := pilot.net(tree.reach[straight])).max() >= gained.max():
-                self._fitting, gained = straight, chain
-        nodes = self._taken = self._fitting[: int(np.argmax(gained))]
+        """What the pilot chooses of what has grown."""
+        tree = self._tree
+        nodes = self._taken = self._pilot.choose(tree, max_nodes, max_depth)
         self._guesses = nodes[tree.is_drafted[nodes]]
         if not len(nodes):
             return NO_GUESS
@@ -305,16 +339,17 @@ class SteadyDrafting:
         """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
         self._waits_for = None
         stamp = self._held.awaiting
-        can_wait = self._machine.state is Growing.GROWING and not self._is_late and not self._is_behind
+        can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
-        tree, has_begun = self._tree, self._tree.is_drafted.any()
-        next_s = self._grew_s + self._pilot.pass_s - now_s if has_begun else self._pilot.first_pass_s
-        open_reach = tree.open_reach(min(max_depth, self._pilot.max_depth))
-        if self._pilot.minds_branches:
-            open_reach = open_reach[:1]  # a chain goes on at its end
-        is_worth = self._pilot.is_worth_waiting(tree.reach[self._fitting], open_reach, next_s)
-        if not is_worth:
+        if not self._is_worth_waiting(now_s, max_depth):
             return None
         self._waits_for = stamp
         return m.Await(stamp, self._pilot.patience_s)
+
+    def _is_worth_waiting(self, now_s: float, max_depth: int) -> bool:
+        if self._pilot.is_in_turn:
+            return self._turn > 0
+        pilot, has_begun = self._pilot, self._tree.is_drafted.any()
+        next_s = self._grew_s + pilot.pass_s - now_s if has_begun else pilot.first_pass_s
+        return pilot.is_worth_waiting(self._tree, max_depth, next_s, self._num_passes)

@@ -16,14 +16,14 @@ from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.guess import NO_GUESS, Followed, Guess
 from orchestrator.lookup import LookupGuesser
-from orchestrator.marginal import MarginalPilot
 from orchestrator.pair import Pair
 from orchestrator.session import Session
 from orchestrator.states import Target, Trigger
 from orchestrator.steady_drafting import SteadyDrafting
+from orchestrator.tree_pilot import TreePilot
 
 
-def new_guessers(config: SpeculationConfig, pilot: MarginalPilot) -> tuple[Guesser, ...]:
+def new_guessers(config: SpeculationConfig, pilot: TreePilot) -> tuple[Guesser, ...]:
     """Those that one session has beside its draft. A new one is one more here, and its file."""
     return (LookupGuesser(pilot.lookups, pilot.max_depth),) if config.lookup else ()
 
@@ -35,20 +35,28 @@ class SteadySession(Session):
         self,
         request: GenerationRequest,
         pair: Pair,
-        pilot: MarginalPilot,
+        pilot: TreePilot,
         detokenizer: IncrementalDetokenizer,
         session_id: str,
     ) -> None:
         super().__init__(request, pair, pilot, detokenizer, session_id)
         self._margin = pilot
         self._growth = SteadyDrafting(self._completion, pilot, self.stats)
-        self._drafting = self._growth  # type: ignore[assignment]  # what only `Drafting` has is asked for in what is overridden
         self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
         self._now_s = 0.0
         """Of the event that is handled."""
         self._verdict_s: float | None = None
         """When the last verdict came; None where what follows is no whole round."""
-        self._handlers[m.DraftGrew] = self._on_draft_grew
+        self._handlers |= {
+            m.DraftPlaced: self._on_draft_placed,
+            m.DraftGrew: self._on_draft_grew,
+            m.DraftReplied: self._on_draft_replied,
+            m.DraftLate: self._on_draft_late,
+        }
+
+    @property
+    def _drafting(self) -> SteadyDrafting:
+        return self._growth
 
     # Decisions
 
@@ -79,7 +87,7 @@ class SteadySession(Session):
         self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
         if self._growth.is_silent:
             return self._growth.lose()
-        return self._growth.rest() if self._growth.wants_rest else self._growth.tell()
+        return self._growth.rest() if self._growth.wants_rest else self._growth.take_turn(self._max_depth)
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""

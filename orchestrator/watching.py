@@ -5,14 +5,12 @@ Knows shapes, ranks and times; must not know tokens.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from core.config import SpeculationConfig
 from core.estimators import ConfidenceFit, Level, RankProfile, placed
-from core.records import NEVER_STOP, GenerationRequest, StopRule, Verification
+from core.records import GenerationRequest, Verification
 from core.shapes import RankLaw
-from core.tables import Prepared, TableBudget, prepared
-from core.trees import NO_GROWTH, ROOT, Growth, num_branches
+from core.tables import TableBudget, prepared
+from core.trees import ROOT, Growth, Measure, num_branches
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
 
@@ -25,7 +23,6 @@ LAW_ROUNDS = 4
 LOOK_ROUNDS = 16
 """Rounds after which costs are looked at anew, where nobody has decided anything meanwhile."""
 UNKNOWN_LOOKUP_TOKENS = 3
-MAX_CACHED_TABLES = 64
 LEARNING_LOOKUPS = 8
 """Lookups of which so many have been verified are known well enough to be given up."""
 
@@ -40,8 +37,8 @@ def kind_of(request: GenerationRequest) -> str:
 class WatchingPilot:
     """What the policies have in common; a policy adds `block`, `table` and what follows from them."""
 
-    _is_chooser = False
-    """Whether the draft chooses guesses, where any rule may: then it tells by how much they lead, not their shares."""
+    measure = Measure.CONFIDENCE
+    """Of how sure the draft is, as it tells it."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         asked = request.max_draft_tokens
@@ -51,11 +48,10 @@ class WatchingPilot:
         self._config = config
         self._known = knowledge
         self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
-        self._fit: ConfidenceFit = knowledge.fit((self.kind, self._is_chooser and not self._is_sampled))
+        self._fit: ConfidenceFit = knowledge.fit((self.kind, self.measure))
         self._level = Level()
         self._law: RankLaw = self.law()
         self._asked_rows: tuple[int, ...] = ()
-        self._tables: OrderedDict[object, Prepared] = OrderedDict()
         self._num_rounds = 0
         self._is_open = True
         knowledge.num_sessions += 1
@@ -70,16 +66,9 @@ class WatchingPilot:
         return self._max_depth > 0
 
     @property
-    def stop(self) -> StopRule:
-        return NEVER_STOP
-
-    @property
     def patience_s(self) -> float:
         expected = self._known.lately.draft_s(self._asked_rows)
         return max(min(max(self._config.draft_timeout_s, PATIENCE * expected), MAX_PATIENCE_S), 1.5 * expected)
-
-    def num_to_verify(self, shape: Shape) -> int:
-        return len(shape)
 
     def num_to_look_up(self, max_depth: int) -> int:
         """The chain of guesses that yields the most tokens for the time of its verification; none, if none does."""
@@ -133,14 +122,9 @@ class WatchingPilot:
         return self._profile.law(self._level.estimate(self._profile.heads()))
 
     @property
-    def _max_block_tokens(self) -> int:
-        """Where the draft samples blocks are chains."""
-        return self._max_depth if self._is_sampled else self._config.max_block_tokens
-
-    @property
     def _max_table_tokens(self) -> int:
-        """Where the draft samples q travels with a table, and takes its room."""
-        return self._config.max_table_tokens // (4 if self._is_sampled else 1)
+        """Of an asked draft: q travels with a table, and takes its room."""
+        return self._config.max_table_tokens // 4
 
     def _tail(self, num_ranks: int) -> tuple[float, ...]:
         """If the target's token is not the draft's first candidate: the chances of so many that follow."""
@@ -150,16 +134,8 @@ class WatchingPilot:
         return tuple(chance / excess for chance in tail)
 
     def _table(self, shape: Shape, law: RankLaw, budget: TableBudget) -> Growth:
-        """The best table; what is asked for every few rounds is made once."""
-        if budget.max_depth < 1 or budget.num_passes < 1:
-            return NO_GROWTH
-        is_fed = shape.source is Source.DRAFT
-        key = (shape.parents, shape.ranks, budget, law, is_fed)
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = prepared(shape.parents, shape.ranks, law, budget, is_fed=is_fed)
-            if len(self._tables) > MAX_CACHED_TABLES:
-                self._tables.popitem(last=False)
+        """The best table for a chain."""
+        found = prepared(len(shape), law, budget, is_fed=shape.source is Source.DRAFT)
         self._asked_rows = found.rows
         return found.growth
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core.budgeted import AnySprout, sprout_of
 from core.errors import WorkerLost
-from core.growth import Candidates, HeldTree
+from core.growth import Candidates, HeldTree, Sprout
 from core.protocol import HeldTokens
-from core.records import Drafted, DraftReply, DraftRequest, SequenceSpec, Sprouted, Timing, Verification
+from core.records import Drafted, DraftReply, DraftRequest, GrownTree, SequenceSpec, Sprouted, Timing, Verification
 from core.speculation.grower import MAX_TOLD, Node, likeliest
-from core.trees import ROOT, Budget, Growth, Steady
+from core.trees import ROOT, Growth, Steady
 from simulation.engines import Job, SimEngine
 from simulation.hardware import EngineLaw
 from simulation.text import Place, Text
@@ -36,17 +35,13 @@ class Says:
         for node, (token, parent) in enumerate(zip(request.block.tokens, request.block.parents, strict=True)):
             self._places[node] = text.after(self._places[parent], token)
         self._num_ranks = Counter(request.block.parents)  # a rank counts only tokens that are no children already
-        self._fanout = 0
-        self._block_lens: Mapping[int, tuple[int, int]] = {}
-        if isinstance(request.growth, Budget):
-            self._fanout = request.growth.fanout
-        elif isinstance(request.growth, Growth):
-            self._count_ranks(request.growth)
-            self._block_lens = _block_lens(request, request.growth)
+        assert isinstance(request.growth, Growth), "what grows steadily needs no plan"
+        self._count_ranks(request.growth)
+        self._block_lens: Mapping[int, tuple[int, int]] = _block_lens(request, request.growth)
 
     def after(self, node: int) -> Candidates:
         """The candidates there, as many as the growth can ask for."""
-        place, num_ranks = self._places[node], self._num_ranks[node] + self._fanout
+        place, num_ranks = self._places[node], self._num_ranks[node]
         if not self.samples:
             return self._text.coupled(place, num_ranks, has_noise=self._has_noise)
         is_judged = node in self._request.block.parents
@@ -90,7 +85,7 @@ def _block_lens(request: DraftRequest, growth: Growth) -> Mapping[int, tuple[int
 class DraftJob(Job[DraftRequest, DraftReply]):
     """A tree in the making."""
 
-    sprout: AnySprout = field(kw_only=True)
+    sprout: Sprout = field(kw_only=True)
     says: Says = field(kw_only=True)
     numbers: dict[int, int] = field(kw_only=True)
     """Of the sprout's nodes that are held: their number in the held tree."""
@@ -123,7 +118,6 @@ class DraftJob(Job[DraftRequest, DraftReply]):
             grown.confidence,
             grown.entropy,
             self.timing(now_s),
-            grown.growth,
         )
 
 
@@ -135,6 +129,19 @@ class SteadyJob(Job[DraftRequest, DraftReply]):
     """Nodes in the pass under way, or in the next."""
     had_part: bool = False
     """In the pass under way, or in the last."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether growth ends by itself."""
+        return self.steady.num_passes > 0
+
+    @property
+    def may_feed(self) -> bool:
+        return not self.pending and self.held.grower.best() is not None
+
+    def grown(self, now_s: float) -> GrownTree:
+        """All that has grown, where growth has ended."""
+        return GrownTree(self.request.stamp, self.held.grower.tell(), self.request.num_committed, self.timing(now_s))
 
     @property
     def steady(self) -> Steady:
@@ -163,7 +170,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         place = self._text.place(held.log, held.spec, pending)
         says = Says(self._text, place, request, held.spec, self._has_noise)
         known = [*numbers, *([ROOT] if not pending and held.tree.root is not None else [])]
-        sprout = sprout_of(request, says.samples, {node: says.after(node) for node in known})
+        sprout = Sprout(request, says.samples, {node: says.after(node) for node in known})
         job = DraftJob(request, held, pending, now_s, answer, sprout=sprout, says=says, numbers=numbers)
         job.look_ahead()
         return job if pending or job.frontier else job.drafted(now_s)
@@ -175,13 +182,15 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         held: HeldTokens,
         now_s: float,
         answer: asyncio.Future[DraftReply | WorkerLost],
-    ) -> SteadyJob:
+    ) -> SteadyJob | GrownTree:
         job = SteadyJob(request, held, held.rebase_to_grow(request, steady).pending, now_s, answer)
+        if job.ends:
+            return job.grown(now_s) if not job.pending and held.grower.has_ended else job
         self._tell(job)
         return job
 
     def _has_work(self) -> bool:
-        return any(not isinstance(job, SteadyJob) or job.pending or _is_worth(job) for job in self._jobs)
+        return any(not isinstance(job, SteadyJob) or job.pending or job.may_feed for job in self._jobs)
 
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
         """Steady growth shares what a pass has room for, best first over all sessions."""
@@ -189,11 +198,9 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         self._feeding = []
         for job in growing:
             job.num_feeding = 0
-        ready = [job for job in growing if not job.pending and _is_worth(job)]
-        num_rows = max((job.steady.rows_per_pass for job in ready), default=0)
-        for place, node in likeliest([job.held.grower for job in ready], num_rows):
-            ready[place].num_feeding += 1
-            self._feeding.append((ready[place].held, node))
+        for job, node in _next_nodes([job for job in growing if job.may_feed]):
+            job.num_feeding += 1
+            self._feeding.append((job.held, node))
         idle = [job for job in growing if not job.pending and not job.num_feeding]
         for job in growing:
             job.had_part = job not in idle
@@ -235,9 +242,12 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         for held, nodes in by_session.values():
             self._take_nodes(held, nodes)
         timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
-        for job in self._jobs:
-            if isinstance(job, SteadyJob) and not job.pending and job.had_part:
+        for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending and job.had_part]:
+            job.held.grower.made_pass()
+            if not job.ends:
                 self._tell(job, timing)
+            elif job.held.grower.has_ended:
+                self._conclude(job, job.grown(now_s))
         self._since_s = now_s if self._has_work() else None
 
     def _advance_steady(self, job: SteadyJob) -> None:
@@ -268,12 +278,19 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         told = job.held.grower.tell()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - len(job.pending)
-            listener(Sprouted(job.request.stamp, told, num_held, timing))
+            is_over = not job.pending and job.held.grower.best() is None
+            listener(Sprouted(job.request.stamp, told, num_held, timing, is_over))
 
 
-def _is_worth(job: SteadyJob) -> bool:
-    best = job.held.grower.best()
-    return best is not None and best.reach >= job.steady.min_reach
+def _next_nodes(jobs: Sequence[SteadyJob]) -> Iterator[tuple[SteadyJob, Node]]:
+    """What the next pass feeds: what each that ends by itself wants, and of all others the likeliest."""
+    for job in jobs:
+        if job.ends:
+            yield from ((job, node) for node in job.held.grower.next_pass(job.steady.rows_per_pass))
+    others = [job for job in jobs if not job.ends]
+    num_rows = max((job.steady.rows_per_pass for job in others), default=0)
+    for place, node in likeliest([job.held.grower for job in others], num_rows):
+        yield others[place], node
 
 
 def _hold(tree: HeldTree, node: Node, candidates: Candidates) -> None:

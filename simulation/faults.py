@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import Drafted, DraftReply, DraftRequest, Sprouted, Verdict, VerifyReply, VerifyRequest
+from core.records import Drafted, DraftReply, DraftRequest, GrownTree, Sprouted, Verdict, VerifyReply, VerifyRequest
 from simulation.cluster import Cluster, Fleet, Wire
 from simulation.engines import SimEngine
 from simulation.hardware import HopLaw
@@ -211,11 +211,16 @@ class FaultyWire(Wire):
                 kind, lies = "target", TARGET_LIES
             case Drafted() if self.rates.draft_lies:
                 kind, lies = "draft", DRAFT_LIES
+            case GrownTree() if self.rates.draft_lies:
+                kind, lies = "draft", GROWTH_LIES
             case _:
                 return reply
         name = self._random.choice(list(lies))
         self._happened.note(f"{kind} says {name}")
-        return cast("Reply", lies[name](reply, self._random))
+        try:
+            return cast("Reply", lies[name](reply, self._random))
+        except ValueError as error:
+            raise WorkerLost(f"the link is closed: {error}") from error
 
 
 class EngineFault(StrEnum):

@@ -14,11 +14,12 @@ from random import Random
 from typing import Any
 
 from core.records import Drafted, Missing, Sprouted, Stamp, Verdict
-from core.trees import NO_Q, NO_TOKEN, ROOT, Growth, Told
+from core.trees import NO_Q, NO_TOKEN, ROOT, Told
 
 DraftLie = Callable[[Drafted, Random], Drafted | Missing]
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
-GrowthLie = Callable[[Sprouted, Random], Sprouted]
+GrowthLie = Callable[[Any, Random], Any]
+"""About `Sprouted` or `GrownTree`."""
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -35,11 +36,6 @@ def _other_epoch(stamp: Stamp) -> Stamp:
     return replace(stamp, epoch=stamp.epoch + 1)
 
 
-def _all_below(parent: int, num_nodes: int) -> Growth:
-    """What a draft may say that it grew where it was left the choice."""
-    return Growth((parent,) * num_nodes, tuple(range(num_nodes)))
-
-
 DRAFT_LIES: dict[str, DraftLie] = {
     "a token outside the vocabulary": lambda d, r: replace(d, tokens=_tokens(d.tokens, r.choice((10**6, -7)), r)),
     "a token too many": lambda d, _: replace(d, tokens=(*d.tokens, 1)),
@@ -50,8 +46,6 @@ DRAFT_LIES: dict[str, DraftLie] = {
     "confidence that is no number": lambda d, r: replace(d, confidence=_somewhere(d.confidence, math.nan, r)),
     "confidence above one": lambda d, r: replace(d, confidence=_somewhere(d.confidence, 3.0, r)),
     "endless entropy": lambda d, r: replace(d, entropy=_somewhere(d.entropy, math.inf, r)),
-    "another growth": lambda d, _: replace(d, growth=_all_below(ROOT, len(d.tokens))),
-    "a growth below nothing": lambda d, r: replace(d, growth=_all_below(r.choice((9999, -5)), len(d.tokens))),
     "too much held": lambda d, r: replace(d, held=d.held + r.randrange(1, 1000)),
     "too little held": lambda d, r: replace(d, held=d.held - r.randrange(1, 1000)),
     "no q": lambda d, _: replace(d, q=()),
@@ -72,7 +66,7 @@ TARGET_LIES: dict[str, TargetLie] = {
 }
 
 
-def _told(sprouted: Sprouted, **changes: Any) -> Sprouted:
+def _told(sprouted: Any, **changes: Any) -> Any:
     """Raises: ValueError where the lie shows by itself."""
     return replace(sprouted, told=replace(sprouted.told, **changes))
 
@@ -95,5 +89,6 @@ GROWTH_LIES: dict[str, GrowthLie] = {
     "growth that was told": lambda s, _: replace(s, told=Told(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
     "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
+    "growth that is over": lambda s, _: replace(s, is_over=True) if isinstance(s, Sprouted) else s,
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
 }

@@ -10,7 +10,7 @@ from typing import cast
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.pass_law import PassLaw
 from core.records import ModelInfo
-from orchestrator.pilot import Pilots
+from orchestrator.control import Pilots
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from simulation.clock import VirtualClock, VirtualLoop

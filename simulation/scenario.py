@@ -14,7 +14,8 @@ from random import Random
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import GenerationRequest, Sampling, Verification
-from orchestrator.pilot import ControlReport, Pilots
+from orchestrator.control import Pilots
+from orchestrator.pilot import ControlReport
 from simulation.clock import VirtualLoop, new_loop
 from simulation.presets import PRESETS, Hardware
 from simulation.recorded import TraceLaw

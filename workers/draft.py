@@ -15,9 +15,8 @@ from time import monotonic
 
 from torch import Tensor
 
-from core.budgeted import AnySprout, sprout_of
 from core.config import EngineConfig
-from core.growth import Candidates
+from core.growth import Candidates, Sprout
 from core.protocol import ENDED, OVERTAKEN
 from core.records import Drafted, DraftReply, DraftRequest, Missing, Refused
 from core.speculation.grower import likeliest
@@ -54,7 +53,7 @@ class DraftJob(Job[DraftRequest]):
     room: Room = field(kw_only=True)
     held_nodes: Mapping[int, int] = field(kw_only=True)
     """Nodes of the block whose KV and candidates are there from an earlier request."""
-    _sprout: AnySprout = field(init=False)
+    _sprout: Sprout = field(init=False)
     _rows: dict[int, int] = field(init=False)
     _feeding: list[int] = field(init=False, default_factory=list)
 
@@ -124,7 +123,6 @@ class DraftJob(Job[DraftRequest]):
             grown.confidence,
             grown.entropy,
             self.timing(),
-            grown.growth,
         )
 
     def _plant(self) -> None:
@@ -132,7 +130,7 @@ class DraftJob(Job[DraftRequest]):
         known = {node: tree.candidates[row] for node, row in self.held_nodes.items()}
         if not self.pending and tree.root is not None:
             known[ROOT] = tree.root
-        self._sprout = sprout_of(self.request, self.held.spec.needs_q, known)
+        self._sprout = Sprout(self.request, self.held.spec.needs_q, known)
         self._rows = {ROOT: ROOT, **self.held_nodes}
         self._prune()
 
@@ -200,11 +198,13 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def step(self) -> list[Answer[DraftReply]]:
         """As `Engine.step`; whoever is grown for steadily takes what the pass has room for, best first over all."""
+        self._plan_turns()
         self._plan_growth()
         answers = super().step()
-        self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob)]
-        for job in self._steady.values():
-            job.put_back()
+        for job in self._jobs:
+            if isinstance(job, SteadyJob):
+                job.put_back()
+        self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob) or job.ends]
         self._since_s = monotonic() if self.has_work else None
         return answers
 
@@ -262,9 +262,22 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             job.put_back(job.steady.min_reach)
         self._jobs += [job for job in self._steady.values() if job.pending or job.feeding]
 
+    def _plan_turns(self) -> None:
+        """What growth that ends by itself feeds next; where it finds no room, it has ended."""
+        for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending]:
+            num_rows = self._room.kv_tokens - job.request.num_committed - len(job.held.tree)
+            job.choose(min(num_rows, self._room.step_tokens))
+            if not job.feeding:
+                self._answer(job, job.reply())
+
     def _begin_steady(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
         rebased = self._store.follow(held, held.rebase_to_grow(request, self._within_context(request)))
-        job = self._steady[held.session] = SteadyJob(ticket, request, held, rebased.pending)
+        job = SteadyJob(ticket, request, held, rebased.pending)
+        if job.ends:
+            self._jobs.append(job)
+            self._answer_if_done(job)
+            return
+        self._steady[held.session] = job
         self._answers.append((ticket, job.sprouted()))
 
     def _within_context(self, request: DraftRequest) -> Steady:
@@ -283,20 +296,22 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         rebased = self._store.follow(held, held.rebase_to_draft(request))
         job = DraftJob(ticket, request, held, rebased.pending, room=self._room, held_nodes=rebased.nodes)
         self._jobs.append(job)
-        if job.is_done:
-            self._answer(job, job.reply())
+        self._answer_if_done(job)
 
     def _finish(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
         if growing:
             self._grow(growing, logits)
         for job in jobs:
-            if isinstance(job, SteadyJob):
-                if job.held.session in self._steady:
-                    self._answers.append((job.ticket, job.sprouted(self._since_s)))
-            elif job.is_done and job in self._jobs:
-                self._answer(job, job.reply())
+            if isinstance(job, DraftJob) or job.ends:
+                self._answer_if_done(job)
+            elif job.held.session in self._steady:
+                self._answers.append((job.ticket, job.sprouted(self._since_s)))
         return bool(growing)
+
+    def _answer_if_done(self, job: DraftJob | SteadyJob) -> None:
+        if job.is_done and job in self._jobs:
+            self._answer(job, job.reply())
 
     def _grow(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from core.growth import Candidates
-from core.records import DraftRequest, Sprouted, Timing
+from core.records import DraftRequest, GrownTree, Sprouted, Timing
 from core.speculation.grower import MAX_TOLD, Grower, Node
 from core.trees import ROOT, Steady, TokenTree
 from workers.candidates import Kind, Place
@@ -19,7 +19,10 @@ from workers.steps import StepRows
 
 @dataclass(eq=False, slots=True)
 class SteadyJob(Job[DraftRequest]):
-    """A session that is grown for until its next message; one of the engine's jobs while it takes part in a pass."""
+    """A session that is grown for until its next message; one of the engine's jobs while it takes part in a pass.
+
+    Where growth ends by itself it is a job like others, until its reply.
+    """
 
     feeding: list[Node] = field(default_factory=list)
     """In the next pass."""
@@ -38,9 +41,14 @@ class SteadyJob(Job[DraftRequest]):
         return self.held.grower
 
     @property
+    def ends(self) -> bool:
+        """Whether growth ends by itself, and a round waits for it."""
+        return self.steady.num_passes > 0
+
+    @property
     def is_urgent(self) -> bool:
         """The root first: without it there is no guess."""
-        return bool(self.pending)
+        return self.ends or bool(self.pending)
 
     @property
     def num_tree_rows(self) -> int:
@@ -48,7 +56,7 @@ class SteadyJob(Job[DraftRequest]):
 
     @property
     def may_feed(self) -> bool:
-        """Whether there is a node worth a row."""
+        """Whether there may be a node worth a row."""
         best = None if self.pending else self.grower.best()
         return best is not None and best.reach >= self.steady.min_reach
 
@@ -121,6 +129,7 @@ class SteadyJob(Job[DraftRequest]):
         else:
             tree.root = found[0]
         self.grower.take(self._fed(), found)
+        self.grower.made_pass()
         self.feeding = []
 
     def begin_again(self) -> None:
@@ -128,6 +137,15 @@ class SteadyJob(Job[DraftRequest]):
         self.feeding = []
         self.held.tree.clear()
         self.grower.begin()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether growth that ends by itself has ended."""
+        return not self.pending and self.grower.has_ended
+
+    def choose(self, room: int) -> None:
+        """What growth that ends by itself feeds next, of which there is room for so many rows."""
+        self.feeding = [] if self.pending else self.grower.next_pass(room)
 
     def sprouted(self, since_s: float | None = None) -> Sprouted:
         """What has grown since the last time.
@@ -140,8 +158,17 @@ class SteadyJob(Job[DraftRequest]):
             started_s, num_rows = self._pass
             began_s = started_s if since_s is None else since_s
             timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows), None
-        num_held = self.request.num_committed - len(self.pending)
-        return Sprouted(self.request.stamp, self.grower.tell(), num_held, timing)
+        is_over = not self.pending and self.grower.best() is None
+        return Sprouted(self.request.stamp, self.grower.tell(), self._num_held, timing, is_over)
+
+    def reply(self) -> GrownTree:
+        """All that has grown, where growth has ended."""
+        timing = self.timing() if self.num_passes else None
+        return GrownTree(self.request.stamp, self.grower.tell(), self._num_held, timing)
+
+    @property
+    def _num_held(self) -> int:
+        return self.request.num_committed - len(self.pending)
 
     def _fed(self) -> list[Node]:
         return self.feeding or [self.grower.root]

@@ -66,6 +66,8 @@ class Grower:
     def __init__(self) -> None:
         self._order = count()
         self.steady = Steady(1, 1)
+        self._num_left = 0
+        """Passes, of growth that ends by itself."""
         self.root = _new_root()
         self._open: list[tuple[float, int, Node]] = []
         self._untold: list[Node] = []
@@ -73,6 +75,10 @@ class Grower:
 
     def __repr__(self) -> str:
         return f"<Grower {self.num_told} nodes told, {len(self._open)} open>"
+
+    def go_on(self, steady: Steady) -> None:
+        """Grow so from now on; what there is already is rated anew when the tree gets its next root."""
+        self.steady, self._num_left = steady, steady.num_passes
 
     def begin(self) -> None:
         """Forget the tree."""
@@ -110,6 +116,31 @@ class Grower:
         """It was not fed after all."""
         self._push(node)
 
+    # Growth that ends by itself
+
+    def next_pass(self, num_rows: int) -> list[Node]:
+        """The nodes to feed next, as many as there is room for; they are taken out. None where growth has ended."""
+        nodes: list[Node] = []
+        while len(nodes) < min(num_rows, self.steady.rows_per_pass) and self._num_left and self.best() is not None:
+            nodes.append(self.pop())
+        if sum(node.reach for node in nodes) >= self.steady.min_reach:
+            return nodes
+        for node in nodes:
+            self.put_back(node)
+        return []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no pass is worth making any more, or none is left."""
+        nodes = self.next_pass(self.steady.rows_per_pass)
+        for node in nodes:
+            self.put_back(node)
+        return not nodes
+
+    def made_pass(self) -> None:
+        """One of those that are left, the root's included."""
+        self._num_left = max(0, self._num_left - 1)
+
     def take(self, nodes: Sequence[Node], said: Sequence[Candidates]) -> None:
         """What the model says after each of `nodes`, which may have been pruned meanwhile."""
         for node, each in zip(nodes, said, strict=True):
@@ -131,7 +162,7 @@ class Grower:
             [node.token for node in nodes],
             [node.rank for node in nodes],
             [node.chance for node in nodes],
-            [said.lead for _, said in above if said is not None],
+            [said.sureness(self.steady.measure) for _, said in above if said is not None],
             self.root.number,
         )
 
@@ -161,11 +192,14 @@ class Grower:
         heapify(self._open)
 
     def _chances(self, fed: Sequence[Node]) -> list[list[float]]:
-        return chances_of([node.said for node in fed if node.said is not None], self.steady, MAX_TOLD)
+        said = [node.said for node in fed if node.said is not None]
+        return chances_of(said, self.steady, min(self.steady.fanout, MAX_TOLD))
 
     def _grow(self, node: Node, chances: Sequence[float], *, is_pushing: bool = True) -> None:
         """Children for the candidates that are likely enough; those that are there get their chances anew."""
-        if node.depth >= self.steady.max_depth:
+        assert node.said is not None, "only a node that was fed grows"
+        is_sure = node.said.sureness(self.steady.measure) >= self.steady.min_sureness
+        if node.depth >= self.steady.max_depth or not is_sure:
             return
         for rank, chance in enumerate(chances):
             reach = node.reach * chance

@@ -224,6 +224,16 @@ class SpeculationTree:
         fits = np.nonzero((self.reach >= min_reach) & (self.depths <= max_depth))[0]
         return fits[np.argsort(-self.reach[fits], kind="stable")[:num_nodes]]
 
+    def first_chain(self, max_depth: int) -> Ints:
+        """The draft's first candidate of the root, its first candidate of that, and so on: as far as it has told."""
+        chain, end = list[int](), ROOT
+        while len(chain) < max_depth:
+            found = np.nonzero((self.parents == end) & (self.ranks == 0))[0]
+            if not len(found):
+                break
+            chain.append(end := int(found[0]))
+        return np.array(chain, np.int64)
+
     def branches(self, nodes: Ints) -> Ints:
         """How many branches, beside the first, each of these and those before it have: a parent's later children."""
         is_later = np.ones(len(nodes), np.int64)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import Drafted, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import Drafted, GrownTree, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
 from core.trees import Told
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.requests import decode_stamp, encode_stamp
-from deploy.link.trees import decode_distributions, decode_growth, encode_distributions, encode_growth
+from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | Drafted | Sprouted | Missing | Refused
+Reply = Verdict | Drafted | GrownTree | Sprouted | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
 """Of columns."""
 Numbered = tuple[int, Reply]
@@ -49,7 +49,9 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
         case Drafted():
             return pb.Reply(number=number, stamp=stamp, drafted=_encode_drafted(reply))
         case Sprouted():
-            return pb.Reply(number=number, stamp=stamp, sprouted=_encode_sprouted(reply))
+            return pb.Reply(number=number, stamp=stamp, sprouted=_encode_growth(reply, is_over=reply.is_over))
+        case GrownTree():
+            return pb.Reply(number=number, stamp=stamp, grown=_encode_growth(reply, is_over=True))
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
         case Refused():
@@ -66,7 +68,9 @@ def _decode(message: pb.Reply) -> Reply:
         case "drafted":
             return _decode_drafted(stamp, message.drafted)
         case "sprouted":
-            return _decode_sprouted(stamp, message.sprouted)
+            return Sprouted(stamp, *_decode_growth(message.sprouted), message.sprouted.is_over)
+        case "grown":
+            return GrownTree(stamp, *_decode_growth(message.grown))
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
@@ -103,7 +107,6 @@ def _encode_drafted(drafted: Drafted) -> pb.Drafted:
         confidence=drafted.confidence,
         entropy=drafted.entropy,
         timing=_encode_timing(drafted.timing),
-        growth=encode_growth(drafted.growth),
     )
 
 
@@ -116,11 +119,10 @@ def _decode_drafted(stamp: Stamp, message: pb.Drafted) -> Drafted:
         tuple(message.confidence),
         tuple(message.entropy),
         _decode_timing(message.timing) if message.HasField("timing") else None,
-        decode_growth(message.growth),
     )
 
 
-def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
+def _encode_growth(sprouted: Sprouted | GrownTree, *, is_over: bool) -> pb.Sprouted:
     told = sprouted.told
     return pb.Sprouted(
         held=sprouted.held,
@@ -132,10 +134,11 @@ def _encode_sprouted(sprouted: Sprouted) -> pb.Sprouted:
         leads=told.leads.astype(FLOAT).tobytes(),
         root=told.root,
         timing=_encode_timing(sprouted.timing),
+        is_over=is_over,
     )
 
 
-def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
+def _decode_growth(message: pb.Sprouted) -> tuple[Told, int, Timing | None]:
     told = Told(
         message.first,
         np.frombuffer(message.parents, INT),
@@ -145,7 +148,7 @@ def _decode_sprouted(stamp: Stamp, message: pb.Sprouted) -> Sprouted:
         np.frombuffer(message.leads, FLOAT),
         message.root,
     )
-    return Sprouted(stamp, told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None)
+    return told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
 
 
 def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

@@ -6,25 +6,21 @@ from collections.abc import Sequence
 
 from core.errors import InvalidRequest
 from core.records import (
-    NEVER_STOP,
     Base,
     DraftRequest,
     Sampling,
     SequenceSpec,
     Stamp,
-    StopRule,
     Verification,
     VerifyRequest,
 )
-from core.trees import NO_GROWTH, Budget, Growth, Steady
+from core.trees import NO_GROWTH, Growth, Steady
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.trees import (
-    decode_budget,
     decode_growth,
     decode_steady,
     decode_tree,
-    encode_budget,
     encode_growth,
     encode_steady,
     encode_tree,
@@ -95,12 +91,9 @@ def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
         base=_encode_base(request.base),
         suffix=request.suffix,
         nodes=encode_growth(growth) if isinstance(growth, Growth) else None,
-        budget=encode_budget(growth) if isinstance(growth, Budget) else None,
         steady=encode_steady(growth) if isinstance(growth, Steady) else None,
         block=encode_tree(request.block),
         is_table=request.is_table,
-        max_passes=request.max_passes,
-        stop=_encode_stop(request.stop),
         spec=_encode_spec(request.spec),
     )
 
@@ -113,18 +106,14 @@ def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
         _decode_growth(message),
         decode_tree(message.block),
         message.is_table,
-        message.max_passes,
-        _decode_stop(message.stop) if message.HasField("stop") else NEVER_STOP,
         _decode_spec(message.spec) if message.HasField("spec") else None,
     )
 
 
-def _decode_growth(message: pb.DraftRequest) -> Growth | Budget | Steady:
+def _decode_growth(message: pb.DraftRequest) -> Growth | Steady:
     match message.WhichOneof("growth"):
         case "nodes":
             return decode_growth(message.nodes)
-        case "budget":
-            return decode_budget(message.budget)
         case "steady":
             return decode_steady(message.steady)
     return NO_GROWTH
@@ -132,16 +121,6 @@ def _decode_growth(message: pb.DraftRequest) -> Growth | Budget | Steady:
 
 def _encode_base(base: Base) -> pb.Base:
     return pb.Base(num_tokens=base.num_tokens, prefix_hash=base.prefix_hash)
-
-
-def _encode_stop(stop: StopRule) -> pb.StopRule | None:
-    if stop == NEVER_STOP:
-        return None
-    return pb.StopRule(min_confidence=stop.min_confidence, max_entropy=stop.max_entropy)
-
-
-def _decode_stop(message: pb.StopRule) -> StopRule:
-    return StopRule(message.min_confidence, message.max_entropy)
 
 
 def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Budget, Growth, SparseDistribution, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, Measure, SparseDistribution, Steady, TokenTree
 from protos.outrider.link.v1 import link_pb2 as pb
+
+_MEASURES = {
+    Measure.LEAD: pb.MEASURE_LEAD,
+    Measure.CONFIDENCE: pb.MEASURE_CONFIDENCE,
+    Measure.ENTROPY: pb.MEASURE_ENTROPY,
+}
+_BY_NUMBER = {number: measure for measure, number in _MEASURES.items()}
 
 
 def encode_tree(tree: TokenTree) -> pb.TokenTree | None:
@@ -61,38 +68,6 @@ def decode_growth(message: pb.Growth) -> Growth:
     return Growth(tuple(message.parents), tuple(message.ranks)) if message.parents or message.ranks else NO_GROWTH
 
 
-def encode_budget(budget: Budget) -> pb.Budget:
-    """All of its fields."""
-    offset, slope = budget.sureness
-    return pb.Budget(
-        num_nodes=budget.num_nodes,
-        num_passes=budget.num_passes,
-        rows_per_pass=budget.rows_per_pass,
-        max_depth=budget.max_depth,
-        fanout=budget.fanout,
-        sureness_offset=offset,
-        sureness_slope=slope,
-        tail=budget.tail,
-        min_reach=budget.min_reach,
-        is_chain=budget.is_chain,
-    )
-
-
-def decode_budget(message: pb.Budget) -> Budget:
-    """Raises: ValueError when it is none."""
-    return Budget(
-        num_nodes=message.num_nodes,
-        num_passes=message.num_passes,
-        rows_per_pass=message.rows_per_pass,
-        max_depth=message.max_depth,
-        fanout=message.fanout,
-        sureness=(message.sureness_offset, message.sureness_slope),
-        tail=tuple(message.tail),
-        min_reach=message.min_reach,
-        is_chain=message.is_chain,
-    )
-
-
 def encode_steady(steady: Steady) -> pb.Steady:
     """All of its fields."""
     offset, slope = steady.sureness
@@ -104,11 +79,15 @@ def encode_steady(steady: Steady) -> pb.Steady:
         sureness_slope=slope,
         tail=steady.tail,
         is_anew=steady.is_anew,
+        num_passes=steady.num_passes,
+        fanout=steady.fanout,
+        measure=_MEASURES[steady.measure],
+        min_sureness=steady.min_sureness,
     )
 
 
 def decode_steady(message: pb.Steady) -> Steady:
-    """Raises: ValueError when it is none."""
+    """Raises: ValueError, or KeyError, when it is none."""
     return Steady(
         message.rows_per_pass,
         message.max_depth,
@@ -116,4 +95,8 @@ def decode_steady(message: pb.Steady) -> Steady:
         (message.sureness_offset, message.sureness_slope),
         tuple(message.tail),
         message.is_anew,
+        message.num_passes,
+        message.fanout,
+        _BY_NUMBER[message.measure],
+        message.min_sureness,
     )

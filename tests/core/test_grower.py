@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -15,7 +17,7 @@ from core.speculation.chances import chances_of
 from core.speculation.grower import MIN_REACH, Grower, likeliest
 from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, UNRANKED, Steady
+from core.trees import ROOT, UNRANKED, Measure, Steady
 
 STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
 
@@ -250,3 +252,77 @@ def _paths_of_tree(tree):
         assert tree.depths[node] == len(tokens)
         found[tokens] = int(tree.ranks[node])
     return found
+
+
+# Growth that ends by itself
+
+
+def ending(**changes):
+    new = Grower()
+    new.go_on(replace(STEADY, **{"num_passes": 4, **changes}))
+    new.begin()
+    return new
+
+
+def passes(one, num_rows=64):
+    """Tokens of the paths that each pass feeds, until growth has ended."""
+    found, nodes = [], [one.root]
+    while nodes:
+        found.append([tuple(node.path()) for node in nodes])
+        for node in nodes:
+            one.take([node], [said_after(node.path())])
+        one.made_pass()
+        has_ended, nodes = one.has_ended, one.next_pass(num_rows)
+        assert has_ended == (not nodes), "to ask changes nothing"
+    return found
+
+
+def test_it_ends_after_so_many_passes_the_roots_included():
+    for num_passes in (1, 2, 4):
+        assert len(passes(ending(num_passes=num_passes, max_depth=9))) == num_passes
+    assert len(passes(ending(num_passes=9, max_depth=3, rows_per_pass=64))) == 3, "nothing is fed at full depth"
+
+
+def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it():
+    one = ending(rows_per_pass=1, fanout=1, num_passes=5)
+    fed = passes(one)
+    assert [len(path) for (path,) in fed] == [0, 1, 2, 3, 4]
+    told = one.tell()
+    assert (told.parents.tolist(), set(told.ranks.tolist())) == ([ROOT, 0, 1, 2, 3], {0})
+
+
+def test_it_ends_where_a_pass_reaches_too_little():
+    whole, ended = passes(ending(num_passes=9, max_depth=9)), passes(ending(num_passes=9, max_depth=9, min_reach=0.5))
+    assert 1 < len(ended) < len(whole)
+    assert ended == whole[: len(ended)]
+    assert len(passes(ending(min_reach=100.0))) == 1, "without the root there would be no guess"
+
+
+@pytest.mark.parametrize(
+    ("measure", "bound", "is_grown"),
+    [
+        (Measure.LEAD, 0.749, True),
+        (Measure.LEAD, 0.751, False),
+        (Measure.CONFIDENCE, 0.6, True),
+        (Measure.CONFIDENCE, 0.61, False),
+        (Measure.ENTROPY, math.exp(-0.5), True),
+        (Measure.ENTROPY, math.exp(-0.49), False),
+    ],
+)
+def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
+    """The log odds of 0.6 over 0.4 and over 0.1 have e^0 and more between them: the lead is 1 / (1 + 1/3)."""
+    one = ending(measure=measure, min_sureness=bound)
+    one.take([one.root], [Candidates((1, 2), 0.6, 0.5, shares=(0.6, 0.1))])
+    assert bool(one.root.children) is is_grown
+    told = one.tell()
+    assert len(told) == (2 if is_grown else 0)
+    sureness = {Measure.LEAD: 0.75, Measure.CONFIDENCE: 0.6, Measure.ENTROPY: math.exp(-0.5)}[measure]
+    assert told.leads == pytest.approx((sureness,) * len(told))
+
+
+def test_a_pass_feeds_no_more_than_there_is_room_for():
+    one = ending()
+    one.take([one.root], [said_after([])])
+    one.made_pass()
+    assert len(one.next_pass(2)) == 2
+    assert one.next_pass(0) == []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.growth import Candidates, HeldTree, Sprout
-from core.records import Base, DraftRequest, Stamp, StopRule
+from core.records import Base, DraftRequest, Stamp
 from core.trees import NO_Q, NO_TOKEN, ROOT, Growth, SparseDistribution, TokenTree, subtree
 
 NUM_RANKS = 6
@@ -47,8 +45,7 @@ def requests(draw):
         growth_parents.append(parent)
         ranks.append(used[parent])
     growth = Growth(tuple(growth_parents), tuple(ranks))
-    stop = draw(st.sampled_from([StopRule(), StopRule(min_confidence=0.4), StopRule(max_entropy=2.0)]))
-    return DraftRequest(Stamp("s", 0, 1), Base(0, 0), (3,), growth, block, is_table, stop=stop)
+    return DraftRequest(Stamp("s", 0, 1), Base(0, 0), (3,), growth, block, is_table)
 
 
 def path_of(sprout, node):
@@ -91,13 +88,9 @@ def expected(request, samples):
         if parent in paths:
             candidates = says(paths[parent])
             is_outcome = request.is_table and parent < len(block)
-            is_sure = request.stop.min_confidence <= candidates.confidence
-            is_sure = is_sure and candidates.entropy <= request.stop.max_entropy
             children = [block.tokens[n] for n in range(len(block)) if block.parents[n] == parent]
             free = [token for token in candidates.ranked if token not in children]
-            if not is_outcome and not is_sure:
-                pass
-            elif samples and not is_outcome:
+            if samples and not is_outcome:
                 token, q = (candidates.sampled, candidates.q) if rank == 0 else (NO_TOKEN, NO_Q)
             elif rank < len(free):
                 token = free[rank]
@@ -151,22 +144,6 @@ def test_a_frontier_may_be_fed_in_parts(request_, samples, part):
     assert all(len(nodes) <= part for nodes in passes)
 
 
-@given(requests(), st.booleans(), st.integers(1, 3))
-def test_out_of_passes_is_done_with_what_is_there(request_, samples, max_passes):
-    bounded = DraftRequest(
-        request_.stamp, request_.base, request_.suffix, request_.growth, request_.block, request_.is_table, max_passes
-    )
-    unbounded = DraftRequest(
-        request_.stamp, request_.base, request_.suffix, request_.growth, request_.block, request_.is_table
-    )
-    few, passes = grow(bounded, samples)
-    all_there, all_passes = grow(unbounded, samples)
-    assert passes == all_passes[:max_passes]
-    fed = set(flat(passes))
-    for node in range(len(request_.block), len(few.tokens)):
-        assert few.tokens[node] == (all_there.tokens[node] if few.parent(node) in fed else NO_TOKEN)
-
-
 @given(requests(), st.booleans(), st.integers(0, 4))
 def test_where_there_is_no_room_nothing_grows_and_the_rest_is_as_it_was(request_, samples, room):
     whole, _ = grow(request_, samples)
@@ -200,22 +177,6 @@ def test_rank_0_is_the_likeliest_token_that_the_block_does_not_guess_already():
 def test_a_rank_that_no_candidate_has_stays_empty():
     request = DraftRequest(Stamp("s", 0, 1), Base(0, 0), (3,), Growth((ROOT, 0), (NUM_RANKS, 0)))
     assert grow(request, samples=False)[0].tokens == [NO_TOKEN, NO_TOKEN]
-
-
-@pytest.mark.parametrize(
-    ("stop", "is_grown"),
-    [
-        (StopRule(min_confidence=0.5), True),
-        (StopRule(min_confidence=0.51), False),
-        (StopRule(max_entropy=1.0), True),
-        (StopRule(max_entropy=0.99), False),
-        (StopRule(max_entropy=math.inf), True),
-    ],
-)
-def test_a_stop_rule_bounds_what_it_says_it_bounds(stop, is_grown):
-    sprout = Sprout(DraftRequest(Stamp("s", 0, 1), Base(0, 0), (3,), Growth.chain(1), stop=stop), False, {})
-    sprout.take({ROOT: Candidates((7,), confidence=0.5, entropy=1.0)})
-    assert sprout.tokens == ([7] if is_grown else [NO_TOKEN])
 
 
 def test_without_growth_there_is_nothing_to_feed():

@@ -11,14 +11,13 @@ from core.growth import Candidates
 from core.protocol import EndedSessions, HeldTokens, missing_of, refusal_of
 from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Stamp, Verification, VerifyRequest
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Budget, Growth, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Growth, Steady, TokenTree
 
 EPOCH, VOCAB_SIZE = 3, 100
 SPEC = SequenceSpec(2, Sampling(temperature=0.0))
 SAMPLED = SequenceSpec(2, Sampling(temperature=1.0, seed=1), Verification.REJECTION)
 STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25))
 STAMP = Stamp("s", EPOCH, 5)
-BUDGET = Budget(num_nodes=4, num_passes=2, rows_per_pass=2, max_depth=4, fanout=2)
 CHAIN = Growth.chain(2)
 FORK = TokenTree((7, 8), (ROOT, ROOT))
 
@@ -92,7 +91,6 @@ def test_what_is_stale_is_named_before_what_is_malformed_and_the_incarnation_fir
         (draft(block=TokenTree((7, 7), (ROOT, ROOT)), is_table=True), "twice"),
         (draft(growth=STEADY, is_table=True), "is_table must be false"),
         (draft(growth=STEADY, spec=SAMPLED), "may not choose"),
-        (draft(growth=BUDGET, spec=SAMPLED), "may not choose"),
         (draft(growth=Growth((1,), (0,))), "come before it"),
         (draft(growth=Growth((-2,), (0,))), "come before it"),
     ],
@@ -106,7 +104,7 @@ def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
     assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but what it says comes first"
 
 
-@pytest.mark.parametrize("growth", [STEADY, BUDGET])
+@pytest.mark.parametrize("growth", [STEADY, replace(STEADY, num_passes=2)])
 def test_a_greedy_draft_may_choose_under_every_verification(growth):
     greedy = replace(SAMPLED, sampling=Sampling(temperature=0.0))
     assert refusal(draft(growth=growth, spec=greedy)) is None

@@ -10,24 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.budgeted import sprout_of
-from core.growth import Candidates
+from core.growth import Candidates, Sprout
+from core.protocol import HeldTokens, missing_of
 from core.records import (
-    NEVER_STOP,
     Drafted,
     DraftReply,
     DraftRequest,
     GenerationRequest,
+    GrownTree,
     Missing,
     ModelInfo,
     Sampling,
-    StopRule,
     Verdict,
     VerifyReply,
     VerifyRequest,
 )
 from core.token_log import TokenLog
-from core.trees import NO_GROWTH, Growth
+from core.trees import NO_GROWTH, Growth, SparseDistribution, Steady
 from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen, Shape
 
 VOCAB_SIZE = 50
@@ -109,18 +108,47 @@ def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 + token % (VOCAB_SIZE - 1) for token in order)
 
 
+def sure(ranked: tuple[int, ...]) -> Candidates:
+    """Of a draft whose sample is always its likeliest candidate."""
+    return Candidates(ranked, sampled=ranked[0], q=SparseDistribution(ranked[:1], (1.0,)))
+
+
 class FakeDraftEngine(FakeEngine):
     """Grows what it is asked for from `candidates`."""
 
+    def __init__(self, epoch: int = 1) -> None:
+        super().__init__(epoch)
+        self.held: dict[str, HeldTokens] = {}
+
     def draft(self, request: DraftRequest) -> DraftReply:
+        if isinstance(request.growth, Steady):
+            return self._grow(request, request.growth)
         log = self._extend(request)
         if isinstance(log, Missing):
             return log
-        sprout = sprout_of(request, samples=False, known={})
+        sprout = Sprout(request, samples=True, known={})
         while not sprout.is_done:
-            sprout.take({n: Candidates(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
+            sprout.take({n: sure(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
         grown = sprout.grown()
-        return Drafted(request.stamp, grown.tokens, held=len(log), growth=grown.growth)
+        return Drafted(request.stamp, grown.tokens, held=len(log), q=grown.q)
+
+    def _grow(self, request: DraftRequest, steady: Steady) -> GrownTree | Missing:
+        """What grows by itself until it ends, each guess as good as sure."""
+        session = request.stamp.session
+        if request.spec is not None:
+            self.held[session] = HeldTokens(request.spec)
+        if (missing := missing_of(request, self.held.get(session))) is not None:
+            return missing
+        held = self.held[session]
+        held.log.extend(held.rebase_to_grow(request, steady).pending)
+        grower, nodes = held.grower, [held.grower.root]
+        while nodes:
+            for node in nodes:
+                tokens = [*held.log.tokens, *node.path()]
+                grower.take([node], [Candidates(candidates(tokens), 0.9)])
+            grower.made_pass()
+            nodes = grower.next_pass(steady.rows_per_pass)
+        return GrownTree(request.stamp, grower.tell(), request.num_committed)
 
 
 @dataclass
@@ -131,7 +159,6 @@ class FakePilot:
     fanout: int = 2
     num_lookups: int = 0
     wants_draft: bool = True
-    stop: StopRule = NEVER_STOP
     patience_s: float = 2.0
     seen: list[object] = field(default_factory=list)
     num_late: int = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from fakes import FakeTargetEngine, model_info, next_token, plain, request
 
 from core.config import Limits, SpeculationConfig
 from core.economy import WIDTHS
-from core.records import Call, Missing, Refused, Sampling, Sprouted, Stamp, Timing, Verification
+from core.records import Call, Missing, Policy, Refused, Sampling, Sprouted, Stamp, Timing, Verification
 from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
+from orchestrator.asked_session import AskedSession
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.knowledge import Knowledge
@@ -21,9 +24,9 @@ from orchestrator.marginal import FIRST_PAUSE_S, MAX_PAUSE_S, REST_ROUNDS, TRIAL
 from orchestrator.pair import Pair
 from orchestrator.pilot import Found, RoundSeen, Shape, Source
 from orchestrator.service import new_session
-from orchestrator.session import Session
 from orchestrator.steady_drafting import MAX_OPEN
 from orchestrator.steady_session import SteadySession
+from orchestrator.tree_pilot import TreePilot
 
 PROMPT = (3, 1, 4)
 CONFIG = SpeculationConfig(lookup=False)
@@ -45,7 +48,7 @@ class FakeMargin(MarginalPilot):
     def net(self, reach, branches=None):
         return np.arange(len(reach) + 1.0)
 
-    def is_worth_waiting(self, reach, open_reach, next_s):
+    def adds_enough(self, reach, open_reach, next_s):
         self.open_reach = open_reach.tolist()
         return self.is_patient
 
@@ -552,16 +555,18 @@ def pilot(config=CONFIG, **changes):
 
 def test_only_where_any_rule_may_choose_is_there_steady_growth():
     sampling = Sampling(temperature=1.0)
-    assert isinstance(pilot(), MarginalPilot)
-    assert isinstance(pilot(sampling=sampling), MarginalPilot)
-    assert isinstance(pilot(verification=Verification.REJECTION), MarginalPilot), "greedy needs no q"
-    assert not isinstance(pilot(sampling=sampling, verification=Verification.REJECTION), MarginalPilot)
-    assert not isinstance(pilot(pipelining=False), MarginalPilot)
+    for policy, pipelining in product(get_args(Policy), (True, False)):
+        changes = {"policy": policy, "pipelining": pipelining}
+        assert isinstance(pilot(**changes), TreePilot)
+        assert isinstance(pilot(sampling=sampling, **changes), TreePilot)
+        assert isinstance(pilot(verification=Verification.REJECTION, **changes), TreePilot), "greedy needs no q"
+        for verification in (Verification.REJECTION, Verification.BLOCK):
+            assert not isinstance(pilot(sampling=sampling, verification=verification, **changes), TreePilot)
 
 
 def test_a_session_is_of_its_pilots_kind(tokenizer):
     pair = Pair(model_info(), None, CONFIG, Limits())
-    for verification, kind in ((Verification.COUPLED, SteadySession), (Verification.BLOCK, Session)):
+    for verification, kind in ((Verification.COUPLED, SteadySession), (Verification.BLOCK, AskedSession)):
         asked = request(PROMPT, 4, sampling=Sampling(temperature=1.0), verification=verification)
         found = new_session(
             asked, pair, Controls(CONFIG).pilot(asked), IncrementalDetokenizer(tokenizer, (), False), "s"
@@ -603,9 +608,9 @@ def test_a_step_in_costs_is_looked_beyond():
 
 def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
     one = learned(lambda rows: 0.02)
-    assert one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.004), "0.8 tokens for 0.4"
-    assert not one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.02)
-    assert not one.is_worth_waiting(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
+    assert one.adds_enough(_array([]), _array([1.0]), next_s=0.004), "0.8 tokens for 0.4"
+    assert not one.adds_enough(_array([]), _array([1.0]), next_s=0.02)
+    assert not one.adds_enough(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
 
 
 def test_nothing_is_waited_for_that_would_not_be_worth_its_row():
@@ -613,16 +618,16 @@ def test_nothing_is_waited_for_that_would_not_be_worth_its_row():
     cheap = learned(lambda rows: 0.02)
     leaves = _array([0.1] * 8)
     for each in (dear, cheap):
-        each.steady(100)
-    assert cheap.is_worth_waiting(_array([0.9]), leaves, next_s=0.003), "0.64 tokens for 0.3"
-    assert not dear.is_worth_waiting(_array([0.9]), leaves, next_s=0.003)
+        each.steady(100, 0)
+    assert cheap.adds_enough(_array([0.9]), leaves, next_s=0.003), "0.64 tokens for 0.3"
+    assert not dear.adds_enough(_array([0.9]), leaves, next_s=0.003)
 
 
 def test_no_more_is_hoped_for_than_a_pass_feeds():
     one = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
-    rows = one.steady(100).rows_per_pass
+    rows = one.steady(100, 0).rows_per_pass
     assert rows <= 4
-    assert not one.is_worth_waiting(_array([0.9]), _array([0.05] * 64), next_s=0.003)
+    assert not one.adds_enough(_array([0.9]), _array([0.05] * 64), next_s=0.003)
 
 
 def round_seen(found, num_guesses=0, source=Source.DRAFT, rank=0):
@@ -661,7 +666,7 @@ def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
     assert one.rest() == FIRST_PAUSE_S
     assert (one._known.doing.draft_tokens, "gamma 8 -> 0" in one._known.reason) == (0, True)
     assert not one.wants_rest
-    one.steady(100)
+    one.steady(100, 0)
     assert (one._known.doing.draft_tokens, "a trial after rest" in one._known.reason) == (8, True)
 
 
@@ -686,9 +691,9 @@ def test_each_trial_in_vain_doubles_the_rest_until_one_pays():
 def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
     """Or misses the others' pass: with that a round is lost, not a part of one."""
     one = learned(lambda rows: 0.02)
-    assert one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.004)
+    assert one.adds_enough(_array([]), _array([1.0]), next_s=0.004)
     one._known.num_sessions = 4
-    assert not one.is_worth_waiting(_array([]), _array([1.0]), next_s=0.004)
+    assert not one.adds_enough(_array([]), _array([1.0]), next_s=0.004)
 
 
 def test_a_session_begins_with_the_rate_of_those_before_it():
@@ -701,20 +706,20 @@ def test_a_session_begins_with_the_rate_of_those_before_it():
 
 def test_a_draft_feeds_as_many_rows_as_its_passes_take_at_little_cost():
     flat = learned(lambda rows: 0.02, lambda rows: 0.003)
-    assert flat.steady(100).rows_per_pass == WIDTHS[-1]
+    assert flat.steady(100, 0).rows_per_pass == WIDTHS[-1]
     dear = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
-    assert dear.steady(100).rows_per_pass <= 4
+    assert dear.steady(100, 0).rows_per_pass <= 4
 
 
 def test_how_deep_is_grown_follows_the_context_and_the_request():
-    assert pilot().steady(3).max_depth == 3
-    assert pilot().steady(0) is None
-    assert pilot(max_draft_tokens=0).steady(100) is None
-    assert pilot(max_draft_tokens=2).steady(100).max_depth == 5
+    assert pilot().steady(3, 0).max_depth == 3
+    assert pilot().steady(0, 0) is None
+    assert pilot(max_draft_tokens=0).steady(100, 0) is None
+    assert pilot(max_draft_tokens=2).steady(100, 0).max_depth == 5
 
 
 def test_chances_that_the_draft_is_told_are_a_law():
-    steady = pilot().steady(100)
+    steady = pilot().steady(100, 0)
     assert 0 < sum(steady.tail) <= 1.0
     assert list(steady.tail) == sorted(steady.tail, reverse=True)
 

@@ -13,9 +13,9 @@ from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import Chunk, Drafted, DraftRequest, GenerationRequest
 from orchestrator import messages as m
+from orchestrator.asked_session import AskedSession
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
-from orchestrator.session import Session
 
 
 class World:
@@ -33,7 +33,7 @@ class World:
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
         asked = request.max_draft_tokens
         self.pilot = FakePilot(gamma if asked is None else min(asked, gamma), fanout, num_lookups)
-        self.session = Session(request, pair, self.pilot, detokenizer, "s")
+        self.session = AskedSession(request, pair, self.pilot, detokenizer, "s")
         self.target = FakeTargetEngine(epoch=1)
         self.draft = FakeDraftEngine(epoch=1)
         self.waiting: list[Callable[[], m.Event]] = []

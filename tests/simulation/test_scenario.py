@@ -48,7 +48,7 @@ LEASE_S = HOP_S
 
 
 def test_an_infallible_draft_behind_verification_makes_each_round_cost_one_verification():
-    """During prefill the draft prepares the first block: 5 passes behind 20 ms, so all of it is hidden."""
+    """The draft grows on behind each verification, and is far ahead: but for the first pass all of it is hidden."""
     report = simulate(BY_HAND)
     assert (report.num_streams, report.num_failed, report.num_tokens) == (3, 0, 3 * NUM_TOKENS)
     assert report.num_rounds == 3 * NUM_ROUNDS
@@ -56,10 +56,10 @@ def test_an_infallible_draft_behind_verification_makes_each_round_cost_one_verif
     assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / VERIFY_S)
     assert report.formula_tokens_per_s == pytest.approx((GAMMA + 1) / VERIFY_S)
     assert (report.hit_rate, report.share_of_hits) == (1.0, 1.0)
-    assert report.time_hidden == pytest.approx(1.0)
+    assert report.time_hidden > 0.97
     assert report.acceptance_rate == 1.0
     assert report.verify_s == pytest.approx(VERIFY_S)
-    assert report.table_s <= (GAMMA + 1) * DRAFT_S + HOP_S + 1e-9
+    assert report.table_s == pytest.approx(DRAFT_S), "of a pass"
     assert report.block_s == 0.0
 
 
@@ -76,18 +76,17 @@ def test_latencies_and_utilisation_are_those_of_the_calls():
     assert report.elapsed_s == pytest.approx(3 * whole_s)
     assert report.tokens_per_s == pytest.approx(NUM_TOKENS / whole_s)
     assert report.target_utilisation == pytest.approx((NUM_ROUNDS + 1) * TARGET_S / whole_s)
-    assert 0 < report.draft_utilisation < (NUM_ROUNDS + 1) * (GAMMA + 1) * DRAFT_S / whole_s + 1e-9
+    assert 0 < report.draft_utilisation < 1
 
 
-def test_a_table_that_takes_longer_than_verification_sets_the_pace():
-    """One pass more than guesses: the last guess of a block has not been fed when all of it is accepted."""
+def test_a_draft_that_takes_longer_than_verification_sets_the_pace():
+    """One pass more than guesses: a round's five tokens take five, of which two are behind its verification."""
     slow = replace(HARDWARE, draft=EngineLaw(PassLaw.flat(0.010, 10_000)))
     report = simulate(replace(BY_HAND, hardware=slow))
-    assert report.hit_rate == 1.0
-    table_s = (GAMMA + 1) * 0.010 + HOP_S
-    assert report.table_s == pytest.approx(table_s, rel=0.02)
-    assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / table_s, rel=0.02)
-    assert report.time_hidden == pytest.approx(VERIFY_S / table_s, rel=0.02)
+    assert report.hit_rate > 0.9, "what follows a block is told while it is verified, but for the first"
+    assert report.table_s == pytest.approx(0.010), "of a pass"
+    assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / (5 * 0.010), rel=0.03)
+    assert report.time_hidden == pytest.approx(VERIFY_S / (5 * 0.010), rel=0.25), "a pass is hidden in part"
 
 
 def test_prefill_takes_its_time_and_is_counted_apart():

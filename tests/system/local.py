@@ -18,7 +18,7 @@ import torch
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, GenerationRequest, Sampling, Sprouted
-from orchestrator.pilot import Pilots
+from orchestrator.control import Pilots
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from workers.draft import DraftEngine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from core.records import (
-    NEVER_STOP,
     Drafted,
     DraftRequest,
     Missing,
@@ -51,11 +50,11 @@ class Driver:
         stamp, base, suffix, spec = self._message()
         return VerifyRequest(stamp, base, suffix, block, spec)
 
-    def draft_request(self, growth=NO_GROWTH, block=EMPTY_BLOCK, *, is_table=False, max_passes=0, stop=NEVER_STOP):
+    def draft_request(self, growth=NO_GROWTH, block=EMPTY_BLOCK, *, is_table=False):
         """Of a growth, or of a chain of so many tokens."""
         stamp, base, suffix, spec = self._message()
         growth = Growth.chain(growth) if isinstance(growth, int) else growth
-        return DraftRequest(stamp, base, suffix, growth, block, is_table, max_passes, stop, spec)
+        return DraftRequest(stamp, base, suffix, growth, block, is_table, spec)
 
     def verify(self, block=EMPTY_BLOCK):
         """Verify, commit, and return the verdict."""

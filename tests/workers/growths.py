@@ -58,7 +58,7 @@ def fresh_reply(engine, spec, committed, request):
     log = TokenLog(committed)
     asked = DraftRequest(
         Stamp("fresh", EPOCH, 1), log.base(0), tuple(committed), request.growth, request.block, request.is_table,
-        stop=request.stop, spec=spec,
+        spec=spec,
     )  # fmt: skip
     reply = answer(engine, asked, ticket=10**6)
     engine._store.drop("fresh")

@@ -9,7 +9,7 @@ import torch
 from driving import EPOCH, Driver, answer
 
 from core.config import EngineConfig
-from core.records import Drafted, DraftRequest, Refused, Sampling, StopRule, Verification
+from core.records import Drafted, DraftRequest, Refused, Sampling, Verification
 from core.trees import EMPTY_BLOCK, NO_TOKEN, ROOT, Growth, TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
 from workers.draft import DraftEngine
@@ -45,29 +45,6 @@ def run(engine):
         replies.update(engine.step())
         engine.check_integrity()
     return replies
-
-
-def test_out_of_passes_the_draft_sends_what_it_has(engine):
-    whole = Driver(engine, PROMPT, session="whole").ask(WIDE)
-    for max_passes, num_grown in ((1, 8), (2, 16), (3, 24), (9, 24)):
-        few = Driver(engine, PROMPT, session=f"{max_passes}").ask(WIDE, max_passes=max_passes)
-        assert few.tokens == whole.tokens[:num_grown] + (NO_TOKEN,) * (24 - num_grown)
-        assert few.timing.num_passes == min(max_passes, 3)
-
-
-def test_a_stop_rule_ends_the_branches_that_are_unsure_and_no_others(engine):
-    whole = Driver(engine, PROMPT, session="whole").ask(WIDE)
-    limit = sorted(whole.confidence[8:])[8]
-    bounded = Driver(engine, PROMPT, session="bounded").ask(WIDE, stop=StopRule(min_confidence=limit))
-    root_is_sure = whole.confidence[0] >= limit
-    for node, parent in enumerate(WIDE.parents):
-        is_sure = root_is_sure and all(whole.confidence[n] >= limit for n in [node, parent][: 1 + (parent >= 8)])
-        is_there = bounded.tokens[node] != NO_TOKEN
-        assert is_there == (is_sure if parent != ROOT else root_is_sure)
-        assert bounded.tokens[node] in (whole.tokens[node], NO_TOKEN)
-        assert (bounded.confidence[node], bounded.entropy[node]) == (
-            pytest.approx((whole.confidence[node], whole.entropy[node]), rel=1e-4) if is_there else (0, 0)
-        )
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)])

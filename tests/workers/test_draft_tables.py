@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.config import EngineConfig
-from core.records import NEVER_STOP, Refused, Sampling, StopRule, Verification
-from core.trees import EMPTY_BLOCK, NO_Q, NO_TOKEN, ROOT, Budget, Growth, TokenTree, depths, subtree
+from core.records import Sampling, Verification
+from core.trees import EMPTY_BLOCK, NO_Q, NO_TOKEN, ROOT, Growth, TokenTree, subtree
 from tests.checkpoints import write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
@@ -67,8 +67,8 @@ def path_to(tree, node):
     return [] if node == ROOT else [*path_to(tree, tree.parents[node]), tree.tokens[node]]
 
 
-def assert_blocks_below_outcomes_are_exact(engine, driver, block, growth, stop=NEVER_STOP):
-    request = driver.draft_request(growth, block, is_table=True, stop=stop)
+def assert_blocks_below_outcomes_are_exact(engine, driver, block, growth):
+    request = driver.draft_request(growth, block, is_table=True)
     reply = answer(engine, request)
     whole = TokenTree((*block.tokens, *reply.tokens), (*block.parents, *growth.parents))  # with NO_TOKEN in it
     num_outcomes = 0
@@ -105,9 +105,8 @@ def test_below_any_outcome_of_any_table(engine, way, data):
     engine._store.drop("any")
     driver = Driver(engine, PROMPT, *way, session="any")
     block = data.draw(trees())
-    stop = data.draw(st.sampled_from([StopRule(), StopRule(min_confidence=0.3), StopRule(max_entropy=1.5)]))
     growth = data.draw(growths(len(block), max_size=14))
-    assert_blocks_below_outcomes_are_exact(engine, driver, block, growth, stop)
+    assert_blocks_below_outcomes_are_exact(engine, driver, block, growth)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
@@ -117,46 +116,6 @@ def test_below_each_outcome_where_windows_slide(load, family):
     block = TokenTree((7, 8, 9, 10), (ROOT, ROOT, 1, 2))
     growth = Growth((0, 3, 2, 4, 5, 7, 8), (0, 0, 0, 0, 0, 0, 0))
     assert assert_blocks_below_outcomes_are_exact(engine, driver, block, growth) == 3
-
-
-BUDGET = Budget(num_nodes=40, num_passes=4, rows_per_pass=6, max_depth=3, fanout=3, tail=(0.5, 0.2, 0.1))
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids=lambda way: f"T={way[0].temperature} {way[1]}")
-def test_what_a_draft_grows_by_itself_is_what_it_grows_when_told_to(engine, way):
-    """Of a session that knows the block already, and of one that holds nothing."""
-    driver = Driver(engine, PROMPT, *way, session=f"free {way}")
-    for _ in range(3):
-        block = driver.draft(3)
-        drafted = driver.ask(BUDGET, block, is_table=True)
-        assert 6 < len(drafted.growth) == len(drafted.tokens) <= BUDGET.num_nodes
-        told = driver.draft_request(drafted.growth, block, is_table=True)
-        want = fresh_reply(engine, driver.spec, driver.log.tokens, told)
-        assert (drafted.tokens, drafted.entropy) == (want.tokens, want.entropy)
-        pairs = list(zip(drafted.confidence, want.confidence, strict=True))
-        assert all(lead >= share for lead, share in pairs), "told to, it says how likely its first guess is"
-        assert any(lead > share for lead, share in pairs)
-        block = driver.ask(BUDGET)
-        assert len(block.growth) > 3
-        driver.log.extend(block.tokens[:1])
-
-
-def test_a_draft_ends_a_block_when_a_pass_reaches_too_little(engine):
-    """The whole block of so many passes, if each is worth it; what the root alone tells, if none can be."""
-    for min_reach, num_passes, depth in ((0.0, 4, 3), (1e-6, 4, 3), (100.0, 1, 1)):
-        driver = Driver(engine, PROMPT, GREEDY, session=f"reach {min_reach}")
-        drafted = driver.ask(replace(BUDGET, min_reach=min_reach))
-        assert (drafted.timing.num_passes, max(depths(drafted.growth.parents))) == (num_passes, depth)
-
-
-@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-def test_a_draft_that_samples_may_not_choose_what_it_sends(engine, verification):
-    driver = Driver(engine, PROMPT, SAMPLED, verification, session=f"bound {verification}")
-    refused = driver.ask(BUDGET)
-    assert isinstance(refused, Refused)
-    assert "may not choose" in refused.reason
-    driver.draft(2)
-    assert isinstance(driver.ask(BUDGET), Refused), "of a session that is known, too"
 
 
 def test_only_what_is_drawn_below_an_outcome_carries_q(engine):

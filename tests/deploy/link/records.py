@@ -12,20 +12,20 @@ from core.records import (
     Base,
     Drafted,
     DraftRequest,
+    GrownTree,
     Missing,
     Refused,
     Sampling,
     SequenceSpec,
     Sprouted,
     Stamp,
-    StopRule,
     Timing,
     TokenLogprobs,
     Verdict,
     Verification,
     VerifyRequest,
 )
-from core.trees import NO_TOKEN, ROOT, Budget, Growth, SparseDistribution, Steady, TokenTree, Told
+from core.trees import NO_TOKEN, ROOT, Growth, Measure, SparseDistribution, Steady, TokenTree, Told
 
 MAX_TOKEN = 2**31 - 1
 
@@ -82,14 +82,6 @@ def trees(draw):
 growths = st.sets(st.tuples(st.integers(ROOT, 40), st.integers(0, 31)), max_size=8).map(
     lambda nodes: Growth(tuple(parent for parent, _ in nodes), tuple(rank for _, rank in nodes))
 )
-budgets = st.builds(
-    Budget,
-    *[sizes] * 5,
-    sureness=st.tuples(finite, finite),
-    tail=tuples(st.floats(0, 0.2), max_size=5),
-    min_reach=st.floats(0, allow_infinity=False),
-    is_chain=st.booleans(),
-)
 steadies = st.builds(
     Steady,
     sizes,
@@ -98,6 +90,10 @@ steadies = st.builds(
     st.tuples(finite, finite),
     tuples(st.floats(0, 0.2), max_size=5),
     st.booleans(),
+    num_passes=counts,
+    fanout=sizes,
+    measure=st.sampled_from(Measure),
+    min_sureness=shares,
 )
 singles = st.floats(0, 1, width=32)
 
@@ -116,18 +112,15 @@ def tolds(draw):
     )
 
 
-stops = st.builds(StopRule, shares, st.floats(0) | st.just(math.inf))
 verify_requests = st.builds(VerifyRequest, stamps, bases, tuples(token_ids), block=trees(), spec=st.none() | specs)
 draft_requests = st.builds(
     DraftRequest,
     stamps,
     bases,
     tuples(token_ids),
-    growth=growths | budgets | steadies,
+    growth=growths | steadies,
     block=trees(),
     is_table=st.booleans(),
-    max_passes=counts,
-    stop=stops,
     spec=st.none() | specs,
 )
 replies = st.one_of(
@@ -143,9 +136,9 @@ replies = st.one_of(
         confidence=tuples(shares),
         entropy=tuples(st.floats(0)),
         timing=st.none() | timings,
-        growth=growths,
     ),
-    st.builds(Sprouted, stamps, tolds(), counts, st.none() | timings),
+    st.builds(Sprouted, stamps, tolds(), counts, st.none() | timings, st.booleans()),
+    st.builds(GrownTree, stamps, tolds(), counts, st.none() | timings),
     st.builds(Missing, stamps, counts),
     st.builds(Refused, stamps, st.text(), st.booleans()),
 )

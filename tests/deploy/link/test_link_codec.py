@@ -71,8 +71,8 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
 
     for record, message in (
         (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
-        (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.StopRule, pb.StopRule), (r.Timing, pb.Timing),
-        (r.TokenLogprobs, pb.TokenLogprobs), (t.Budget, pb.Budget), (t.Steady, pb.Steady),
+        (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.Timing, pb.Timing),
+        (r.TokenLogprobs, pb.TokenLogprobs), (t.Steady, pb.Steady),
         (t.Growth, pb.Growth), (t.TokenTree, pb.TokenTree),
     ):  # fmt: skip
         names = [by_other_names.get(field.name, {field.name}) for field in fields(record)]
@@ -113,6 +113,11 @@ def spec(**fields):
     return pb.SequenceSpec(verification=pb.VERIFICATION_COUPLED, sampling=pb.Sampling(**sampling))
 
 
+def steady(**fields):
+    sound = {"rows_per_pass": 1, "max_depth": 1, "fanout": 1, "measure": pb.MEASURE_LEAD}
+    return pb.DraftRequest(steady=pb.Steady(**sound | fields))
+
+
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
@@ -123,11 +128,13 @@ def spec(**fields):
         (pb.VerifyRequest(spec=spec(temperature=math.nan)), "temperature"),
         (pb.VerifyRequest(spec=spec(top_p=-1.0)), "top_p"),
         (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "cannot be one"),
-        (pb.DraftRequest(budget=pb.Budget(num_nodes=1)), "room for a node"),
-        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1)), "room for a node"),
-        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1, max_depth=1, min_reach=math.nan)), "and a chance"),
-        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1, max_depth=1, tail=[0.9, 0.9])), "chances"),
-        (pb.DraftRequest(steady=pb.Steady(rows_per_pass=1, max_depth=1, sureness_slope=math.inf)), "chances"),
+        (steady(max_depth=0), "room for a node"),
+        (steady(min_reach=math.nan), "bounds"),
+        (steady(min_sureness=1.5), "bounds"),
+        (steady(fanout=0), "room for a node"),
+        (steady(measure=0), "cannot be one"),
+        (steady(tail=[0.9, 0.9]), "chances"),
+        (steady(sureness_slope=math.inf), "chances"),
         (pb.DraftRequest(nodes=pb.Growth(parents=[-1, -1], ranks=[0, 0])), "a node twice"),
     ],
 )

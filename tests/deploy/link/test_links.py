@@ -18,7 +18,7 @@ from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
 from deploy.link.client import Link
 from deploy.link.frames import MAX_FRAME_BYTES, FrameTooLong, LinkError, framed
-from deploy.link.handshake import VERSION, answer, challenge
+from deploy.link.handshake import answer, challenge
 from deploy.link.replies import encode_replies
 from deploy.link.requests import encode_requests
 from deploy.link.server import LinkServer
@@ -204,8 +204,8 @@ STRANGERS = {
     "a frame that is no message": (lambda c, a: framed(b"\xff" * 40), "a frame that is no Hello"),
     "an empty frame": (lambda c, a: framed(b""), "speaks version 0"),
     "another version": (
-        lambda c, a: hello(c, a, version=VERSION - 1),
-        f"speaks version {VERSION - 1} of the protocol, and this end {VERSION}",
+        lambda c, a: hello(c, a, version=9),
+        f"speaks version 9 of the protocol, and this end {handshake.VERSION}",
     ),
     "no proof": (lambda c, a: hello(c, a, proof=b""), "its key is not"),
     "another key": (lambda c, a: hello(c, replace(a, key=b"x" * 32)), "its key is not"),
@@ -360,8 +360,8 @@ async def test_replies_to_nobodys_request_are_dropped():
     [
         (challenge(), pb.Welcome(proof=b"x" * 32), "does not know the engine's key"),
         (pb.Challenge(version=9, nonce=b"x" * 32), None, "speaks version 9 of the protocol"),
-        (pb.Challenge(version=VERSION, nonce=b"x"), None, "a nonce that has not 32 bytes"),
-        (pb.Challenge(version=VERSION, nonce=b"x" * 300), None, "at most 256"),
+        (pb.Challenge(version=handshake.VERSION, nonce=b"x"), None, "a nonce that has not 32 bytes"),
+        (pb.Challenge(version=handshake.VERSION, nonce=b"x" * 300), None, "at most 256"),
     ],
 )
 async def test_who_is_no_engine_of_ours_is_not_spoken_to(first, then, problem):

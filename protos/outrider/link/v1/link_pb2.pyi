@@ -7,12 +7,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEASURE_UNSPECIFIED: _ClassVar[Measure]
+    MEASURE_LEAD: _ClassVar[Measure]
+    MEASURE_CONFIDENCE: _ClassVar[Measure]
+    MEASURE_ENTROPY: _ClassVar[Measure]
+
 class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERIFICATION_UNSPECIFIED: _ClassVar[Verification]
     VERIFICATION_COUPLED: _ClassVar[Verification]
     VERIFICATION_REJECTION: _ClassVar[Verification]
     VERIFICATION_BLOCK: _ClassVar[Verification]
+MEASURE_UNSPECIFIED: Measure
+MEASURE_LEAD: Measure
+MEASURE_CONFIDENCE: Measure
+MEASURE_ENTROPY: Measure
 VERIFICATION_UNSPECIFIED: Verification
 VERIFICATION_COUPLED: Verification
 VERIFICATION_REJECTION: Verification
@@ -63,7 +74,7 @@ class Replies(_message.Message):
     def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("number", "stamp", "verdict", "drafted", "missing", "refused", "sprouted")
+    __slots__ = ("number", "stamp", "verdict", "drafted", "missing", "refused", "sprouted", "grown")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +82,7 @@ class Reply(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SPROUTED_FIELD_NUMBER: _ClassVar[int]
+    GROWN_FIELD_NUMBER: _ClassVar[int]
     number: int
     stamp: Stamp
     verdict: Verdict
@@ -78,7 +90,8 @@ class Reply(_message.Message):
     missing: Missing
     refused: Refused
     sprouted: Sprouted
-    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., sprouted: _Optional[_Union[Sprouted, _Mapping]] = ...) -> None: ...
+    grown: Sprouted
+    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., sprouted: _Optional[_Union[Sprouted, _Mapping]] = ..., grown: _Optional[_Union[Sprouted, _Mapping]] = ...) -> None: ...
 
 class Stamp(_message.Message):
     __slots__ = ("session", "epoch", "round")
@@ -113,30 +126,24 @@ class VerifyRequest(_message.Message):
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("stamp", "base", "suffix", "nodes", "budget", "steady", "block", "is_table", "max_passes", "stop", "spec")
+    __slots__ = ("stamp", "base", "suffix", "nodes", "steady", "block", "is_table", "spec")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    BUDGET_FIELD_NUMBER: _ClassVar[int]
     STEADY_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     IS_TABLE_FIELD_NUMBER: _ClassVar[int]
-    MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     stamp: Stamp
     base: Base
     suffix: _containers.RepeatedScalarFieldContainer[int]
     nodes: Growth
-    budget: Budget
     steady: Steady
     block: TokenTree
     is_table: bool
-    max_passes: int
-    stop: StopRule
     spec: SequenceSpec
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Union[Growth, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., steady: _Optional[_Union[Steady, _Mapping]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., is_table: _Optional[bool] = ..., max_passes: _Optional[int] = ..., stop: _Optional[_Union[StopRule, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Union[Growth, _Mapping]] = ..., steady: _Optional[_Union[Steady, _Mapping]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., is_table: _Optional[bool] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents", "q")
@@ -166,32 +173,8 @@ class Growth(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, parents: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Budget(_message.Message):
-    __slots__ = ("num_nodes", "num_passes", "rows_per_pass", "max_depth", "fanout", "sureness_offset", "sureness_slope", "tail", "min_reach", "is_chain")
-    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
-    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
-    ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
-    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    FANOUT_FIELD_NUMBER: _ClassVar[int]
-    SURENESS_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    SURENESS_SLOPE_FIELD_NUMBER: _ClassVar[int]
-    TAIL_FIELD_NUMBER: _ClassVar[int]
-    MIN_REACH_FIELD_NUMBER: _ClassVar[int]
-    IS_CHAIN_FIELD_NUMBER: _ClassVar[int]
-    num_nodes: int
-    num_passes: int
-    rows_per_pass: int
-    max_depth: int
-    fanout: int
-    sureness_offset: float
-    sureness_slope: float
-    tail: _containers.RepeatedScalarFieldContainer[float]
-    min_reach: float
-    is_chain: bool
-    def __init__(self, num_nodes: _Optional[int] = ..., num_passes: _Optional[int] = ..., rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., fanout: _Optional[int] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., min_reach: _Optional[float] = ..., is_chain: _Optional[bool] = ...) -> None: ...
-
 class Steady(_message.Message):
-    __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail", "is_anew")
+    __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_sureness")
     ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MIN_REACH_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +182,10 @@ class Steady(_message.Message):
     SURENESS_SLOPE_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     IS_ANEW_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
+    FANOUT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    MIN_SURENESS_FIELD_NUMBER: _ClassVar[int]
     rows_per_pass: int
     max_depth: int
     min_reach: float
@@ -206,15 +193,11 @@ class Steady(_message.Message):
     sureness_slope: float
     tail: _containers.RepeatedScalarFieldContainer[float]
     is_anew: bool
-    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_reach: _Optional[float] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ...) -> None: ...
-
-class StopRule(_message.Message):
-    __slots__ = ("min_confidence", "max_entropy")
-    MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
-    MAX_ENTROPY_FIELD_NUMBER: _ClassVar[int]
-    min_confidence: float
-    max_entropy: float
-    def __init__(self, min_confidence: _Optional[float] = ..., max_entropy: _Optional[float] = ...) -> None: ...
+    num_passes: int
+    fanout: int
+    measure: Measure
+    min_sureness: float
+    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_reach: _Optional[float] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_sureness: _Optional[float] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
     __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs")
@@ -293,25 +276,23 @@ class Verdict(_message.Message):
     def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("tokens", "held", "q", "confidence", "entropy", "timing", "growth")
+    __slots__ = ("tokens", "held", "q", "confidence", "entropy", "timing")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     ENTROPY_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
-    GROWTH_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     held: int
     q: Distributions
     confidence: _containers.RepeatedScalarFieldContainer[float]
     entropy: _containers.RepeatedScalarFieldContainer[float]
     timing: Timing
-    growth: Growth
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., held: _Optional[int] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ..., confidence: _Optional[_Iterable[float]] = ..., entropy: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., held: _Optional[int] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ..., confidence: _Optional[_Iterable[float]] = ..., entropy: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class Sprouted(_message.Message):
-    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root")
+    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root", "is_over")
     HELD_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +302,7 @@ class Sprouted(_message.Message):
     LEADS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
     held: int
     first: int
     parents: bytes
@@ -330,7 +312,8 @@ class Sprouted(_message.Message):
     leads: bytes
     timing: Timing
     root: int
-    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., leads: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ...) -> None: ...
+    is_over: bool
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., leads: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)
