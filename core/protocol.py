@@ -242,7 +242,7 @@ def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, ver
     block, tree = request.block, offer.tree
     if tree.prefix(len(block)) != block:
         return None
-    node = tree.child(verdict.path[-1] if verdict.path else ROOT, verdict.next_token, first=len(block))
+    node = tree.child(verdict.path[-1] if verdict.path else ROOT, verdict.next_token)
     if node is None and not offer.is_open:
         return None
     following = subtree(tree, node)[0] if node is not None else EMPTY_BLOCK

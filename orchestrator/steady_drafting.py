@@ -43,9 +43,6 @@ class SteadyDrafting:
     Unlike `Drafting` it has several messages in flight: each overtakes the ones before, and the draft says so.
     """
 
-    needs_q = False
-    """Only where any rule may choose guesses is there steady growth."""
-
     def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
         self._pair = completion.pair
         self._pilot = pilot
