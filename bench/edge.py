@@ -194,11 +194,12 @@ async def _rest() -> int:
 
 
 async def _flood(address: str, messages: Sequence[pb.GenerateRequest]) -> int:
-    """Several callers, each with one message after the other."""
+    """Several callers, each with one message after the other, in a process of their own; how many they have sent."""
     ours, theirs = multiprocessing.Pipe()
     sizes = [len(message.text) for message in messages]
     process = multiprocessing.get_context("spawn").Process(target=_call_idly, args=(theirs, address, sizes))
     process.start()
+    theirs.close()  # so that its end is noticed, should it fail
     num_calls: int = await asyncio.to_thread(ours.recv)
     await asyncio.to_thread(process.join)
     return num_calls

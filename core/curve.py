@@ -54,7 +54,7 @@ class Curve:
         return self._between(bisect_right(places, rows) - 1, rows)
 
     def seen(self, rows: float) -> float:
-        """Without hope: between what was seen, as much as a line says."""
+        """As `__call__`, but on the line between two knots: a pass is judged without hope."""
         right = bisect_right(self._places, rows)
         return self._line(right - 1, right, rows) if 0 < right < len(self._places) else self(rows)
 

@@ -135,7 +135,7 @@ class SteadyDrafting:
     # What it is told
 
     def take_turn(self, max_depth: int) -> list[m.Command]:
-        """Have the draft grow for the next block, which may have so many guesses in a row."""
+        """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
         if self._pilot.is_in_turn:
             if max_depth < 1 or not self._pilot.wants_turn():
                 return []

@@ -24,7 +24,7 @@ LOOK_ROUNDS = 16
 """Rounds after which costs are looked at anew, where nobody has decided anything meanwhile."""
 UNKNOWN_LOOKUP_TOKENS = 3
 LEARNING_LOOKUPS = 8
-"""Lookups of which so many have been verified are known well enough to be given up."""
+"""Lookups that are verified before they are known well enough to be given up."""
 
 
 def kind_of(request: GenerationRequest) -> str:
