@@ -152,12 +152,16 @@ class MarginalPilot(TreePilot):
 
     @property
     def num_outcomes(self) -> int:
-        """None where passes are shared: whoever of the others has to wait for its block holds up all."""
-        return 0 if self.is_in_turn or self._known.lately.is_shared else OFFERED_OUTCOMES
+        """None where a pass of the draft takes longer than the way to the target and back: what it grows meanwhile comes
+        too late to be offered. And none where passes are shared: whoever of the others waits for a block holds up all.
+        """
+        economy = self._known.lately
+        is_far = economy.verify_wire_s > self.pass_s and not self.is_in_turn
+        return OFFERED_OUTCOMES if self._is_resting or (is_far and not economy.is_shared) else 0
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
         """Whether it makes more of its time than a round as usual, with the way to the target and back."""
-        if self.is_in_turn:
+        if not self.num_outcomes:
             return super().is_worth_going_on(gained, num_nodes, num_now)
         economy = self._known.lately
         as_usual = self._round_tokens - self.rate * economy.verify_s(num_now)

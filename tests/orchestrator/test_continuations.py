@@ -202,6 +202,8 @@ def pilot():
     for _ in range(200):
         pilot._known.verify.see(Timing(0.0, 0.005, 1, 1), 0.008)
         pilot._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
+    for _ in range(200):
+        pilot.saw_pass(Timing(0.0, 0.001, 1, 1))
     pilot._known.economy()
     return pilot
 
@@ -220,3 +222,25 @@ def test_plain_steps_go_on_while_rounds_yield_no_more(pilot):
     assert not pilot.is_worth_going_on(0.0, 0, 4)
     assert pilot.is_worth_going_on(2.0, 3, 4)
     assert not pilot.is_worth_going_on(1.0, 1, 4), "four tokens take 8 ms, and two would take 5"
+
+
+def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(pilot):
+    assert pilot.num_outcomes > 0
+    for _ in range(200):
+        pilot.saw_pass(Timing(0.0, 0.004, 1, 1))
+    pilot._known.economy()
+    sees_rounds(pilot, 1, 0.008)
+    assert pilot.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
+    assert not pilot.is_worth_going_on(3.0, 3, 4)
+    pilot.rest()
+    assert pilot.num_outcomes > 0
+    assert pilot.is_worth_going_on(0.0, 0, 0)
+
+
+def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(pilot):
+    """Or it would: a round is worth a token then, and so a token is worth a round."""
+    sees_rounds(pilot, 1, 0.008)
+    assert pilot.is_worth_going_on(0.0, 0, 0)
+    for _ in range(3):
+        MarginalPilot(request(PROMPT, 40), CONFIG, pilot._known)
+    assert not pilot.is_worth_going_on(0.0, 0, 0)
