@@ -152,8 +152,9 @@ class MarginalPilot(TreePilot):
 
     @property
     def num_outcomes(self) -> int:
-        """None where a pass of the draft takes longer than the way to the target and back: what it grows meanwhile comes
-        too late to be offered. And none where passes are shared: whoever of the others waits for a block holds up all.
+        """None where a pass of the draft takes longer than the way to the target and back: what it grows meanwhile
+        comes too late to be offered. And none where passes are shared: who of the others waits for a block holds up
+        all. Who has no draft for a while always goes on.
         """
         economy = self._known.lately
         is_far = economy.verify_wire_s > self.pass_s and not self.is_in_turn
