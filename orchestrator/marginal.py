@@ -152,13 +152,13 @@ class MarginalPilot(TreePilot):
 
     @property
     def num_outcomes(self) -> int:
-        """None where a pass of the draft takes longer than the way to the target and back: what it grows meanwhile
-        comes too late to be offered. And none where passes are shared: who of the others waits for a block holds up
-        all. Who has no draft for a while always goes on.
+        """None where the target is nearer than two passes of the draft take: the one that is under way when the offer
+        is made, and the one before it, of which the offer does not know yet, come too late. And none where passes are
+        shared: who of the others waits for a block holds up all. Who has no draft for a while always goes on.
         """
-        economy = self._known.lately
-        is_far = economy.verify_wire_s > self.pass_s and not self.is_in_turn
-        return OFFERED_OUTCOMES if self._is_resting or (is_far and not economy.is_shared) else 0
+        known = self._known
+        is_far = known.verify.hop_s > 2.0 * self.pass_s and not self.is_in_turn
+        return OFFERED_OUTCOMES if self._is_resting or (is_far and not known.lately.is_shared) else 0
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
         """Whether it makes more of its time than a round as usual, with the way to the target and back."""
