@@ -1,7 +1,7 @@
-"""A draft on another host, so many milliseconds away: what the way costs drafting in turn, and what is hidden of it.
+"""An engine on another host, some milliseconds away: what the way costs drafting in turn, and what is hidden of it.
 
-Head, orchestrator and target nodes are on one host, the draft's node on another (bench/hosts.py); a grown pair is
-served there. Each prompt is completed pipelined and in turn, with and without delay.
+Head and orchestrator are on one host, and so is one engine's node; the other engine's is on another (bench/hosts.py). A
+grown pair is served there. Each prompt is completed pipelined and in turn, with and without delay.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from bench.hosts import Wire, missing, two_hosts
 from bench.nodes import ROLE, ROLES, nodes
 from bench.prompts import held_out_prompts
 from bench.real_rounds import grown_pair
-from bench.results import Result, at_most, spread
+from bench.results import Result, at_least, at_most, spread
 from bench.sizes import parse_size
 from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
-from bench.ways import PIPELINED, SEQUENTIAL
+from bench.ways import PIPELINED, SEQUENTIAL, say
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
 
 COST_RATIO = 0.1
+ENGINES = ("draft", "target")
+TARGET_GOAL = 0.9
+"""Of the tokens a second with a target at hand, on hits."""
 WAYS = {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN}
 TEMPERATURE = 0.8
 KV_TOKENS = 4096
@@ -37,7 +40,10 @@ Runs = dict[tuple[str, float], list[Run]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How far away the draft is, and how much is measured."""
+    """Which engine is away and how far, and how much is measured."""
+    parser.add_argument(
+        "--far", choices=ENGINES, nargs="+", default=[*ENGINES], metavar="ENGINE", help="on another host"
+    )
     parser.add_argument("--delay-ms", type=float, default=10.0, help="of a packet, each way")
     parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
     parser.add_argument("--prompts", type=int, default=3)
@@ -50,13 +56,17 @@ def measure(args: argparse.Namespace) -> list[Result]:
     """Put the nodes on their hosts, serve, and let both ways take turns. Raises: StartupError."""
     if (lack := missing()) is not None:
         raise StartupError(f"two hosts cannot be had here: {lack}")
-    target, draft, _ = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)
-    with two_hosts() as (near, far, wire), nodes([role for role in ROLES if role != "draft"], near.address) as up:
-        far.enter()
-        up.add("draft", node_ip_address=far.address)
+    pair = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)[:2]
+    return [result for far in args.far for result in _measure_far(far, *pair, args)]
+
+
+def _measure_far(far: str, target: Path, draft: Path, args: argparse.Namespace) -> list[Result]:
+    with two_hosts() as (near, other, wire), nodes([role for role in ROLES if role != far], near.address) as up:
+        other.enter()
+        up.add(far, node_ip_address=other.address)
         near.enter()
         up.deploy(_settings(target, draft))
-        return asyncio.run(_measure(up.address, wire, args))
+        return asyncio.run(_measure(far, up.address, wire, args))
 
 
 def _settings(target: Path, draft: Path) -> dict[str, Any]:
@@ -71,12 +81,13 @@ def _settings(target: Path, draft: Path) -> dict[str, Any]:
     }
 
 
-async def _measure(address: str, wire: Wire, args: argparse.Namespace) -> list[Result]:
+async def _measure(far: str, address: str, wire: Wire, args: argparse.Namespace) -> list[Result]:
     prompts, delays_s = held_out_prompts(args.prompts), (0.0, args.delay_ms / 1e3)
     async with connected(address) as stub:
         plain = [await _complete(stub, PLAINLY, prompt, index, args.tokens) for index, prompt in enumerate(prompts)]
         repeats = [await _repeat(stub, wire, prompts, delays_s, args.tokens, number) for number in range(args.repeats)]
-    return _results(repeats, plain, delays_s[1])
+    results = _results(far, repeats, plain, delays_s[1])
+    return results if far == "draft" else [*results, _on_hits(repeats, delays_s[1])]
 
 
 async def _repeat(
@@ -87,7 +98,7 @@ async def _repeat(
     runs: Runs = {}
     for delay_s in delays_s:
         wire.delay(delay_s)
-        _say(f"repeat {number + 1}: {1e3 * delay_s:g} ms")
+        say(f"repeat {number + 1}: {1e3 * delay_s:g} ms")
         for way in WAYS.values():
             await _complete(stub, way, prompts[0], 0, max_tokens)
         for index, prompt in enumerate(prompts):
@@ -101,9 +112,9 @@ async def _complete(stub: Any, way: Way, prompt: str, seed: int, max_tokens: int
     return await run(stub, request(prompt, max_tokens, temperature=TEMPERATURE, way=way, seed=seed, trace=True))
 
 
-def _results(repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
-    away = f"{1e3 * delay_s:g} ms away"
-    rounds = [round_ for runs in repeats for each in runs[PIPELINED, delay_s] for round_ in rounds_of(each.calls)]
+def _results(far: str, repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
+    away = f"{far} {1e3 * delay_s:g} ms away"
+    rounds = _rounds(repeats, delay_s)
     hits = [round_ for round_ in rounds if round_.is_hit]
     asked = sum(round_.was_asked for round_ in rounds)
     unlike = sum(
@@ -113,13 +124,30 @@ def _results(repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> l
         for each, expected in zip(completions, plain, strict=True)
     )
     return [
-        *(_ratio(f"{name}: a draft {away} over one at hand", repeats, (name, delay_s), (name, 0.0)) for name in WAYS),
-        _ratio("pipelined over sequential, draft at hand", repeats, (SEQUENTIAL, 0.0), (PIPELINED, 0.0)),
-        _ratio(f"pipelined over sequential, draft {away}", repeats, (SEQUENTIAL, delay_s), (PIPELINED, delay_s)),
-        Result(f"draft {away}: hit rate", round(len(hits) / max(1, asked), 3), "share", settings=_times_ms(hits)),
-        Result(f"draft {away}: its time hidden on hits, the way included", round(hidden_share(hits), 3), "share"),
-        at_most(0, Result("completions unlike plain decoding", unlike, "streams")),
+        *(_ratio(f"{name}: {away} over one at hand", repeats, (name, delay_s), (name, 0.0)) for name in WAYS),
+        _ratio(f"pipelined over sequential, {far} at hand", repeats, (SEQUENTIAL, 0.0), (PIPELINED, 0.0)),
+        _ratio(f"pipelined over sequential, {away}", repeats, (SEQUENTIAL, delay_s), (PIPELINED, delay_s)),
+        Result(f"{away}: hit rate", round(len(hits) / max(1, asked), 3), "share", settings=_times_ms(hits)),
+        Result(f"{away}: the draft's time hidden on hits, the way included", round(hidden_share(hits), 3), "share"),
+        at_most(0, Result(f"{away}: completions unlike plain decoding", unlike, "streams")),
     ]
+
+
+def _rounds(repeats: Sequence[Runs], delay_s: float) -> list[Round]:
+    return [round_ for runs in repeats for each in runs[PIPELINED, delay_s] for round_ in rounds_of(each.calls)]
+
+
+def _on_hits(repeats: Sequence[Runs], delay_s: float) -> Result:
+    """Tokens a second of rounds whose next block was there in time."""
+    values = [_hit_rate(runs[PIPELINED, delay_s]) / _hit_rate(runs[PIPELINED, 0.0]) for runs in repeats]
+    continued = sum(each.stats.continued_passes for runs in repeats for each in runs[PIPELINED, delay_s])
+    name = f"pipelined: target {1e3 * delay_s:g} ms away over one at hand, on hits"
+    return at_least(TARGET_GOAL, spread(name, values, "x", continued_passes=continued))
+
+
+def _hit_rate(runs: Sequence[Run]) -> float:
+    hits = [round_ for each in runs for round_ in rounds_of(each.calls) if round_.is_hit]
+    return sum(round_.num_tokens for round_ in hits) / sum(round_.end_s - round_.verify.sent_s for round_ in hits)
 
 
 def _ratio(name: str, repeats: Sequence[Runs], slow: tuple[str, float], fast: tuple[str, float]) -> Result:
@@ -138,7 +166,3 @@ def _times_ms(rounds: Sequence[Round]) -> Mapping[str, float]:
     verify_s = statistics.median(round_.verify.received_s - round_.verify.sent_s for round_ in rounds)
     table_s = statistics.median(call.received_s - call.sent_s for round_ in rounds if (call := round_.picked))
     return {"rounds": len(rounds), "verify_ms": round(1e3 * verify_s, 1), "table_ms": round(1e3 * table_s, 1)}
-
-
-def _say(line: str) -> None:
-    print(f"... {line}", flush=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Sprouted, TargetRequest, VerifyReply
 
 
 class TargetPort(Protocol):
     """One target engine."""
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> Sequence[VerifyReply]:
+    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
         """One reply for each request, in order. Raises: WorkerLost when the engine is gone."""
         ...
 

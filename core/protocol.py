@@ -7,17 +7,19 @@ Knows records, tokens and trees; must not know models, KV, time, or who waits fo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from core.growth import HeldTree
-from core.records import Base, DraftRequest, Missing, Refused, SequenceSpec, VerifyRequest
+from core.records import Base, Continuation, DraftRequest, Missing, Refused, SequenceSpec, Verdict, VerifyRequest
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree, subtree
 
 ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"
+UNUSED = "the verdict was none that this continuation answers"
 
 MAX_ENDED = 4096
 """Sessions whose end is remembered; no message is on its way for as long as that number of sessions takes."""
@@ -139,6 +141,112 @@ class HeldTokens:
             self.grower.begin()
             return False
         return self.grower.reroot(request.suffix[len(known) :]) is not None and self.grower.root.said is not None
+
+
+Caller = TypeVar("Caller")
+Verified = tuple[VerifyRequest, TokenLog, Verdict]
+"""A message, what is held after its verdict, and the verdict."""
+
+
+class Continuations(Generic[Caller]):
+    """What sessions have offered to be gone on with: of each the last offer, and who is to be answered."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, tuple[Caller, Continuation]] = {}
+
+    def offer(self, caller: Caller, continuation: Continuation) -> list[tuple[Caller, Refused]]:
+        """Keep this one; the refusal of the one before it."""
+        refused = self.drop(continuation.stamp.session)
+        self._offers[continuation.stamp.session] = (caller, continuation)
+        return refused
+
+    def drop(self, session: str, before: int | None = None) -> list[tuple[Caller, Refused]]:
+        """Forget what `session` has offered, if it was for a round before that one; the refusal of it."""
+        offer = self._offers.get(session)
+        if offer is None or (before is not None and offer[1].after >= before):
+            return []
+        caller, continuation = self._offers.pop(session)
+        return [(caller, Refused(continuation.stamp, UNUSED))]
+
+    def after_pass(
+        self, verified: Sequence[Verified], can_take: Callable[[Verdict, VerifyRequest], bool]
+    ) -> tuple[list[Verdict], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
+        """The verdicts of a pass, which say who goes on; the messages to go on with; and whose offers come to nothing.
+
+        All who were in the pass go on together or nobody does: who went on alone would take a pass that the others
+        miss, and miss theirs.
+        """
+        following: list[tuple[Caller, VerifyRequest]] = []
+        refused: list[tuple[Caller, Refused]] = []
+        for request, log, verdict in verified:
+            offer = self._offers.get(request.stamp.session)
+            if offer is None or offer[1].after != request.stamp.round:
+                continue
+            caller, continuation = self._offers.pop(request.stamp.session)
+            message = next_message(continuation, request, log, verdict)
+            if message is not None and can_take(verdict, message):
+                following.append((caller, message))
+            else:
+                refused.append((caller, Refused(continuation.stamp, UNUSED)))
+        if len(following) < len(verified):
+            refused += [(caller, Refused(message.stamp, UNUSED)) for caller, message in following]
+            return [verdict for _, _, verdict in verified], [], refused
+        rounds = [message.stamp.round for _, message in following]
+        verdicts = [replace(each[2], continued=number) for each, number in zip(verified, rounds, strict=True)]
+        return verdicts, following, refused
+
+    def clear(self) -> list[Caller]:
+        """Forget all; who is to be answered."""
+        callers = [caller for caller, _ in self._offers.values()]
+        self._offers.clear()
+        return callers
+
+    @property
+    def sessions(self) -> Sequence[str]:
+        """That have offered something."""
+        return tuple(self._offers)
+
+
+def refusal_of_offer(
+    offer: Continuation,
+    held: HeldTokens | None,
+    *,
+    epoch: int,
+    has_ended: bool,
+    is_verifying: bool,
+    vocab_size: int,
+) -> Refused | None:
+    """Why a continuation can be of no use, or is malformed; `is_verifying`: whether the session waits for a verdict."""
+    if offer.stamp.epoch != epoch:
+        return Refused(offer.stamp, "the message is for another incarnation of this engine")
+    if has_ended:
+        return Refused(offer.stamp, ENDED)
+    is_late = (
+        held is not None and (offer.after < held.last_round or not is_verifying) and offer.after <= held.last_round
+    )
+    if held is None or is_late or offer.stamp.round <= offer.after:
+        return Refused(offer.stamp, OVERTAKEN)
+    tokens = offer.tree.tokens
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        return Refused(offer.stamp, f"a guess is outside the vocabulary of {vocab_size}")
+    return (
+        Refused(offer.stamp, "rejection and block verification are asked for each block") if held.spec.needs_q else None
+    )
+
+
+def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, verdict: Verdict) -> VerifyRequest | None:
+    """What `offer` has for this verdict on `request`; None where the verdict is none that it answers.
+
+    `log`: what the engine holds after the verdict.
+    """
+    block, tree = request.block, offer.tree
+    if tree.prefix(len(block)) != block:
+        return None
+    node = tree.child(verdict.path[-1] if verdict.path else ROOT, verdict.next_token)
+    if node is None and not offer.is_open:
+        return None
+    following = subtree(tree, node)[0] if node is not None else EMPTY_BLOCK
+    return VerifyRequest(offer.stamp, log.base(len(log)), (verdict.next_token,), following)
 
 
 def refusal_of(

@@ -133,6 +133,27 @@ class VerifyRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """A message that the target may make for itself when a verdict comes, instead of waiting for it to arrive.
+
+    It is offered while the message of round `after` is verified, in any number: the last one counts. What the verdict
+    ends in (accepted path, next token) is looked up in `tree`; what hangs below is the block of the next message, whose
+    stamp this is. An offer that comes to nothing is answered `Refused`.
+    """
+
+    stamp: Stamp
+    after: int
+    """Round of the message that is verified."""
+    tree: TokenTree
+    """The block of that message, node by node, and below it what may follow."""
+    is_open: bool = False
+    """Whether to go on with an empty block where the verdict is not found in the tree."""
+
+
+TargetRequest = VerifyRequest | Continuation
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """What a reply cost where it was made; the rest of its round trip is the wire's."""
 
@@ -167,6 +188,8 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each emitted token (path, then next token), when asked for."""
     timing: Timing | None = None
+    continued: int = 0
+    """Round of the continuation that the target has gone on with; 0 where it waits for a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +343,8 @@ class SpeculationStats:
     num_target_failures: int = 0
     num_lookup_tokens: int = 0
     """Of the drafted tokens, those that were looked up in the text so far, without a draft model."""
+    num_continued: int = 0
+    """Rounds that the target went on with by itself (`Continuation`)."""
     num_hits: int = 0
     """Verdicts whose next block had been prepared before they came, or came in time."""
     num_misses: int = 0

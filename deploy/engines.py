@@ -22,7 +22,16 @@ import ray
 
 from core.config import EngineConfig
 from core.errors import WorkerLost
-from core.records import DraftReply, DraftRequest, ModelInfo, Sprouted, VerifyReply, VerifyRequest
+from core.records import (
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    ModelInfo,
+    Sprouted,
+    TargetRequest,
+    VerifyReply,
+    VerifyRequest,
+)
 from deploy import fork_server
 from deploy.link.address import LinkAddress
 from deploy.link.server import LinkServer
@@ -80,7 +89,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
         self._epoch = epoch
         self._loop: EngineLoop[Request, Reply] | None = None
 
-    request: ClassVar[type[VerifyRequest] | type[DraftRequest]]
+    requests: ClassVar[tuple[type, ...]]
     """What this engine is asked."""
 
     @abstractmethod
@@ -91,7 +100,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
         if self._config.link_ports is None:
             return None
         certificates = Certificates.of(self._config.link_tls)
-        self._links = LinkServer(self._epoch, self.request, self._running.post, certificates)
+        self._links = LinkServer(self._epoch, self.requests, self._running.post, certificates)
         return await self._links.start(ray.util.get_node_ip_address(), self._config.link_ports)
 
     async def meeting(self) -> Meeting:
@@ -161,22 +170,22 @@ class EngineActor(ABC, Generic[Request, Reply]):
 class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
     """The target model in a process of its own."""
 
-    request = VerifyRequest
+    requests = (VerifyRequest, Continuation)
 
     def _load_engine(self, rank: Rank | None) -> Engine[VerifyRequest, VerifyReply]:
         from workers.target import TargetEngine
 
         return TargetEngine.load(self._config, self._epoch, self._report, rank, _end_process)
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> Sequence[VerifyReply]:
+    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        return await self._running.submit(batch)
+        return await self._running.submit(cast("Sequence[VerifyRequest]", batch))  # a target takes both
 
 
 class DraftActor(EngineActor[DraftRequest, DraftReply]):
     """The draft model in a process of its own."""
 
-    request = DraftRequest
+    requests = (DraftRequest,)
 
     def __init__(self, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(config, epoch)

@@ -99,6 +99,7 @@ ACCEPTED_PER_POSITION = Metric(
     label="position",
 )  # fmt: skip
 TARGET_PASSES = Metric("target_passes_total", "Target passes that committed tokens, each for one stream.")
+CONTINUED_PASSES = Metric("continued_passes_total", "Of the target passes, those that it went on with by itself.")
 LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that were looked up in the text so far.")
 DRAFT_HITS = Metric("draft_hits_total", "Verdicts whose next block was there when they came.")
 DRAFT_MISSES = Metric("draft_misses_total", "Verdicts that no prepared block answered, though one was asked for.")

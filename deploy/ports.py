@@ -31,9 +31,9 @@ from core.records import (
     ModelInfo,
     Refused,
     Sprouted,
+    TargetRequest,
     Verdict,
     VerifyReply,
-    VerifyRequest,
 )
 from deploy.affinity import beginnings
 from deploy.incarnations import cause_of_death
@@ -169,7 +169,7 @@ class EnginePort:
 class TargetEnginePort(EnginePort):
     """A target engine actor as the orchestrator sees it."""
 
-    async def verify(self, batch: Sequence[VerifyRequest]) -> Sequence[VerifyReply]:
+    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
         replies: list[VerifyReply] = await self._exchange(self._engine.verify, batch, (Verdict, Missing, Refused))
         return replies

@@ -137,6 +137,7 @@ def _speculation(stats: SpeculationStats) -> pb.SpeculationStats:
         draft_time_s=stats.draft_time_s,
         hidden_draft_time_s=stats.hidden_draft_time_s,
         lookup_tokens=stats.num_lookup_tokens,
+        continued_passes=stats.num_continued,
     )
 
 

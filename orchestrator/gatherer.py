@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar
 
 from core.config import DECODE_TOKENS
 from core.errors import WorkerLost
-from core.records import DraftReply, DraftRequest, VerifyReply, VerifyRequest
+from core.records import Continuation, DraftReply, DraftRequest, TargetRequest, VerifyReply
 
 logger = logging.getLogger(__name__)
 
 
-Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
@@ -40,8 +40,8 @@ class Gatherer(Generic[Request, Reply]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
-        """Send with the next call."""
-        if len(request.suffix) > DECODE_TOKENS:
+        """Send with the next call; what is of use only until a verdict at once."""
+        if isinstance(request, Continuation) or len(request.suffix) > DECODE_TOKENS:
             self._spawn(self._send([request]))
             return
         self._waiting.append(request)

@@ -42,6 +42,33 @@ class Guess:
 NO_GUESS = Guess()
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A block that is verified and, below it, the next for each outcome that the target may go on with by itself."""
+
+    tree: TokenTree
+    num_block: int
+    ranks: tuple[int, ...]
+    """Of each node of the tree, as are the leads."""
+    leads: tuple[float, ...]
+    is_open: bool
+    """Whether the target may go on with an empty block at any other outcome."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no outcome that it answers."""
+        return len(self.tree) == self.num_block and not self.is_open
+
+    def follow(self, end: int, token: int) -> Guess | None:
+        """The block with which the target goes on when the path to `end` is accepted and `token` follows."""
+        node = self.tree.child(end, token)
+        if node is None:
+            return NO_GUESS if self.is_open else None
+        block, nodes = subtree(self.tree, node)
+        ranks, leads = _at(self.ranks, nodes), _at(self.leads, nodes)
+        return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(block)))
+
+
 def looked_up(tokens: Sequence[int]) -> Guess:
     """A chain that was looked up in the text: sure of each token, so its q is a point mass."""
     block = TokenTree.chain(tokens, [SparseDistribution((token,), (1.0,)) for token in tokens])

@@ -45,6 +45,15 @@ class Held:
         spec = self._spec if self.num_tokens == 0 else None
         return self.awaiting, self._log.base(self.num_tokens), self._log.since(self.num_tokens), spec
 
+    def next_stamp(self) -> Stamp:
+        """Of a message that is not awaited yet, and may never be."""
+        self._num_messages += 1
+        return Stamp(self.name, self.epoch, self._num_messages)
+
+    def go_on(self, stamp: Stamp) -> None:
+        """The engine has made this message for itself."""
+        self.awaiting = stamp
+
     def answers(self, stamp: Stamp) -> bool:
         """Whether this is the reply that is waited for; any other is stale and must change nothing."""
         return self.awaiting is not None and stamp == self.awaiting

@@ -29,6 +29,8 @@ TRIAL_ROUNDS = 8
 """In which something has to be, after that."""
 MAX_AGAINST = 3
 """Rounds in a row in which drafting in turn has to promise nothing, so that noise does not end it."""
+OFFERED_OUTCOMES = 4
+"""Of a block, with which the target may go on by itself."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Of a rest; each trial in vain doubles it."""
 
@@ -147,6 +149,25 @@ class MarginalPilot(TreePilot):
         economy = self._known.lately
         lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
         return bool(self.net(grown).max() - self.net(reach).max() > self.rate * lost_s)
+
+    @property
+    def num_outcomes(self) -> int:
+        """None where the target is nearer than two passes of the draft take: the one that is under way when the offer
+        is made, and the one before it, of which the offer does not know yet, come too late. And none where passes are
+        shared: who of the others waits for a block holds up all. Who has no draft for a while always goes on.
+        """
+        known = self._known
+        is_far = known.verify.hop_s > 2.0 * self.pass_s and not self.is_in_turn
+        return OFFERED_OUTCOMES if self._is_resting or (is_far and not known.lately.is_shared) else 0
+
+    def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
+        """Whether it makes more of its time than a round as usual, with the way to the target and back."""
+        if not self.num_outcomes:
+            return super().is_worth_going_on(gained, num_nodes, num_now)
+        economy = self._known.lately
+        as_usual = self._round_tokens - self.rate * economy.verify_s(num_now)
+        seconds = economy.verify_s(num_nodes) - economy.verify_wire_s
+        return 1.0 + gained - self.rate * seconds >= min(as_usual, 0.0)
 
     @property
     def wants_rest(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.errors import OutriderError
-from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
+from core.records import Chunk, Continuation, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
 
 # Events
 
@@ -130,6 +130,13 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
+class Continue:
+    """Offer the leased target what to go on with after the verdict that is awaited; the answer is a TargetReplied."""
+
+    offer: Continuation
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Send to the leased draft; when `timeout_s` passes without an answer, say DraftLate (None: never)."""
 
@@ -176,4 +183,6 @@ class ReleaseDraft:
     """Give the draft's lease back."""
 
 
-Command = PlaceTarget | PlaceDraft | Verify | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft
+Command = (
+    PlaceTarget | PlaceDraft | Verify | Continue | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft
+)

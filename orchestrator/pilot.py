@@ -74,8 +74,8 @@ class RoundSeen:
     None when it does not list it."""
     num_listed: int
     """Outcomes that the table lists where the path ended."""
-    elapsed_s: float
-    """From sending the block to having the verdict."""
+    elapsed_s: float | None
+    """From sending the block to having the verdict; None where the target went on with it by itself."""
     timing: Timing | None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
-from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, VerifyReply, VerifyRequest
+from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, TargetRequest, VerifyReply
 from core.trees import Steady
 from orchestrator import messages as m
 from orchestrator.session import Session
@@ -55,7 +55,7 @@ class Rounds:
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
         self._ended_wait = DraftWait()
-        self._targets: Side[TargetPort, VerifyRequest, VerifyReply] = Side(
+        self._targets: Side[TargetPort, TargetRequest, VerifyReply] = Side(
             leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
         self._drafts: Side[DraftPort, DraftRequest, DraftReply] = Side(
@@ -65,6 +65,7 @@ class Rounds:
             m.PlaceTarget: self._place_target,
             m.PlaceDraft: self._place_draft,
             m.Verify: self._verify,
+            m.Continue: self._continue,
             m.Draft: self._draft,
             m.Grow: self._grow,
             m.Await: self._await,
@@ -168,7 +169,11 @@ class Rounds:
         running.verify_sent_s = self._clock.now()
         self._targets.send(running.target, command.request)
 
-    def _on_target_answer(self, request: VerifyRequest, answer: VerifyReply | WorkerLost) -> None:
+    def _continue(self, running: _Running, command: m.Continue) -> None:
+        assert running.target is not None, "a session offers something only while it holds a lease"
+        self._targets.send(running.target, command.offer)
+
+    def _on_target_answer(self, request: TargetRequest, answer: VerifyReply | WorkerLost) -> None:
         stamp = request.stamp
         if (running := self._leased.get(stamp.session)) is None:
             return

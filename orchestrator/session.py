@@ -45,7 +45,8 @@ class Judged:
     num_committed: int
     """When the guess was sent."""
     verdict: Verdict
-    elapsed_s: float
+    elapsed_s: float | None
+    """From sending the guess to having the verdict; None where nothing was sent."""
 
     @property
     def end(self) -> int:
@@ -136,6 +137,9 @@ class Session(ABC):
         """What is to be done about `event`; nothing, once the session is closed."""
         return [] if self.is_closed else self._handlers[type(event)](event)
 
+    def _forget_offers(self) -> None:  # noqa: B027  most sessions offer nothing
+        """The target is another one from now on."""
+
     # Decisions
 
     @abstractmethod
@@ -182,8 +186,7 @@ class Session(ABC):
     def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:
         reply = event.reply
         if not self._held.answers(reply.stamp):
-            self.stats.num_stale_replies += 1
-            return []
+            return self._on_unawaited(event)
         match reply:
             case Verdict():
                 return self._on_verdict(reply, event)
@@ -192,13 +195,18 @@ class Session(ABC):
             case Refused():
                 return self._fail(UnsoundScores(reply.reason) if reply.is_final else ServiceError(reply.reason))
 
+    def _on_unawaited(self, _event: m.TargetReplied) -> list[m.Command]:
+        """It must change nothing."""
+        self.stats.num_stale_replies += 1
+        return []
+
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
         if (problem := self._problem_of(verdict)) is not None:
             return self._lose_target(problem)
         self._machine.fire(Trigger.VERDICT)
         self._num_losses = 0
         guess, self._guess = self._guess, NO_GUESS
-        self._judged = Judged(guess, len(self._log), verdict, event.received_s - event.sent_s)
+        self._judged = Judged(guess, len(self._log), verdict, self._elapsed_s(event))
         chunk = self._commit(guess, verdict)
         self._record(guess, verdict, event)
         emit = self._emit(chunk)
@@ -206,6 +214,9 @@ class Session(ABC):
             return [*self._go_on(), emit]  # the target must not wait for the client
         self._tell_pilot(self._judged, Found.NOT_ASKED, NOWHERE)
         return [emit, *self._close()]
+
+    def _elapsed_s(self, event: m.TargetReplied) -> float | None:
+        return event.received_s - event.sent_s
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:
         guesses = tuple(guess.block.tokens[node] for node in verdict.path)
@@ -255,6 +266,7 @@ class Session(ABC):
         self._machine.fire(Trigger.LOST)
         self._held.awaiting = None
         self._judged = None
+        self._forget_offers()
         pause_s = 0.05 * 2**self._num_losses
         return [m.ReleaseTarget(), m.PlaceTarget(delay_s=pause_s)]
 

@@ -14,13 +14,13 @@ from typing import Generic, TypeVar
 
 from core.errors import OutriderError, Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, Sprouted, TargetRequest, VerifyReply
 from orchestrator.gatherer import Gatherer
 
 logger = logging.getLogger(__name__)
 
 Port = TypeVar("Port", bound=TargetPort | DraftPort)
-Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 

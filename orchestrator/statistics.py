@@ -45,6 +45,7 @@ class Statistics:
     accepted_per_position: list[int] = field(default_factory=list)
     num_hits: int = 0
     num_misses: int = 0
+    num_continued: int = 0
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_stale_replies: int = 0
@@ -109,6 +110,7 @@ class Statistics:
             accepted_per_position=tuple(self.accepted_per_position),
             num_hits=self.num_hits,
             num_misses=self.num_misses,
+            num_continued=self.num_continued,
             num_draft_failures=self.num_draft_failures,
             num_target_failures=self.num_target_failures,
             draft_time_s=self.draft_time_s,

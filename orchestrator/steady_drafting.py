@@ -17,9 +17,9 @@ from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Timing
 from core.speculation.guesses import Guesser
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, Ints
+from core.trees import ROOT, Ints, TokenTree
 from orchestrator import messages as m
-from orchestrator.guess import NO_GUESS, Guess
+from orchestrator.guess import NO_GUESS, Guess, Offer
 from orchestrator.held import Held
 from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Shape
@@ -334,6 +334,33 @@ class SteadyDrafting:
         block = tree.block(nodes)
         leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
         return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(nodes)))
+
+    def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
+        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at
+        once, each with the block that the pilot chooses there. None where the tree is another one by now.
+        """
+        tree, pilot, taken = self._tree, self._pilot, self._taken
+        if len(taken) != len(block):
+            return None
+        chosen = [taken]
+        for top in tree.outcomes(taken)[: pilot.num_outcomes].tolist():
+            branch, below = tree.branch(top)
+            if (depth := max_depth - int(tree.depths[top])) < 0:
+                continue
+            nodes = pilot.choose(branch, max_nodes, depth)
+            if pilot.is_worth_going_on(float(branch.reach[nodes].sum()), len(nodes), len(taken)):
+                chosen += [np.array([top]), below[nodes]]
+        nodes = np.concatenate(chosen)
+        is_open = tree.depths[taken].max(initial=0) < max_depth and pilot.is_worth_going_on(0.0, 0, len(taken))
+        leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
+        return Offer(tree.block(nodes), len(taken), ranks, leads, is_open)
+
+    def went_on(self, guess: Guess) -> None:
+        """The target verifies this by itself."""
+        self.used(guess)
+        nodes = self._tree.nodes_of(guess.block)
+        self._taken = nodes if nodes is not None else NO_NODES
+        self._guesses = self._taken[self._tree.is_drafted[self._taken]]
 
     def patience(self, now_s: float, max_depth: int) -> m.Await | None:
         """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""

@@ -6,18 +6,19 @@ Knows the order of a round. Must not know how a tree grows, nor what a node is w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Verdict
+from core.records import Continuation, GenerationRequest, Refused, Stamp, Verdict
 from core.speculation.guesses import Guesser
-from core.trees import UNRANKED
+from core.trees import ROOT, UNRANKED
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.guess import NO_GUESS, Followed, Guess
+from orchestrator.guess import NO_GUESS, Followed, Guess, Offer
 from orchestrator.lookup import LookupGuesser
 from orchestrator.pair import Pair
-from orchestrator.session import Session
+from orchestrator.session import Judged, Session
 from orchestrator.states import Target, Trigger
 from orchestrator.steady_drafting import SteadyDrafting
 from orchestrator.tree_pilot import TreePilot
@@ -43,6 +44,13 @@ class SteadySession(Session):
         self._margin = pilot
         self._growth = SteadyDrafting(self._completion, pilot, self.stats)
         self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
+        self._offers: dict[int, tuple[Stamp, Offer]] = {}
+        """By their rounds: what the target may go on with after the verdict that is awaited."""
+        self._last_offer: Offer | None = None
+        self._is_continued = False
+        """Whether the target has made the message that is awaited for itself."""
+        self._early: m.TargetReplied | None = None
+        """The verdict on an offer, of which it is not known yet that the target has gone on with it."""
         self._now_s = 0.0
         """Of the event that is handled."""
         self._verdict_s: float | None = None
@@ -63,13 +71,52 @@ class SteadySession(Session):
     def _go_on(self) -> list[m.Command]:
         match self._machine.state:
             case Target.IDLE:
+                judged = self._judged
                 told = self._reroot()
                 for guesser in self._guessers:
                     self._growth.ask(guesser)
+                if judged is not None and judged.verdict.continued:
+                    return [*self._continue_after(judged), *told]
                 return [*self._send_or_wait(is_waiting=False), *told]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
+            case Target.VERIFYING:
+                return self._offer()
         return []
+
+    def _continue_after(self, judged: Judged) -> list[m.Command]:
+        """The target has gone on with what it was offered."""
+        stamp, offer = self._offers[judged.verdict.continued]
+        guess = offer.follow(judged.end, judged.verdict.next_token)
+        assert guess is not None, "a verdict that goes on with anything else is a problem"
+        self._offers.clear()
+        self._last_offer = None
+        self._growth.went_on(guess)
+        self._guess, self._is_continued = guess, True
+        self._machine.fire(Trigger.VERIFY)
+        self._held.go_on(stamp)
+        self.stats.num_continued += 1
+        return self._go_on()
+
+    def _offer(self) -> list[m.Command]:
+        """What the target may go on with after the verdict that is awaited; the last offer counts."""
+        offer = self._growth.offer(self._guess.block, self._max_depth, self._max_nodes)
+        awaited = self._held.awaiting
+        if offer is None or offer.is_empty or offer == self._last_offer or awaited is None:
+            return []
+        self._last_offer = offer
+        stamp = self._held.next_stamp()
+        self._offers[stamp.round] = stamp, offer
+        return [m.Continue(Continuation(stamp, awaited.round, offer.tree, offer.is_open))]
+
+    def _verify(self) -> m.Command:
+        self._is_continued = False
+        self._forget_offers()
+        return super()._verify()
+
+    def _forget_offers(self) -> None:
+        self._offers.clear()
+        self._early = self._last_offer = None
 
     def _reroot(self) -> list[m.Command]:
         """What the last verdict changes for the tree, the pilot and the draft."""
@@ -91,13 +138,18 @@ class SteadySession(Session):
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
-        block = self._growth.block(self._max_depth, max(self._pair.target.kv_cache_tokens - len(self._log), 0))
+        block = self._growth.block(self._max_depth, self._max_nodes)
         wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:
             self._machine.fire(Trigger.DRAFT)
         return [wait]
+
+    @property
+    def _max_nodes(self) -> int:
+        """That the target has room for."""
+        return max(self._pair.target.kv_cache_tokens - len(self._log), 0)
 
     def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:
         if is_waiting:
@@ -115,8 +167,33 @@ class SteadySession(Session):
         self._now_s = event.received_s
         if self._verdict_s is not None:
             self._margin.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
+            if self._is_continued:
+                event = replace(event, sent_s=self._verdict_s)
         self._verdict_s = event.received_s
-        return super()._on_verdict(verdict, event)
+        early, self._early = self._early, None
+        commands = super()._on_verdict(verdict, event)
+        is_next = early is not None and not self.is_closed and self._held.answers(early.reply.stamp)
+        return [*commands, *self._on_target_replied(early)] if early is not None and is_next else commands
+
+    def _on_unawaited(self, event: m.TargetReplied) -> list[m.Command]:
+        """Of a message that the target has made for itself the verdict may come before the one that says so."""
+        reply = event.reply
+        if isinstance(reply, Verdict) and self._offers.get(reply.stamp.round, (None,))[0] == reply.stamp:
+            self._early = event
+            return []
+        return [] if isinstance(reply, Refused) else super()._on_unawaited(event)  # an offer that came to nothing
+
+    def _problem_of(self, verdict: Verdict) -> str | None:
+        problem = super()._problem_of(verdict)
+        if problem is not None or not verdict.continued:
+            return problem
+        _, offer = self._offers.get(verdict.continued, (None, None))
+        end = verdict.path[-1] if verdict.path else ROOT
+        is_offered = offer is not None and offer.follow(end, verdict.next_token) is not None
+        return None if is_offered else "it goes on with what it was not offered"
+
+    def _elapsed_s(self, event: m.TargetReplied) -> float | None:
+        return None if self._is_continued else super()._elapsed_s(event)
 
     def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
         return [*self._growth.placed(event.name, event.epoch), *self._go_on()]

@@ -123,6 +123,17 @@ class TreePilot(WatchingPilot):
         """
 
     @property
+    def num_outcomes(self) -> int:
+        """Of the block in flight, for which the target is offered what to go on with: a policy's blocks are its own."""
+        return 0
+
+    def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:  # noqa: ARG002
+        """Whether the target should go on by itself with a block of `num_nodes` nodes, instead of waiting for what will
+        have grown by then. `gained` of them are expected to be accepted; the block in flight has `num_now`.
+        """
+        return self._max_depth == 0
+
+    @property
     def pass_s(self) -> float:
         """Of the draft, as wide as it was told."""
         return self._known.draft.passes(self._asked_rows[0] if self._asked_rows else 1.0)

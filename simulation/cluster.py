@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
+from core.records import Continuation, DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
 from simulation.draft import SimDraft
 from simulation.engines import SimEngine
 from simulation.hardware import HopLaw
@@ -144,8 +144,9 @@ class SimPort(Generic[Request, Reply]):
         self._engine.release(sessions)
 
     async def _call(self, batch: Sequence[Request]) -> Sequence[Reply]:
-        sessions = {request.stamp.session for request in batch}
-        if len(sessions) < len(batch) or sessions & self.unanswered:
+        asked = [request for request in batch if not isinstance(request, Continuation)]
+        sessions = {request.stamp.session for request in asked}
+        if len(sessions) < len(asked) or sessions & self.unanswered:
             self._breaches.append(DoubleAsk(f"{sorted(sessions)} asked {self._engine!r} before it had answered"))
         self.unanswered |= sessions
         try:

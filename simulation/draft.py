@@ -216,6 +216,10 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         assert isinstance(job, DraftJob)
         return sum(node != ROOT for node in job.frontier)
 
+    def _end_pass(self, jobs: Sequence[Job[DraftRequest, DraftReply]], now_s: float) -> None:
+        for job in jobs:
+            self._advance(job, now_s)
+
     def _advance(self, job: Job[DraftRequest, DraftReply], now_s: float) -> None:
         if isinstance(job, SteadyJob):
             self._advance_steady(job)

@@ -127,6 +127,10 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     def _take(self, request: Request) -> asyncio.Future[Reply | WorkerLost]:
         answer: asyncio.Future[Reply | WorkerLost] = asyncio.get_running_loop().create_future()
+        self._put(request, answer)
+        return answer
+
+    def _put(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> None:
         if self.is_dead:
             answer.set_result(WorkerLost(f"{self.engine_id} is gone"))
         elif isinstance(work := self._admit(request, answer), Job):
@@ -135,7 +139,6 @@ class SimEngine(ABC, Generic[Request, Reply]):
                 self._worker = asyncio.create_task(self._work(), name=f"work of {self.engine_id}")
         else:
             answer.set_result(work)
-        return answer
 
     def _admit(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> Job[Request, Reply] | Reply:
         """A job for this request, or the reply to it where there is nothing to compute."""
@@ -194,9 +197,8 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
         await asyncio.sleep(duration_s)
         self.busy_s += duration_s
-        for job, _, _ in shares:
-            if job in self._jobs and not job.pending:  # else it was overtaken, or its session ended, during the pass
-                self._advance(job, loop.time())
+        # a job may have been overtaken during the pass, or its session ended
+        self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], loop.time())
 
     def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
         """Who is in the next pass, with how many committed tokens and guesses: decoding first, prefill in chunks."""
@@ -247,5 +249,5 @@ class SimEngine(ABC, Generic[Request, Reply]):
         """Rows that go with the last of the job's committed tokens."""
 
     @abstractmethod
-    def _advance(self, job: Job[Request, Reply], now_s: float) -> None:
-        """A pass has taken the job's last committed token and its guesses: conclude it, or prepare its next pass."""
+    def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:
+        """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""

@@ -10,12 +10,24 @@ from torch import Tensor
 
 from core.acceptance import Outcome
 from core.config import EngineConfig
-from core.records import Refused, SequenceSpec, TokenLogprobs, Verdict, Verification, VerifyReply, VerifyRequest
+from core.protocol import Continuations, refusal_of_offer
+from core.records import (
+    Continuation,
+    Refused,
+    SequenceSpec,
+    TargetRequest,
+    TokenLogprobs,
+    Verdict,
+    Verification,
+    VerifyReply,
+    VerifyRequest,
+)
 from core.trees import EMPTY_BLOCK, ROOT, TokenTree
 from workers import sampling, verify
 from workers.engine import Engine
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
+from workers.runtime import ModelRuntime
 from workers.sampling import Row
 from workers.sequences import HeldSequence
 from workers.steps import StepRows
@@ -89,6 +101,43 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch)
 
+    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+        super().__init__(runtime, config, epoch)
+        self._continuations: Continuations[int] = Continuations()
+
+    def add(self, ticket: int, request: TargetRequest) -> None:
+        """As `Engine.add`; or take the offer of a continuation."""
+        session = request.stamp.session
+        if isinstance(request, Continuation):
+            refused = self._refusal_of_offer(request)
+            self._answers += self._continuations.offer(ticket, request) if refused is None else [(ticket, refused)]
+            return
+        self._answers += self._continuations.drop(session, before=request.stamp.round)
+        super().add(ticket, request)
+
+    def release(self, sessions: Sequence[str]) -> None:
+        super().release(sessions)
+        for session in sessions:
+            self._answers += self._continuations.drop(session)
+
+    def expire(self) -> list[str]:
+        silent = super().expire()
+        for session in self._continuations.sessions:
+            if self._store.find(session) is None:
+                self._answers += self._continuations.drop(session)
+        return silent
+
+    def _refusal_of_offer(self, offer: Continuation) -> Refused | None:
+        held = self._store.find(offer.stamp.session)
+        return refusal_of_offer(
+            offer,
+            held,
+            epoch=self.epoch,
+            has_ended=self._store.has_ended(offer.stamp.session),
+            is_verifying=any(job.held is held for job in self._jobs),
+            vocab_size=self.info.vocab_size,
+        )
+
     def _needed_guesses(self, request: VerifyRequest) -> TokenTree:
         return request.block
 
@@ -146,12 +195,29 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         readback = Readback()
         asked = [_logprobs(item, outcome, logits, readback) for item, outcome in judged]
         readback.wait()
-        for (item, (path, next_token)), logprobs in zip(judged, asked, strict=True):
-            job = item.job
-            self._roll_back(job, path)
-            self._publish(job.held)
-            stamp, num_held = job.request.stamp, len(job.held.log)
-            self._answer(job, Verdict(stamp, path, next_token, num_held, tuple(logprobs()), job.timing()))
+        for item, (path, _) in judged:
+            self._roll_back(item.job, path)
+            self._publish(item.job.held)
+        verified = [
+            (item.job.request, item.job.held.log, self._verdict(item.job, outcome, tuple(logprobs())))
+            for (item, outcome), logprobs in zip(judged, asked, strict=True)
+        ]
+        verdicts, following, refused = self._continuations.after_pass(verified, self._can_go_on)
+        for (item, _), verdict in zip(judged, verdicts, strict=True):
+            self._answer(item.job, verdict)
+        self._answers += refused
+        for ticket, request in following:
+            super().add(ticket, request)
+
+    @staticmethod
+    def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Verdict:
+        path, next_token = outcome
+        return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing())
+
+    def _can_go_on(self, verdict: Verdict, request: VerifyRequest) -> bool:
+        """After the end of a text nobody does."""
+        held = self._store.find(request.stamp.session)
+        return verdict.next_token not in self.info.eos_token_ids and self._refusal_of(request, held) is None
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
         """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""

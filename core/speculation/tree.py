@@ -268,6 +268,35 @@ class SpeculationTree:
         found = left[np.append(is_drafted, True) & is_above & ~is_fed]
         return np.sort(np.maximum(found, 0.0))[::-1]
 
+    def outcomes(self, nodes: Ints) -> Ints:
+        """Where the text may go on below a block of these nodes otherwise than by one of them, the likeliest first."""
+        is_place = np.zeros(len(self) + 1, np.bool_)
+        is_place[nodes] = is_place[ROOT] = True
+        found = np.nonzero(is_place[self.parents] & ~is_place[:-1])[0]
+        return found[np.argsort(-self.reach[found], kind="stable")]
+
+    def nodes_of(self, block: TokenTree) -> Ints | None:
+        """Where the nodes of this block are; None unless all are here."""
+        found: list[int] = []
+        for token, parent in zip(block.tokens, block.parents, strict=True):
+            node = self.child(found[parent] if parent != ROOT else ROOT, token)
+            if node is None:
+                return None
+            found.append(node)
+        return np.array(found, np.int64)
+
+    def branch(self, top: int) -> tuple[SpeculationTree, Ints]:
+        """What has grown below `top`, as a tree of its own with `top` as its root; and which nodes those are."""
+        nodes = np.nonzero(self._below(top))[0]
+        place = np.full(len(self) + 1, GONE, np.int64)
+        place[top], place[nodes] = ROOT, np.arange(len(nodes))
+        branch = SpeculationTree()
+        branch._take_columns(self._ints[:, nodes], self._floats[:, nodes])
+        branch.parents[:] = place[branch.parents]
+        branch.depths -= self.depths[top]
+        branch.reach /= self.reach[top]
+        return branch, nodes
+
     # Verdicts
 
     def children(self, parent: int) -> Ints:

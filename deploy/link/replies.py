@@ -85,6 +85,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         held=verdict.held,
         logprobs=map(_encode_logprobs, verdict.logprobs),
         timing=_encode_timing(verdict.timing),
+        continued=verdict.continued,
     )
 
 
@@ -96,6 +97,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         message.held,
         tuple(map(_decode_logprobs, message.logprobs)),
         _decode_timing(message.timing) if message.HasField("timing") else None,
+        message.continued,
     )
 
 

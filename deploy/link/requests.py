@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from core.errors import InvalidRequest
 from core.records import (
     Base,
+    Continuation,
     DraftRequest,
     Sampling,
     SequenceSpec,
@@ -27,7 +28,7 @@ from deploy.link.trees import (
 )
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Request = VerifyRequest | DraftRequest
+Request = VerifyRequest | Continuation | DraftRequest
 
 _VERIFICATIONS = {
     Verification.COUPLED: pb.VERIFICATION_COUPLED,
@@ -39,16 +40,21 @@ _BY_NUMBER = {number: verification for verification, number in _VERIFICATIONS.it
 
 def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
     """One message; all requests of a batch are of one kind."""
+    offers = [_encode_offer(request) for request in batch if isinstance(request, Continuation)]
     verify = [_encode_verify(request) for request in batch if isinstance(request, VerifyRequest)]
     draft = [_encode_draft(request) for request in batch if isinstance(request, DraftRequest)]
-    return pb.Requests(first_number=first_number, verify=verify, draft=draft).SerializeToString()
+    return pb.Requests(first_number=first_number, verify=verify, draft=draft, offers=offers).SerializeToString()
 
 
 def decode_requests(frame: bytes) -> list[tuple[int, Request]]:
     """Each request with its number. Raises: LinkError."""
     message = parse(pb.Requests, frame)
     try:
-        batch: list[Request] = [*map(_decode_verify, message.verify), *map(_decode_draft, message.draft)]
+        batch: list[Request] = [
+            *map(_decode_verify, message.verify),
+            *map(_decode_draft, message.draft),
+            *map(_decode_offer, message.offers),
+        ]
     except (ValueError, KeyError, InvalidRequest) as error:
         raise LinkError(f"a request that cannot be one: {error}") from error
     return list(enumerate(batch, message.first_number))
@@ -82,6 +88,16 @@ def _decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
         decode_tree(message.block),
         _decode_spec(message.spec) if message.HasField("spec") else None,
     )
+
+
+def _encode_offer(offer: Continuation) -> pb.Continuation:
+    return pb.Continuation(
+        stamp=encode_stamp(offer.stamp), after=offer.after, tree=encode_tree(offer.tree), is_open=offer.is_open
+    )
+
+
+def _decode_offer(message: pb.Continuation) -> Continuation:
+    return Continuation(decode_stamp(message.stamp), message.after, decode_tree(message.tree), message.is_open)
 
 
 def _encode_draft(request: DraftRequest) -> pb.DraftRequest:

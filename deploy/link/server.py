@@ -41,10 +41,12 @@ Post = Callable[[Sequence[tuple[int, Any]], Any], None]
 class LinkServer:
     """Listens for orchestrators on behalf of one engine."""
 
-    def __init__(self, epoch: int, kind: type[Request], post: Post, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self, epoch: int, kinds: tuple[type[Request], ...], post: Post, certificates: Certificates | None = None
+    ) -> None:
         """`certificates` for links with TLS."""
         self.epoch = epoch
-        self.kind = kind
+        self.kinds = kinds
         """Of the requests that the engine takes."""
         self.post = post
         self.key = secrets.token_bytes(KEY_BYTES)
@@ -177,8 +179,8 @@ class EngineLink(asyncio.Protocol):
 
     def _take_requests(self, frame: bytes) -> None:
         batch = decode_requests(frame)
-        if not all(isinstance(request, self._server.kind) for _, request in batch):
-            raise LinkError(f"this engine takes nothing but a {self._server.kind.__name__}")
+        if not all(isinstance(request, self._server.kinds) for _, request in batch):
+            raise LinkError(f"this engine takes nothing but a {self._server.kinds[0].__name__}")
         self._num_open += len(batch)
         if self._num_open > MAX_OPEN_REQUESTS:
             self._transport.pause_reading()

@@ -139,6 +139,7 @@ def greeting() -> list[Chunk]:
         draft_time_s=0.5,
         hidden_draft_time_s=0.4,
         num_lookup_tokens=2,
+        num_continued=4,
     )
     prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
     table = CallTrace(Call.TABLE, 0.011, 0.014, 40, 6)

@@ -75,7 +75,7 @@ def test_speculation_is_added_up_over_requests(meters, record, watch):
     stats = SpeculationStats(
         num_rounds=5, num_drafted_tokens=16, num_accepted_tokens=9, num_draft_rounds=4, accepted_per_position=(4, 3, 2),
         num_draft_failures=1, num_target_failures=2, num_lookup_tokens=3, num_hits=6, num_misses=2, draft_time_s=1.5,
-        hidden_draft_time_s=1.25,
+        hidden_draft_time_s=1.25, num_continued=5,
     )  # fmt: skip
     for _ in range(2):
         run(meters, watch, (100.1, chunk(1, finish_reason=FinishReason.STOP, stats=stats)))
@@ -83,6 +83,7 @@ def test_speculation_is_added_up_over_requests(meters, record, watch):
     totals = {
         "target_passes": 10, "spec_decode_num_drafts": 8, "spec_decode_num_draft_tokens": 32,
         "spec_decode_num_accepted_tokens": 18, "lookup_tokens": 6, "draft_hits": 12, "draft_misses": 4,
+        "continued_passes": 10,
         "draft_seconds": 3, "draft_hidden_seconds": 2.5, "draft_failures": 2, "target_failures": 4,
     }  # fmt: skip
     assert {name: record[f"{name}_total"] for name in totals} == totals

@@ -64,7 +64,7 @@ async def test_a_stream_sends_each_chunk_and_ends_with_how_it_finished():
     assert (finish.reason, finish.stop, finish.seed) == (pb.FINISH_REASON_STOP, "!", 42)
     stats = finish.speculation
     assert (stats.target_passes, stats.draft_passes, stats.drafted_tokens) == (2, 1, 6)
-    assert (stats.hits, stats.misses, stats.lookup_tokens) == (3, 1, 2)
+    assert (stats.hits, stats.misses, stats.lookup_tokens, stats.continued_passes) == (3, 1, 2, 4)
     assert (stats.draft_time_s, stats.hidden_draft_time_s) == (0.5, 0.4)
 
 

@@ -9,13 +9,18 @@ from test_rounds import settle
 
 from core.config import DECODE_TOKENS
 from core.errors import Unavailable, WorkerLost
-from core.records import Base, DraftRequest, Missing, Stamp, VerifyRequest
+from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
+from core.trees import EMPTY_BLOCK
 from orchestrator.gatherer import Gatherer
 from orchestrator.side import Side
 
 
 def message(name, num_tokens=1):
     return VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,) * num_tokens)
+
+
+def offer(name):
+    return Continuation(Stamp(name, 1, 2), 1, EMPTY_BLOCK)
 
 
 def reply(request):
@@ -80,6 +85,21 @@ async def test_what_is_ready_together_goes_together_and_the_rest_with_the_next_c
     await settle()
     assert engine.calls[2:] == [["f"]], "and so on after a pause"
     await engine.answer(2)
+
+
+async def test_what_is_of_use_only_until_a_verdict_waits_for_no_other_call(engine):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "ab")
+    await settle()
+    put(gatherer, "c")
+    gatherer.put(offer("d"))
+    await settle()
+    assert engine.calls == [["a", "b"], ["d"]]
+    await engine.answer(1)
+    assert set(engine.delivered) == {"d"}
+    await engine.answer(0)
+    await engine.answer(2)
+    assert set(engine.delivered) == set("abcd")
 
 
 @pytest.mark.parametrize("max_calls", [1, 2, 3])

@@ -33,7 +33,9 @@ CONFIG = SpeculationConfig(lookup=False)
 
 
 class FakeMargin(MarginalPilot):
-    """Verifies all there is, and waits when it is told to."""
+    """Verifies all there is, waits when it is told to, and has the target wait for each message."""
+
+    num_outcomes = 0
 
     def __init__(self, asked, config=CONFIG):
         super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
@@ -47,6 +49,9 @@ class FakeMargin(MarginalPilot):
 
     def net(self, reach, branches=None):
         return np.arange(len(reach) + 1.0)
+
+    def is_worth_going_on(self, gained, num_nodes, num_now):
+        return False
 
     def adds_enough(self, reach, open_reach, next_s):
         self.open_reach = open_reach.tolist()

@@ -51,6 +51,8 @@ class Speculation:
     """The part of `draft_time_s` during which the target was verifying for this stream."""
     lookup_tokens: int
     """Of the drafted tokens, those looked up in the text so far, without a draft model."""
+    continued_passes: int
+    """Of the target passes, those that the target went on with by itself, without a message for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("target_passes", "draft_passes", "drafted_tokens", "accepted_tokens", "accepted_per_position", "draft_failures", "target_failures", "hits", "misses", "draft_time_s", "hidden_draft_time_s", "lookup_tokens")
+    __slots__ = ("target_passes", "draft_passes", "drafted_tokens", "accepted_tokens", "accepted_per_position", "draft_failures", "target_failures", "hits", "misses", "draft_time_s", "hidden_draft_time_s", "lookup_tokens", "continued_passes")
     TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class SpeculationStats(_message.Message):
     DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_PASSES_FIELD_NUMBER: _ClassVar[int]
     target_passes: int
     draft_passes: int
     drafted_tokens: int
@@ -197,7 +198,8 @@ class SpeculationStats(_message.Message):
     draft_time_s: float
     hidden_draft_time_s: float
     lookup_tokens: int
-    def __init__(self, target_passes: _Optional[int] = ..., draft_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., draft_failures: _Optional[int] = ..., target_failures: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., hidden_draft_time_s: _Optional[float] = ..., lookup_tokens: _Optional[int] = ...) -> None: ...
+    continued_passes: int
+    def __init__(self, target_passes: _Optional[int] = ..., draft_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., draft_failures: _Optional[int] = ..., target_failures: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., hidden_draft_time_s: _Optional[float] = ..., lookup_tokens: _Optional[int] = ..., continued_passes: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("waited_s", "computed_s", "passes", "rows")

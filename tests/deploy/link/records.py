@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from core.ranges import MAX_SEED
 from core.records import (
     Base,
+    Continuation,
     Drafted,
     DraftRequest,
     GrownTree,
@@ -112,6 +113,7 @@ def tolds(draw):
     )
 
 
+offers = st.builds(Continuation, stamps, st.integers(0, 2**63), trees(), st.booleans())
 verify_requests = st.builds(VerifyRequest, stamps, bases, tuples(token_ids), block=trees(), spec=st.none() | specs)
 draft_requests = st.builds(
     DraftRequest,
@@ -125,7 +127,14 @@ draft_requests = st.builds(
 )
 replies = st.one_of(
     st.builds(
-        Verdict, stamps, tuples(counts), token_ids, counts, logprobs=tuples(logprobs), timing=st.none() | timings
+        Verdict,
+        stamps,
+        tuples(counts),
+        token_ids,
+        counts,
+        logprobs=tuples(logprobs),
+        timing=st.none() | timings,
+        continued=st.integers(0, 2**63),
     ),
     st.builds(
         Drafted,

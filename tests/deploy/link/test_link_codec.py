@@ -27,6 +27,11 @@ def test_verifications_arrive_as_they_were_sent(first, batch):
     assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
 
 
+@given(first=NUMBERS, batch=st.lists(records.offers, min_size=1, max_size=3))
+def test_offers_arrive_as_they_were_sent(first, batch):
+    assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))
+
+
 @given(first=NUMBERS, batch=st.lists(records.draft_requests, min_size=1, max_size=3))
 def test_draft_requests_arrive_as_they_were_sent(first, batch):
     assert decode_requests(encode_requests(first, batch)) == list(enumerate(batch, first))

@@ -48,7 +48,7 @@ def loop():
 
 @pytest.fixture
 async def link(loop):
-    listener = LinkServer(EPOCH, DraftRequest, loop.post)
+    listener = LinkServer(EPOCH, (DraftRequest,), loop.post)
     link = await Link.open(await listener.start("127.0.0.1", (0, 0)))
     yield link
     link.close("the test is over")

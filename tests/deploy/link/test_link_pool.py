@@ -21,7 +21,7 @@ from workers.loop import EngineLoop
 async def address():
     engine = EngineLoop(FakeTargetEngine(5))
     engine.start()
-    listener = LinkServer(5, VerifyRequest, engine.post)
+    listener = LinkServer(5, (VerifyRequest,), engine.post)
     yield await listener.start("127.0.0.1", (0, 0))
     listener.close()
     await asyncio.sleep(0.02)

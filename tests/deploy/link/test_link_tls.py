@@ -70,7 +70,7 @@ class _Listening:
 
     def __init__(self, files: LinkTls | None) -> None:
         self._engine = EngineLoop(FakeTargetEngine(EPOCH))
-        self._server = LinkServer(EPOCH, VerifyRequest, self._engine.post, Certificates(files) if files else None)
+        self._server = LinkServer(EPOCH, (VerifyRequest,), self._engine.post, Certificates(files) if files else None)
 
     async def __aenter__(self):
         self._engine.start()

@@ -56,7 +56,7 @@ def certificates(request, tmp_path_factory):
 
 @pytest.fixture
 async def address(engine, certificates):
-    listener = LinkServer(EPOCH, VerifyRequest, engine.post, certificates)
+    listener = LinkServer(EPOCH, (VerifyRequest,), engine.post, certificates)
     yield await listener.start("127.0.0.1", ANY_PORT)
     listener.close()
     await asyncio.sleep(0.02)  # until both ends have seen it
@@ -391,7 +391,7 @@ async def test_who_accepts_and_says_nothing_is_given_up(monkeypatch):
 
 
 async def test_the_first_free_port_of_the_range_is_taken(engine, address, caplog):
-    first = LinkServer(EPOCH, VerifyRequest, engine.post)
+    first = LinkServer(EPOCH, (VerifyRequest,), engine.post)
     assert await first.start("127.0.0.1", (address.port, address.port)) is None
     assert f"ports {address.port} to {address.port} of 127.0.0.1 are all in use; see link_ports" in caplog.text
     assert (await first.start("127.0.0.1", (address.port, address.port + 50))).port > address.port
@@ -399,7 +399,7 @@ async def test_the_first_free_port_of_the_range_is_taken(engine, address, caplog
 
 
 async def test_an_address_that_is_not_this_machines_leaves_the_engine_without_links(engine, caplog):
-    assert await LinkServer(EPOCH, VerifyRequest, engine.post).start("192.0.2.1", ANY_PORT) is None
+    assert await LinkServer(EPOCH, (VerifyRequest,), engine.post).start("192.0.2.1", ANY_PORT) is None
     assert "no links" in caplog.text
 
 
@@ -427,7 +427,7 @@ async def all_of_it(caplog):
     """Requests, large replies, a stranger, and the end."""
     engine = EngineLoop(FakeTargetEngine(EPOCH))
     engine.start()
-    listener = LinkServer(EPOCH, VerifyRequest, engine.post)
+    listener = LinkServer(EPOCH, (VerifyRequest,), engine.post)
     address = await listener.start("127.0.0.1", ANY_PORT)
     link = await Link.open(address)
     await test_replies_come_in_the_order_of_the_requests(link)

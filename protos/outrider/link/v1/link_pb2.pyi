@@ -56,14 +56,16 @@ class Welcome(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Requests(_message.Message):
-    __slots__ = ("first_number", "verify", "draft")
+    __slots__ = ("first_number", "verify", "draft", "offers")
     FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
     first_number: int
     verify: _containers.RepeatedCompositeFieldContainer[VerifyRequest]
     draft: _containers.RepeatedCompositeFieldContainer[DraftRequest]
-    def __init__(self, first_number: _Optional[int] = ..., verify: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., draft: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ...) -> None: ...
+    offers: _containers.RepeatedCompositeFieldContainer[Continuation]
+    def __init__(self, first_number: _Optional[int] = ..., verify: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., draft: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ...) -> None: ...
 
 class Replies(_message.Message):
     __slots__ = ("replies", "lost")
@@ -124,6 +126,18 @@ class VerifyRequest(_message.Message):
     block: TokenTree
     spec: SequenceSpec
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+
+class Continuation(_message.Message):
+    __slots__ = ("stamp", "after", "tree", "is_open")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    after: int
+    tree: TokenTree
+    is_open: bool
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., after: _Optional[int] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., is_open: _Optional[bool] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("stamp", "base", "suffix", "nodes", "steady", "block", "is_table", "spec")
@@ -262,18 +276,20 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("path", "next_token", "held", "logprobs", "timing")
+    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued")
     PATH_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
     held: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     timing: Timing
-    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    continued: int
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
     __slots__ = ("tokens", "held", "q", "confidence", "entropy", "timing")
