@@ -87,6 +87,8 @@ class HeldTokens:
     def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
         """Agree with the request's tokens and keep all that has grown below them; grow by `steady` from now on."""
         self.grower.go_on(steady)
+        if self.spec.needs_q:
+            return self._rebase_to_draw(request)
         rebased = self._rebase(request.base, request.suffix, None if self._reroot(request) else EMPTY_BLOCK)
         if self.tree.root is None:
             self.grower.begin()
@@ -96,6 +98,16 @@ class HeldTokens:
         if steady.is_anew:
             self.grower.tell_anew()
         return rebased
+
+    def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
+        """Agree with the request's tokens. What was drawn before is of no use, the draw at the root neither: draws are
+        numbered from the root on (docs/exactness.md, section 4).
+        """
+        self.grower.begin()
+        self.grower.tell_anew()
+        rebased = self._rebase(request.base, request.suffix, EMPTY_BLOCK)
+        self.tree.clear()
+        return rebased if rebased.pending else self._without_last(rebased)
 
     def step_back(self) -> list[int]:
         """Forget the last token, which is to be computed again for what is said after it; that token."""
@@ -307,7 +319,8 @@ def _why_unfit_to_draft(request: DraftRequest, needs_q: bool) -> str | None:
     if isinstance(growth, Steady) and request.is_table:
         return "a tree that grows steadily has no block above it: is_table must be false"
     if isinstance(growth, Steady):
-        return "a draft may not choose which of its samples are sent" if needs_q else None
+        is_chosen = needs_q and not growth.num_passes
+        return "a draft that samples grows for one block: num_passes must not be 0" if is_chosen else None
     if any(not ROOT <= parent < node for node, parent in enumerate(growth.parents, len(block))):
         return "a node of the growth has a parent that does not come before it"
     return None

@@ -30,6 +30,16 @@ class SparseDistribution:
     token_ids: tuple[int, ...]
     probs: tuple[float, ...]
 
+    @classmethod
+    def certain(cls, token: int) -> SparseDistribution:
+        """This token and no other."""
+        return cls((token,), (1.0,))
+
+    @property
+    def is_law(self) -> bool:
+        """Whether each token has a probability."""
+        return len(self.token_ids) == len(self.probs) and all(0.0 <= prob <= 1.0 + 1e-6 for prob in self.probs)
+
 
 NO_Q = SparseDistribution((), ())
 """Stands in a table for what was enumerated, not drawn: an outcome is never verified, only what lies below it."""
@@ -128,7 +138,8 @@ class Measure(StrEnum):
 class Steady:
     """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
 
-    Only where any rule may choose guesses (coupled and greedy decoding).
+    Where the draft samples (rejection and block verification) it grows a chain of its draws, and ends by itself: what
+    is drawn is of use for one block.
     """
 
     rows_per_pass: int
@@ -193,6 +204,8 @@ class Told:
     """How sure the draft was at the node's place, by the measure that was asked for."""
     root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
+    q: tuple[SparseDistribution, ...]
+    """What each was drawn from, where the draft samples; else none."""
 
     def __init__(
         self,
@@ -203,11 +216,12 @@ class Told:
         chances: ArrayLike = (),
         leads: ArrayLike = (),
         root: int = ROOT,
+        q: Sequence[SparseDistribution] = (),
     ) -> None:
         """Raises: ValueError when they are not what they should be."""
         columns = (parents, tokens, ranks, chances, leads)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
-        for name, value in zip(("first", *COLUMNS, "root"), (first, *values, root), strict=True):
+        for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
             object.__setattr__(self, name, value)
         self.check()
 
@@ -220,6 +234,8 @@ class Told:
             raise ValueError("a chance or a lead that is told is none")
         if not ((parents >= ROOT) & (parents < self.first + np.arange(len(self)))).all():
             raise ValueError("a node is told of before its parent")
+        if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
+            raise ValueError("each node that was drawn has the law that it was drawn from")
         if self.first < 0 or not ROOT <= self.root < self.first or (ranks < 0).any():
             raise ValueError("a number or a rank that is told is below 0")
 
@@ -230,7 +246,7 @@ class Told:
         if not isinstance(other, Told):
             return NotImplemented
         same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
-        return (self.first, self.root) == (other.first, other.root) and all(same)
+        return (self.first, self.root, self.q) == (other.first, other.root, other.q) and all(same)
 
     def __hash__(self) -> int:
         return hash((self.first, self.root, len(self)))

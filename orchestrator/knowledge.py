@@ -9,14 +9,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
 from core.costs import EngineCost
 from core.economy import SHARED_SESSIONS, Economy
 from core.estimators import ConfidenceFit, RankProfile, Rate
-
-if TYPE_CHECKING:
-    from orchestrator.course import Course
 
 PRIOR_VERIFY_S = 0.025
 PRIOR_DRAFT_S = 0.003
@@ -84,7 +80,6 @@ class Knowledge:
         self._max_depth = max_depth
         self._profiles: dict[str, RankProfile] = {}
         self._fits: dict[Hashable, ConfidenceFit] = {}
-        self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self._rounds: dict[str, tuple[float, float]] = {}
         self._trying: Hashable | None = None
@@ -108,12 +103,6 @@ class Knowledge:
     def most_used_profile(self) -> RankProfile | None:
         """Of the kind of verification that most has been seen of."""
         return max(self._profiles.values(), key=lambda profile: profile.num_seen, default=None)
-
-    def course(self, key: Hashable, new: Callable[[], Course]) -> Course:
-        """What all sessions of a kind do together."""
-        if key not in self._courses:
-            self._courses[key] = new()
-        return self._courses[key]
 
     def usual_round(self, kind: str, prior_tokens: float) -> tuple[float, float]:
         """Tokens and seconds of a round of any session of this kind, before one has rounds of its own."""

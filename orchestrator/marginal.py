@@ -80,13 +80,18 @@ class MarginalPilot(TreePilot):
         """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
         economy = self._known.lately
         law = self._profile.law() if economy.is_shared else self._law
-        return passes_worth(law, economy, self._max_depth, self.max_nodes)
+        return passes_worth(law, economy, self._max_depth, self.max_nodes, self._rows_worth)
+
+    @property
+    def _rows_worth(self) -> int:
+        """Of a pass: a chain, where the draft samples."""
+        return 1 if self._is_sampled else self._known.lately.rows_worth()
 
     def _in_turn(self, depth: int) -> Steady:
         """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
         a guess below it. Where passes are shared as many as are forecast to yield most."""
         economy, head = self._known.lately, self._law.at(1)[0]
-        rows = economy.rows_worth()
+        rows = self._rows_worth
         price = economy.pass_price(self.rate, rows)
         num_passes = depth if price else max(1, min(depth, self._planned))
         self._asked_rows = (rows,) * num_passes
@@ -126,6 +131,8 @@ class MarginalPilot(TreePilot):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
         """The likeliest nodes that are worth their rows."""
         self._fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self._max_depth))
+        if self._is_sampled:
+            return self._fitting[: num_kept(self.net(tree.reach[self._fitting]))]
         gained = self.net(tree.reach[self._fitting], tree.branches(self._fitting) if self.minds_branches else None)
         if self.minds_branches:
             straight = tree.straight(self._fitting)
@@ -211,10 +218,20 @@ class MarginalPilot(TreePilot):
         self._known.tried(self)
 
 
+def num_kept(net: Floats) -> int:
+    """Of a chain of draws: those before the first that is not worth its row, by what is known before it is drawn.
+
+    What the draft thinks after a guess depends on the guess: to drop it for that would bias the output
+    (docs/exactness.md, section 4). `net` [N + 1]: tokens that the first n gain, less what their time would yield.
+    """
+    is_worth = net[1:] >= np.maximum.accumulate(net)[:-1]
+    return len(is_worth) if is_worth.all() else int(np.argmin(is_worth))
+
+
 @lru_cache(maxsize=256)
-def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int) -> int:
-    """Passes of the draft after which a round in turn makes most tokens a second; 0 where plain decoding does."""
-    wide = economy.rows_worth()
+def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int, wide: int) -> int:
+    """Passes of the draft, of `wide` rows but for the first, after which a round in turn makes most tokens a second; 0
+    where plain decoding does."""
     best, best_rate = 0, 1.0 / economy.verify_s(0.0)
     for num_passes in range(1, max_passes + 1):
         tokens = 1.0 + np.append(0.0, np.cumsum(best_reach(law, max_nodes, num_passes)))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from core.records import Timing
-from core.trees import UNRANKED, Growth
+from core.trees import UNRANKED
 
 
 class Source(StrEnum):
@@ -83,7 +83,6 @@ class RoundSeen:
 class DraftSeen:
     """One answer of the draft that had something to grow. How much it grew may depend on what it drew: not told."""
 
-    is_table: bool
     elapsed_s: float
     timing: Timing | None
 
@@ -91,7 +90,7 @@ class DraftSeen:
 class Pilot(Protocol):
     """The decisions of one session. Every method returns at once; none is told a token.
 
-    What else is asked of one depends on where blocks come from: `AskedPilot`, or `orchestrator.tree_pilot.TreePilot`.
+    `orchestrator.tree_pilot.TreePilot` has those about the tree.
     """
 
     @property
@@ -113,34 +112,6 @@ class Pilot(Protocol):
 
     def close(self) -> None:
         """The session has ended."""
-        ...
-
-
-class AskedPilot(Pilot, Protocol):
-    """Where a draft is asked for each block: in rejection and block mode, where what is sent of its samples must not
-    depend on them."""
-
-    @property
-    def wants_draft(self) -> bool:
-        """False while the draft shall rest: nothing is sent to it, and it catches up by prefill when this changes."""
-        ...
-
-    def block(self, max_depth: int) -> Growth:
-        """What to draft just in time, below the root; no growth means: do not wait for the draft."""
-        ...
-
-    def table(self, shape: Shape, max_depth: int) -> Growth:
-        """What to prepare while `shape` is verified, no growth means: nothing.
-
-        `max_depth` bounds the blocks below the outcomes.
-        """
-        ...
-
-    def num_to_verify(self, shape: Shape) -> int:
-        """How many nodes of a block are worth a place in the target's batch, from the first on.
-
-        A session asks for one guess more at a time, so that none is dropped for what follows it.
-        """
         ...
 
 

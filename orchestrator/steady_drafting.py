@@ -40,7 +40,7 @@ NO_NODES: Ints = np.empty(0, np.int64)
 class SteadyDrafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it.
 
-    Unlike `Drafting` it has several messages in flight: each overtakes the ones before, and the draft says so.
+    Several messages may be in flight: each overtakes the ones before, and the draft says so.
     """
 
     def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
@@ -50,7 +50,9 @@ class SteadyDrafting:
         self._log = completion.log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._held = Held(completion.log, completion.spec)
-        self._tree = SpeculationTree()
+        self._is_drawn = completion.spec.needs_q
+        """Whether the draft samples: what it has drawn is of use for one block."""
+        self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
         self._guesses = NO_NODES
@@ -125,7 +127,7 @@ class SteadyDrafting:
         return self.lose() if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
 
     def _forget(self) -> None:
-        self._tree = SpeculationTree()
+        self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = self._guesses = NO_NODES
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class SteadyDrafting:
         self._is_behind = len(self._known_to) >= (1 if self._pilot.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
-        is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
+        is_anew = self._is_drawn or self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
         stamp, base, suffix, spec = self._held.snapshot()
         if is_anew:
@@ -196,8 +198,10 @@ class SteadyDrafting:
         try:
             self._check(grown)
             self._held.num_tokens = min(grown.held, len(self._log) - 1)
-            if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
-                self._tree.add(grown.told, len(self._log) - self._known_to.get(grown.stamp.round, 0))
+            num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
+            is_too_late = self._is_drawn and num_unknown > 0
+            if grown.stamp.round >= self._first_round and not is_too_late:  # else its nodes have other numbers
+                self._tree.add(grown.told, num_unknown)
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -275,7 +279,7 @@ class SteadyDrafting:
         self._stats.trace.append(trace)
         if is_turn:
             self._stats.record_draft(event.sent_s, event.received_s)
-            self._pilot.saw_draft(DraftSeen(False, event.received_s - event.sent_s, timing))
+            self._pilot.saw_draft(DraftSeen(event.received_s - event.sent_s, timing))
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
@@ -307,6 +311,8 @@ class SteadyDrafting:
             rank, num_listed = self._outcome(path[-1] if path else ROOT, tokens[num_drafted])
         self._tree.reroot(tokens)
         self._taken = self._guesses = NO_NODES
+        if self._is_drawn:
+            self._forget()
         if not had_nodes or self._pilot.is_in_turn:
             return Found.NOT_ASKED, rank, num_listed
         return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
@@ -318,6 +324,11 @@ class SteadyDrafting:
         others = children[~is_guess[children]]
         place = np.nonzero(self._tree.tokens[others] == token)[0]
         return (int(place[0]) if len(place) else None), len(others)
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether the draft has told of anything that may be verified next."""
+        return bool(self._tree.is_drafted.any())
 
     def ask(self, guesser: Guesser) -> None:
         """Have it add to the tree what it thinks may come next."""

@@ -44,6 +44,7 @@ class SteadySession(Session):
         self._margin = pilot
         self._growth = SteadyDrafting(self._completion, pilot, self.stats)
         self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
+        self._is_drawn = self._completion.spec.needs_q
         self._offers: dict[int, tuple[Stamp, Offer]] = {}
         """By their rounds: what the target may go on with after the verdict that is awaited."""
         self._last_offer: Offer | None = None
@@ -73,8 +74,8 @@ class SteadySession(Session):
             case Target.IDLE:
                 judged = self._judged
                 told = self._reroot()
-                for guesser in self._guessers:
-                    self._growth.ask(guesser)
+                if not self._is_drawn:
+                    self._look_up()
                 if judged is not None and judged.verdict.continued:
                     return [*self._continue_after(judged), *told]
                 return [*self._send_or_wait(is_waiting=False), *told]
@@ -140,11 +141,21 @@ class SteadySession(Session):
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._growth.block(self._max_depth, self._max_nodes)
         wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
+        if wait is None and self._is_drawn and not self._growth.has_guesses:
+            self._look_up()
+            block = self._growth.block(self._max_depth, self._max_nodes)
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:
             self._machine.fire(Trigger.DRAFT)
         return [wait]
+
+    def _look_up(self) -> None:
+        """What others than the draft guess. Where the draft samples it is for want of its draws: a guess that is sent
+        since others agree with what was drawn would be sent because of what it is (docs/exactness.md, section 4).
+        """
+        for guesser in self._guessers:
+            self._growth.ask(guesser)
 
     @property
     def _max_nodes(self) -> int:

@@ -50,7 +50,8 @@ class TreePilot(WatchingPilot):
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
-        self.is_in_turn = not config.pipelining
+        self.is_in_turn = self._is_sampled or not config.pipelining
+        """What is drawn is of use for one block, whose root has to be known."""
         self._num_rows = 1
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.trees import ROOT
-from orchestrator.pilot import AskedPilot, RoundSeen
+from orchestrator.pilot import RoundSeen
 from orchestrator.tree_pilot import TreePilot
 from simulation.clock import new_loop
 from simulation.faults import FaultyWire, Happened, break_out
@@ -160,7 +160,7 @@ class _Run:
         pilots = self._rig.service._pilots
         make, counts = pilots.pilot, self._happened.counts
 
-        def watched(request: GenerationRequest) -> AskedPilot | TreePilot:
+        def watched(request: GenerationRequest) -> TreePilot:
             pilot = make(request)
             saw_round = pilot.saw_round
 

@@ -115,6 +115,7 @@ class SteadyJob(Job[DraftRequest]):
                     spec.prompt_len,
                 ),
                 kind,
+                node.depth if spec.needs_q else None,
                 num_ranks=MAX_TOLD + 1,  # chances are shared out among those that follow the first
             )
             for node in self._fed()

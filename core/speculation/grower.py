@@ -3,6 +3,8 @@
 Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model by
 it and the simulator a law of agreement. Best first, as the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv 2406.16858),
 but without an end: a verdict makes another node the root, what lies below stays, and growing goes on from there.
+Where the draft samples, what grows is a chain of its draws; whether it goes on below one depends on what that was drawn
+from and never on what was drawn (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from core.growth import Candidates
 from core.speculation.chances import chances_of
-from core.trees import ROOT, Steady, Told
+from core.trees import NO_TOKEN, ROOT, Steady, Told
 
 MIN_REACH = 4e-4
 """What is less likely is neither fed nor told."""
@@ -156,6 +158,7 @@ class Grower:
         for node in nodes:
             node.number, self.num_told = self.num_told, self.num_told + 1
         above = [(node.parent, node.parent.said) for node in nodes if node.parent is not None]
+        drawn_from = [said.q for _, said in above if said is not None and said.sampled != NO_TOKEN]
         return Told(
             first,
             [parent.number for parent, _ in above],
@@ -164,6 +167,7 @@ class Grower:
             [node.chance for node in nodes],
             [said.sureness(self.steady.measure) for _, said in above if said is not None],
             self.root.number,
+            drawn_from,
         )
 
     def tell_anew(self) -> None:
@@ -201,7 +205,8 @@ class Grower:
         is_sure = node.said.sureness(self.steady.measure) >= self.steady.min_sureness
         if node.depth >= self.steady.max_depth or not is_sure:
             return
-        for rank, chance in enumerate(chances):
+        is_drawn = node.said.sampled != NO_TOKEN
+        for rank, chance in enumerate(chances[:1] if is_drawn else chances):
             reach = node.reach * chance
             if rank < len(node.children):
                 child = node.children[rank]
@@ -215,7 +220,8 @@ class Grower:
 
     def _add(self, parent: Node, rank: int, chance: float) -> Node:
         assert parent.said is not None, "its candidates are known"
-        token, reach = parent.said.ranked[rank], parent.reach * chance
+        said, reach = parent.said, parent.reach * chance
+        token = said.ranked[rank] if said.sampled == NO_TOKEN else said.sampled
         child = Node(token, parent, rank, chance, reach, parent.depth + 1)
         parent.children.append(child)
         self._untold.append(child)

@@ -6,7 +6,6 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-
 from core.control import (
     CHANGE_GAIN,
     FIRST_PAUSE,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from core.planning import PLAIN, Plan, best_plan, forecast, tables_near
+from core.tables import prepared
 
 from core.curve import Curve
 from core.economy import WIDTHS, Economy
-from core.planning import PLAIN, Plan, best_plan, forecast, tables_near
 from core.shapes import RankLaw
-from core.tables import prepared
 from core.theory import expected_tokens, walltime_factor
 
 DEPTH = 8

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import combinations, product
 
 import pytest
+from core.tables import TableBudget, outcomes, prepared
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from core.estimators import miss_curve
 from core.growth import Candidates, Sprout
 from core.records import Base, DraftRequest, Stamp
 from core.shapes import RankLaw, best_reach
-from core.tables import TableBudget, outcomes, prepared
 from core.trees import ROOT, TokenTree
 
 NO_BOUND = 1 << 20

@@ -9,11 +9,11 @@ from types import UnionType
 from typing import get_args
 
 import pytest
+from core.control import FIRST_PAUSE, Decision, State
+from core.planning import Plan
 
 from core.config import SpeculationConfig
-from core.control import FIRST_PAUSE, Decision, State
 from core.errors import ConfigError
-from core.planning import Plan
 from core.records import (
     GenerationRequest,
     Policy,

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from fakes import FakePilot, model_info, plain, request
+from orchestrator.drafting import Drafting
 from world import World
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
 from core.records import Call, Drafted, Missing, Timing
 from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree, depths
 from orchestrator import messages as m
-from orchestrator.drafting import Drafting
 from orchestrator.pair import Completion, Pair
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
 from orchestrator.statistics import Statistics

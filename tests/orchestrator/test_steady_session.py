@@ -10,13 +10,13 @@ from typing import get_args
 import numpy as np
 import pytest
 from fakes import FakeTargetEngine, model_info, next_token, plain, request
+from orchestrator.asked_session import AskedSession
 
 from core.config import Limits, SpeculationConfig
 from core.economy import WIDTHS
 from core.records import Call, Missing, Policy, Refused, Sampling, Sprouted, Stamp, Timing, Verification
 from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
-from orchestrator.asked_session import AskedSession
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.knowledge import Knowledge

@@ -8,12 +8,12 @@ from dataclasses import replace
 from random import Random
 
 from fakes import FakeDraftEngine, FakePilot, FakeTargetEngine, model_info
+from orchestrator.asked_session import AskedSession
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import Chunk, Drafted, DraftRequest, GenerationRequest
 from orchestrator import messages as m
-from orchestrator.asked_session import AskedSession
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
 

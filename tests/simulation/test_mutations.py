@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from orchestrator.drafting import Drafting
 
 from core.errors import WorkerLost
 from core.trees import subtree
 from orchestrator import guess
 from orchestrator.admission import Admission
-from orchestrator.drafting import Drafting
 from orchestrator.gatherer import Gatherer
 from orchestrator.guess import OutcomeTable
 from orchestrator.held import Held

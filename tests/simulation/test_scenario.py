@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from core.tables import prepared
 
 from core.config import SpeculationConfig
 from core.pass_law import PassLaw
 from core.records import Verification
-from core.tables import prepared
 from core.theory import expected_tokens
 from simulation.compare import plain, sequential
 from simulation.hardware import EngineLaw, HopLaw
