@@ -76,14 +76,6 @@ class HeldTokens:
         rebased = self._rebase(request.base, request.suffix, EMPTY_BLOCK)
         return rebased if rebased.pending else self._without_last(rebased)
 
-    def rebase_to_draft(self, request: DraftRequest) -> Rebased:
-        """Agree with the request's tokens and keep what is held of its block."""
-        self.grower.begin()  # its nodes may not be kept
-        rebased = self._rebase(request.base, request.suffix, request.block)
-        draws_at_root = self.spec.needs_q and not request.is_table
-        needs_root = len(request.growth) > 0 and (self.tree.root is None or draws_at_root)
-        return self._without_last(rebased) if needs_root and not rebased.pending else rebased
-
     def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
         """Agree with the request's tokens and keep all that has grown below them; grow by `steady` from now on."""
         self.grower.go_on(steady)
@@ -298,29 +290,14 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
         return "the message lacks a suffix, or a first one its sampling parameters"
     if min(request.suffix) < 0 or max(request.suffix) >= vocab_size:
         return f"a token id is outside the vocabulary of {vocab_size}"
-    block = request.block.tokens
-    if block and (min(block) < 0 or max(block) >= vocab_size):
-        return f"a guess is outside the vocabulary of {vocab_size}"
     spec = request.spec or (held.spec if held is not None else None)
     needs_q = spec is not None and spec.needs_q
     if isinstance(request, DraftRequest):
-        return _why_unfit_to_draft(request, needs_q)
+        is_chosen = needs_q and not request.growth.num_passes
+        return "a draft that samples grows for one block: num_passes must not be 0" if is_chosen else None
+    block = request.block.tokens
+    if block and (min(block) < 0 or max(block) >= vocab_size):
+        return f"a guess is outside the vocabulary of {vocab_size}"
     if needs_q and not request.block.is_chain:
         return "rejection and block verification take chains only"
-    return None
-
-
-def _why_unfit_to_draft(request: DraftRequest, needs_q: bool) -> str | None:
-    block, growth = request.block, request.growth
-    if block and not request.is_table:
-        return "only a table is grown below a block"
-    if len(set(zip(block.parents, block.tokens, strict=True))) < len(block):
-        return "the block has the same guess twice below one node"
-    if isinstance(growth, Steady) and request.is_table:
-        return "a tree that grows steadily has no block above it: is_table must be false"
-    if isinstance(growth, Steady):
-        is_chosen = needs_q and not growth.num_passes
-        return "a draft that samples grows for one block: num_passes must not be 0" if is_chosen else None
-    if any(not ROOT <= parent < node for node, parent in enumerate(growth.parents, len(block))):
-        return "a node of the growth has a parent that does not come before it"
     return None

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 ROOT = -1
 """Parent of the first guesses of a block: the last committed token."""
 NO_TOKEN = -1
-"""Stands where a tree was asked for a node that was not grown."""
+"""Where none was drawn."""
 UNRANKED = -1
 """Rank of a guess that is not the draft's."""
 
@@ -42,7 +42,7 @@ class SparseDistribution:
 
 
 NO_Q = SparseDistribution((), ())
-"""Stands in a table for what was enumerated, not drawn: an outcome is never verified, only what lies below it."""
+"""Where nothing was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +92,6 @@ class TokenTree:
 EMPTY_BLOCK = TokenTree()
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Which guesses a draft is to add to a tree of B nodes: node B + n is its guess of rank `ranks[n]` at `parents[n]`.
-
-    Parents are nodes of the tree, earlier nodes of the growth (B onwards), or ROOT. Rank 0 is the likeliest token that
-    is no child of the parent already; where the draft must sample (rejection and block mode, below an outcome), there
-    is rank 0 only, and it is the sample.
-    Invariant: each parent precedes its children, and the ranks below one parent are distinct.
-    """
-
-    parents: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.parents) != len(self.ranks) or any(rank < 0 for rank in self.ranks):
-            raise ValueError("a growth needs one parent and one rank, not below 0, for each node")
-        if len(set(zip(self.parents, self.ranks, strict=True))) != len(self.ranks):
-            raise ValueError("a growth asks for a node twice")
-
-    @classmethod
-    def chain(cls, num_tokens: int) -> Growth:
-        """The `num_tokens` likeliest guesses in a row, below the root of an empty tree."""
-        return cls(tuple(range(ROOT, num_tokens - 1)), (0,) * num_tokens)
-
-    def __len__(self) -> int:
-        return len(self.parents)
-
-
-NO_GROWTH = Growth()
-
-
 class Measure(StrEnum):
     """Of how sure a draft is at a place, in [0, 1]."""
 
@@ -163,6 +132,11 @@ class Steady:
     """Of how sure the draft is at a place, as it is told."""
     min_sureness: float = 0.0
     """By that measure: nothing grows at a place where the draft is less sure."""
+
+    @classmethod
+    def chain(cls, num_tokens: int) -> Steady:
+        """The first candidates in a row, or the draws, and then an end."""
+        return cls(1, num_tokens, num_passes=num_tokens, fanout=1)
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
@@ -277,28 +251,3 @@ def subtree(tree: TokenTree, top: int) -> tuple[TokenTree, tuple[int, ...]]:
     parents = tuple(kept[tree.parents[node]] for node in nodes)
     q = tuple(tree.q[node] for node in nodes) if tree.q else ()
     return TokenTree(tokens, parents, q), tuple(nodes)
-
-
-def grown(
-    block: TokenTree, growth: Growth, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()
-) -> tuple[TokenTree, tuple[int, ...]]:
-    """`block` with the nodes of `growth` that have a token; and which nodes of the growth those are.
-
-    A tree that has q has one for each node: `NO_Q` stands in for the block's, which nobody will verify again.
-    Raises: ValueError when a node has a token but its parent has none, or two siblings have the same.
-    """
-    place: dict[int, int] = {ROOT: ROOT, **{node: node for node in range(len(block))}}
-    all_tokens, parents, kept = list(block.tokens), list(block.parents), list[int]()
-    seen = set(zip(block.parents, block.tokens, strict=True))
-    for index, (parent, token) in enumerate(zip(growth.parents, tokens, strict=True)):
-        if token == NO_TOKEN:
-            continue
-        if parent not in place or (place[parent], token) in seen:
-            raise ValueError("a draft grew a node below none, or the same node twice")
-        seen.add((place[parent], token))
-        place[len(block) + index] = len(all_tokens)
-        parents.append(place[parent])
-        all_tokens.append(token)
-        kept.append(index)
-    all_q = (*[NO_Q] * len(block), *(q[index] for index in kept)) if q else ()
-    return TokenTree(tuple(all_tokens), tuple(parents), all_q), tuple(kept)

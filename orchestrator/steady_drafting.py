@@ -217,6 +217,8 @@ class SteadyDrafting:
         grown.told.check()
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
             raise ValueError("a draft guessed a token outside the vocabulary")
+        if self._is_drawn and len(grown.told.q) < len(tokens):
+            raise ValueError("a draft does not say what it drew from")
         if not 0 <= grown.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")
 

@@ -33,7 +33,6 @@ class SteadyJob(Job[DraftRequest]):
 
     @property
     def steady(self) -> Steady:
-        assert isinstance(self.request.growth, Steady), "others are DraftJobs"
         return self.request.growth
 
     @property
