@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.trees import NO_Q, NO_TOKEN, ROOT, Measure, SparseDistribution, TokenTree
+from core.trees import NO_Q, NO_TOKEN, ROOT, Measure, SparseDistribution
 
 MIN_SHARE = 1e-6
 """Shares below it tell no more than this one does."""
 MAX_RANKS = 32
-"""Candidates kept of each node; a growth that asks for a higher rank gets nothing there."""
+"""Candidates kept of each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,13 @@ class HeldTree:
             path.append(child)
         return path
 
-    def rebase(self, path: Sequence[int], block: TokenTree) -> tuple[list[int], dict[int, int]]:
-        """Make the end of `path` the root and keep below it what `block` names, in place.
+    def rebase(self, path: Sequence[int], *, keeps_below: bool) -> list[int]:
+        """Make the end of `path` the root, in place, with all that hangs below it or with nothing.
 
-        Answers the nodes whose KV is kept, in order (`path`, then the block's), and for each node of the block that is
-        held its new number.
+        Answers the nodes whose KV is kept, in order: `path`, then those below it.
         """
         top = path[-1] if path else ROOT
-        found = self._find(block, top)
-        kept = sorted(found.values())
+        kept = self._below(top) if keeps_below else []
         number = {top: ROOT} | {old: new for new, old in enumerate(kept)}
         old = [(self.parents[node], self.tokens[node], self.candidates[node]) for node in kept]
         root = self.candidates[top] if path else self.root
@@ -108,30 +106,17 @@ class HeldTree:
         self.root = root
         for parent, token, candidates in old:
             self.add(number[parent], token, candidates)
-        return [*path, *kept], {node: number[held] for node, held in found.items()}
-
-    def below(self, path: Sequence[int]) -> TokenTree:
-        """All that hangs below the end of `path`."""
-        top = path[-1] if path else ROOT
-        number, tokens, parents = {top: ROOT}, list[int](), list[int]()
-        for node in range(top + 1, len(self.tokens)):
-            if self.parents[node] in number:
-                number[node] = len(tokens)
-                tokens.append(self.tokens[node])
-                parents.append(number[self.parents[node]])
-        return TokenTree(tuple(tokens), tuple(parents))
+        return [*path, *kept]
 
     def clear(self) -> None:
         """Forget everything, the root's candidates too."""
         self.root = None
         self.tokens, self.parents, self.candidates, self._children = [], [], [], {}
 
-    def _find(self, block: TokenTree, top: int) -> dict[int, int]:
-        """Where the nodes of `block`, hung below `top`, are held: those whose ancestors are, too."""
-        found: dict[int, int] = {ROOT: top}
-        for node, (token, parent) in enumerate(zip(block.tokens, block.parents, strict=True)):
-            held = self._children.get((found[parent], token)) if parent in found else None
-            if held is not None:
-                found[node] = held
-        del found[ROOT]
-        return found
+    def _below(self, top: int) -> list[int]:
+        below, nodes = {top}, list[int]()
+        for node in range(top + 1, len(self.tokens)):
+            if self.parents[node] in below:
+                below.add(node)
+                nodes.append(node)
+        return nodes

@@ -7,7 +7,7 @@ Knows records, tokens and trees; must not know models, KV, time, or who waits fo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ from core.growth import HeldTree
 from core.records import Base, Continuation, DraftRequest, Missing, Refused, SequenceSpec, Verdict, VerifyRequest
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree, subtree
+from core.trees import EMPTY_BLOCK, ROOT, Steady, subtree
 
 ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"
@@ -50,8 +50,6 @@ class Rebased:
     """Of the rows of guesses those that come right behind them, by where they were; the others are forgotten."""
     pending: list[int]
     """Committed tokens that are still to be computed."""
-    nodes: Mapping[int, int]
-    """Of the nodes of the message's block those that are held, and the numbers that they have in the held tree."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +71,7 @@ class HeldTokens:
 
     def rebase_to_verify(self, request: VerifyRequest) -> Rebased:
         """Agree with the request's tokens; the last one is pending at least, for what is said after it."""
-        rebased = self._rebase(request.base, request.suffix, EMPTY_BLOCK)
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
     def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
@@ -81,7 +79,7 @@ class HeldTokens:
         self.grower.go_on(steady)
         if self.spec.needs_q:
             return self._rebase_to_draw(request)
-        rebased = self._rebase(request.base, request.suffix, None if self._reroot(request) else EMPTY_BLOCK)
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
         if self.tree.root is None:
             self.grower.begin()
             rebased = rebased if rebased.pending else self._without_last(rebased)
@@ -97,7 +95,7 @@ class HeldTokens:
         """
         self.grower.begin()
         self.grower.tell_anew()
-        rebased = self._rebase(request.base, request.suffix, EMPTY_BLOCK)
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         self.tree.clear()
         return rebased if rebased.pending else self._without_last(rebased)
 
@@ -112,8 +110,8 @@ class HeldTokens:
         self.tree.clear()
         self.log.truncate(num_tokens)
 
-    def _rebase(self, base: Base, suffix: Sequence[int], block: TokenTree | None) -> Rebased:
-        """Keep what agrees with base and suffix and, below them, with `block` (None: anything).
+    def _rebase(self, base: Base, suffix: Sequence[int], *, keeps_guesses: bool) -> Rebased:
+        """Keep what agrees with base and suffix and, where it is wanted, the guesses below them.
 
         Guesses that turned out right are kept: they agree.
         """
@@ -121,20 +119,19 @@ class HeldTokens:
         rest = list(suffix[num_agreeing - base.num_tokens :])
         if num_agreeing < len(self.log):
             self.truncate(num_agreeing)
-            return Rebased(num_agreeing, (), rest, {})
+            return Rebased(num_agreeing, (), rest)
         path = self.tree.walk(rest)
         ends_in_tree = len(path) == len(rest)
-        block = self.tree.below(path) if block is None else block
-        kept, nodes = self.tree.rebase(path, block if ends_in_tree else EMPTY_BLOCK)
+        kept = self.tree.rebase(path, keeps_below=keeps_guesses and ends_in_tree)
         if not ends_in_tree:
             self.tree.clear()
         self.log.extend(rest[: len(path)])
-        return Rebased(num_agreeing, kept, rest[len(path) :], nodes)
+        return Rebased(num_agreeing, kept, rest[len(path) :])
 
     def _without_last(self, rebased: Rebased) -> Rebased:
         pending = self.step_back()
         num_tokens = min(rebased.num_tokens, len(self.log))
-        return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending, {})
+        return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending)
 
     def _reroot(self, request: DraftRequest) -> bool:
         """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the

@@ -1,8 +1,7 @@
-"""Blocks and outcome tables: both are trees of guesses below the last committed token.
+"""Trees of guesses below the last committed token, and how a draft grows them.
 
-Knows tokens, parents and q; must not know who guessed or who verifies. An *outcome table* is no other thing than a tree
-that contains the block being verified: a verdict (accepted path, next token) is a walk down that tree, and where the
-walk ends inside it, what lies below is the next block (`subtree`).
+Knows tokens, parents and q; must not know who guessed or who verifies. A verdict (accepted path, next token) is a walk
+down such a tree, and where the walk ends inside it, what lies below may be verified next (`subtree`).
 """
 
 from __future__ import annotations
