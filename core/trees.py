@@ -36,8 +36,9 @@ class SparseDistribution:
 
     @property
     def is_law(self) -> bool:
-        """Whether each token has a probability."""
-        return len(self.token_ids) == len(self.probs) and all(0.0 <= prob <= 1.0 + 1e-6 for prob in self.probs)
+        """Whether each token has a probability, and one of them comes."""
+        is_whole = abs(sum(self.probs) - 1.0) < 1e-3  # they may have been rounded; a NaN is not whole
+        return len(self.token_ids) == len(self.probs) and is_whole and min(self.probs) >= 0.0
 
 
 NO_Q = SparseDistribution((), ())
@@ -134,8 +135,8 @@ class Steady:
 
     @classmethod
     def chain(cls, num_tokens: int) -> Steady:
-        """The first candidates in a row, or the draws, and then an end."""
-        return cls(1, num_tokens, num_passes=num_tokens, fanout=1)
+        """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
+        return cls(1, num_tokens, sureness=(5.0, 0.0), num_passes=num_tokens, fanout=1)
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:

@@ -137,6 +137,7 @@ class SteadyJob(Job[DraftRequest]):
         self.feeding = []
         self.held.tree.clear()
         self.grower.begin()
+        self.grower.go_on(self.grower.steady)  # with all of its passes
 
     @property
     def is_done(self) -> bool:

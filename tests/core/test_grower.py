@@ -291,6 +291,17 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
     assert (told.parents.tolist(), set(told.ranks.tolist())) == ([ROOT, 0, 1, 2, 3], {0})
 
 
+def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
+    one, node = Grower(), None
+    one.go_on(Steady.chain(40))
+    one.begin()
+    while nodes := one.next_pass(64):
+        (node,) = nodes
+        one.take([node], [Candidates((1, 2), 0.01, shares=(0.01, 0.01))])
+        one.made_pass()
+    assert (node.depth, len(one.tell())) == (39, 40)
+
+
 def test_it_ends_where_a_pass_reaches_too_little():
     whole, ended = passes(ending(num_passes=9, max_depth=9)), passes(ending(num_passes=9, max_depth=9, min_reach=0.5))
     assert 1 < len(ended) < len(whole)

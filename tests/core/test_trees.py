@@ -111,8 +111,10 @@ def test_of_each_node_that_is_told_there_is_a_law_or_of_none(q):
         (LAW, SparseDistribution((9,), (1.5,))),
         (LAW, SparseDistribution((9, 8), (1.5, -0.5))),
         (LAW, SparseDistribution((9,), (float("nan"),))),
+        (LAW, SparseDistribution((9, 8), (0.5, 0.25))),
+        (LAW, NO_Q),
     ],
-    ids=["too few", "too many", "more probabilities", "fewer probabilities", "above 1", "below 0", "NaN"],
+    ids=["too few", "too many", "more probabilities", "fewer", "above 1", "below 0", "NaN", "a part", "nothing"],
 )
 def test_what_is_no_law_is_not_told(q):
     with pytest.raises(ValueError, match="the law that it was drawn from"):
