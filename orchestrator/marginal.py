@@ -80,7 +80,8 @@ class MarginalPilot(TreePilot):
         """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
         economy = self._known.lately
         law = self._profile.law() if economy.is_shared else self._law
-        return passes_worth(law, economy, self._max_depth, self.max_nodes, self._rows_worth)
+        max_nodes = None if self._is_sampled else self.max_nodes
+        return passes_worth(law, economy, self._max_depth, max_nodes, self._rows_worth)
 
     @property
     def _rows_worth(self) -> int:
@@ -229,12 +230,14 @@ def num_kept(net: Floats) -> int:
 
 
 @lru_cache(maxsize=256)
-def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int, wide: int) -> int:
+def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int | None, wide: int) -> int:
     """Passes of the draft, of `wide` rows but for the first, after which a round in turn makes most tokens a second; 0
-    where plain decoding does."""
+    where plain decoding does. `max_nodes`: of the tree that grows; None for a chain.
+    """
     best, best_rate = 0, 1.0 / economy.verify_s(0.0)
     for num_passes in range(1, max_passes + 1):
-        tokens = 1.0 + np.append(0.0, np.cumsum(best_reach(law, max_nodes, num_passes)))
+        reach = law.chain(num_passes) if max_nodes is None else best_reach(law, max_nodes, num_passes)
+        tokens = 1.0 + np.append(0.0, np.cumsum(reach))
         rows = (1, *(wide,) * (num_passes - 1))
         seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])
         if (rate := (tokens / seconds).max()) > best_rate:
