@@ -169,12 +169,13 @@ class Continuations(Generic[Caller]):
         return [(caller, Refused(continuation.stamp, UNUSED))]
 
     def after_pass(
-        self, verified: Sequence[Verified], can_take: Callable[[Verdict, VerifyRequest], bool]
+        self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
     ) -> tuple[list[Verdict], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
-        """The verdicts of a pass, which say who goes on; the messages to go on with; and whose offers come to nothing.
+        """The verdicts of a pass, which say who goes on; the messages to go on with; and the refusals of other offers.
 
-        All who were in the pass go on together or nobody does: who went on alone would take a pass that the others
-        miss, and miss theirs.
+        `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All whose
+        verdicts come together go on, or none does: a session that went on alone would take a pass that the others miss,
+        and miss theirs.
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
@@ -184,7 +185,8 @@ class Continuations(Generic[Caller]):
                 continue
             caller, continuation = self._offers.pop(request.stamp.session)
             message = next_message(continuation, request, log, verdict)
-            if message is not None and can_take(verdict, message):
+            committed = [*(request.block.tokens[node] for node in verdict.path), verdict.next_token]
+            if message is not None and can_take(committed, message):
                 following.append((caller, message))
             else:
                 refused.append((caller, Refused(continuation.stamp, UNUSED)))
@@ -221,10 +223,10 @@ def refusal_of_offer(
         return Refused(offer.stamp, "the message is for another incarnation of this engine")
     if has_ended:
         return Refused(offer.stamp, ENDED)
-    is_late = (
-        held is not None and (offer.after < held.last_round or not is_verifying) and offer.after <= held.last_round
-    )
-    if held is None or is_late or offer.stamp.round <= offer.after:
+    if held is None:
+        return Refused(offer.stamp, "the session is not known, or not any more")
+    is_judged = offer.after < held.last_round or (offer.after == held.last_round and not is_verifying)
+    if is_judged or offer.stamp.round <= offer.after:
         return Refused(offer.stamp, OVERTAKEN)
     tokens = offer.tree.tokens
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
