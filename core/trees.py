@@ -204,13 +204,19 @@ class Told:
         chances: ArrayLike = (),
         leads: ArrayLike = (),
         root: int = ROOT,
+        *,
+        is_own: bool = False,
     ) -> None:
-        """Raises: ValueError when they are not what they should be."""
+        """`is_own`: who makes this has grown the nodes, and nothing needs to be checked.
+
+        Raises: ValueError when they are not what they should be.
+        """
         columns = (parents, tokens, ranks, chances, leads)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
         for name, value in zip(("first", *COLUMNS, "root"), (first, *values, root), strict=True):
             object.__setattr__(self, name, value)
-        self.check()
+        if not is_own:
+            self.check()
 
     def check(self) -> None:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
