@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
+from operator import ge
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -48,7 +50,7 @@ class TokenTree:
     def __post_init__(self) -> None:
         if len(self.parents) != len(self.tokens) or (self.q and len(self.q) != len(self.tokens)):
             raise ValueError("a token tree needs one parent, and one q or none at all, for each token")
-        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
+        if min(self.parents, default=ROOT) < ROOT or any(map(ge, self.parents, count())):
             raise ValueError("a token tree lists parents before their children")
 
     @classmethod

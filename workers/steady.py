@@ -74,23 +74,19 @@ class SteadyJob(Job[DraftRequest]):
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
-        """Of the logits that the last step gave."""
-        spec, log = self.held.spec, self.held.log
-        kind = Kind.of(spec.sampling, spec.verification)
-        has_penalties, grower = spec.sampling.has_penalties, self.grower
-        return [
-            Place(
-                Row(
-                    spec.sampling,
-                    len(log) + grower.depths[node],
-                    [*log.tokens, *grower.path(node)] if has_penalties else (),
-                    spec.prompt_len,
-                ),
-                kind,
-                num_ranks=MAX_TOLD + 1,  # chances are shared out among those that follow the first
-            )
-            for node in grower.being_fed
-        ]
+        """Of the logits that the last step gave. Without penalties those as deep as each other are alike."""
+        log, grower = self.held.log, self.grower
+        nodes = grower.being_fed
+        if self.held.spec.sampling.has_penalties:
+            return [self._place(grower.depths[node], [*log.tokens, *grower.path(node)]) for node in nodes]
+        at = {depth: self._place(depth) for depth in {grower.depths[node] for node in nodes}}
+        return [at[grower.depths[node]] for node in nodes]
+
+    def _place(self, depth: int, seen: Sequence[int] = ()) -> Place:
+        spec = self.held.spec
+        row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
+        # chances are shared out among those that follow the first
+        return Place(row, Kind.of(spec.sampling, spec.verification), num_ranks=MAX_TOLD + 1)
 
     def hold(self, found: Sequence[Candidates]) -> None:
         """What the model says after each of `places`, of which the grower is still to be told."""
