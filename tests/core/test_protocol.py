@@ -256,14 +256,18 @@ def test_growth_goes_on_below_what_was_committed():
 
 def test_what_was_fed_is_held_below_its_parent_whatever_was_committed_meanwhile():
     known = growing()
-    known.grower.feed()
-    known.grower.feed()
-    feed(known, said(2), said(3))
-    assert_held(known)
+    feed_some(known)
     known.rebase_to_grow(draft((5, 6), (1,), growth=STEADY), STEADY)
-    assert len(known.tree) > 0
-    known.grower.feed()
-    feed(known, said(4))
+    assert_held(known)
+    feed_some(known)
+
+
+def feed_some(known):
+    """In another order than they were found."""
+    for _ in range(8):
+        known.grower.feed()
+        feed(known, Candidates((1, 2), 0.7))
+    assert list(known.grower.rows) != sorted(known.grower.rows)
     assert_held(known)
 
 
