@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain, islice, repeat, takewhile
+from itertools import chain, islice, repeat
 
 from core.growth import Candidates
 from core.speculation.chances import chances_of
@@ -175,8 +175,7 @@ class Grower:
         """Go down by `tokens`, whether the tree knows them; where it does not it is forgotten."""
         root = 0
         for token in tokens:
-            below = range(root + 1, len(self))
-            found = next((n for n in below if self.parents[n] == root and self.tokens[n] == token), None)
+            found = self._child(root, token)
             if found is None:
                 self.begin()
                 return False
@@ -185,11 +184,19 @@ class Grower:
         self._rate()
         return True
 
+    def _child(self, node: int, token: int) -> int | None:
+        child = node
+        for _ in range(self.parents.count(node)):
+            child = self.parents.index(node, child + 1)
+            if self.tokens[child] == token:
+                return child
+        return None
+
     def _keep(self, root: int) -> None:
         """Forget all that is not below `root`."""
         moved, top = {root: 0}, self.depths[root]
-        for node in range(root + 1, len(self)):
-            if self.parents[node] in moved:
+        for node, parent in enumerate(self.parents):
+            if parent in moved:
                 moved[node] = len(moved)
         kept = list(moved)
         self.tokens = [self.tokens[node] for node in kept]
@@ -242,7 +249,11 @@ class Grower:
         row, depth, reach = self.rows[node], self.depths[node] + 1, self.reach[node]
         if depth > self.steady.max_depth or self._sureness[row] < self.steady.min_sureness:
             return
-        new = list(takewhile(MIN_REACH.__le__, [reach * chance for chance in chances[num_there:]]))
+        new: list[float] = []
+        for chance in chances[num_there:]:
+            if reach * chance < MIN_REACH:
+                break
+            new.append(reach * chance)
         if not new:
             return
         first, num, end = len(self.tokens), len(new), num_there + len(new)

@@ -74,7 +74,7 @@ def test_the_first_candidate_is_as_likely_as_its_lead_says_and_the_others_share_
 
 
 def test_what_a_place_says_does_not_depend_on_the_others_of_its_pass():
-    places = [said_after((n,)) for n in range(20)] + [Candidates((1, 2, 3), 0.5), Candidates((7,), 1.0)]
+    places = [said_after((n,)) for n in range(20)] + [Candidates(tuple(range(9)), 0.5), Candidates((7,), 1.0)]
     together = chances(places)
     assert together == [chances([each])[0] for each in places]
     assert [len(row) for row in together] == [min(len(each.ranked), 1 + len(STEADY.tail)) for each in places]
@@ -192,6 +192,7 @@ def test_what_is_being_fed_below_the_new_root_is_fed_and_what_is_not_is_forgotte
     assert one.reroot([top])
     assert paths(one, one.feeding) == kept
     assert not one.has_ended
+    assert not {node for _, node in one._open} & set(one.feeding), "each is fed once"
     said = [Candidates((90 + number, 80), 0.9) for number in range(len(kept))]
     one.take(said)
     assert {path[-1] - 90: path[:-1] for path in paths(one) if path[-1:] >= (90,)} == dict(enumerate(kept))
@@ -204,6 +205,16 @@ def test_a_node_that_is_being_fed_and_becomes_the_root_is_computed_as_a_token():
     one.feed()
     assert one.reroot(one.path(one.feeding[0]))
     assert (one.feeding, one.being_fed, one.has_root, one.best_reach) == ([], [0], False, 0.0)
+    assert one.tell().root == ROOT, "nobody was told of it"
+
+
+def test_while_a_node_is_being_fed_more_may_grow():
+    one = grower()
+    one.take([Candidates((1,), 0.9)])
+    one.feed()
+    assert not one.has_fed_all
+    one.take([Candidates((), 0.9)])
+    assert one.has_fed_all
 
 
 def test_each_node_is_told_once_and_after_its_parent():
