@@ -8,7 +8,6 @@ but without an end: a verdict makes another node the root, what lies below stays
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice, repeat
@@ -63,6 +62,8 @@ class Grower:
         """Of the nodes that were fed, in the order of feeding: the root's is 0."""
         self._said: list[Candidates] = []
         """What the model says after each row."""
+        self._children: list[list[int]] = []
+        """Of each row, in the order of their ranks."""
         self._leads: list[float] = []
         self._sureness: list[float] = []
         """The same by the measure that is asked for."""
@@ -101,7 +102,7 @@ class Grower:
 
     def children(self, node: int) -> list[int]:
         """In the order of their ranks."""
-        return [child for child in range(node + 1, len(self)) if self.parents[child] == node]
+        return self._children[self.rows[node]] if node in self.rows else []
 
     def held_parent(self, node: int) -> int:
         """Where a `HeldTree` that holds just what was fed has the node's parent; `ROOT` for the root."""
@@ -175,7 +176,7 @@ class Grower:
         """Go down by `tokens`, whether the tree knows them; where it does not it is forgotten."""
         root = 0
         for token in tokens:
-            found = self._child(root, token)
+            found = next((child for child in self.children(root) if self.tokens[child] == token), None)
             if found is None:
                 self.begin()
                 return False
@@ -184,21 +185,13 @@ class Grower:
         self._rate()
         return True
 
-    def _child(self, node: int, token: int) -> int | None:
-        child = node
-        for _ in range(self.parents.count(node)):
-            child = self.parents.index(node, child + 1)
-            if self.tokens[child] == token:
-                return child
-        return None
-
     def _keep(self, root: int) -> None:
         """Forget all that is not below `root`."""
-        moved, top = {root: 0}, self.depths[root]
-        for node, parent in enumerate(self.parents):
-            if parent in moved:
-                moved[node] = len(moved)
-        kept = list(moved)
+        kept, top = [root], self.depths[root]
+        for node in kept:
+            kept += self.children(node)
+        kept.sort()
+        moved = {node: place for place, node in enumerate(kept)}
         self.tokens = [self.tokens[node] for node in kept]
         self.ranks = [self.ranks[node] for node in kept]
         self.chances = [self.chances[node] for node in kept]
@@ -210,6 +203,7 @@ class Grower:
         fed = [(moved[node], row) for node, row in self.rows.items() if node in moved]
         self.rows = {node: row for row, (node, _) in enumerate(fed)}
         self._said = [self._said[row] for _, row in fed]
+        self._children = [[moved[child] for child in self._children[row]] for _, row in fed]
         self._leads = [self._leads[row] for _, row in fed]
 
     # Rating
@@ -226,15 +220,15 @@ class Grower:
         waiting = set(range(1, len(self))).difference(self.rows, self.feeding)
         self._open = [(-self.reach[node], node) for node in waiting if self.depths[node] < self.steady.max_depth]
         heapify(self._open)
-        num_children = Counter(self.parents)
         for node in sorted(self.rows):
-            self._grow(node, chances[self.rows[node]], num_children[node])
+            self._grow(node, chances[self.rows[node]])
 
     def _hear(self, said: Sequence[Candidates], leads: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
         """What the model says after each of the nodes that are being fed, and how likely that is."""
         nodes, self.feeding = self.being_fed, []
         self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
         self._said += said
+        self._children += [[] for _ in nodes]
         self._leads += leads
         self._sureness += self._sureness_of(said, leads)
         for node, each in zip(nodes, chances, strict=True):
@@ -244,12 +238,13 @@ class Grower:
         measure = self.steady.measure
         return list(leads) if measure is Measure.LEAD else [each.sureness(measure) for each in said]
 
-    def _grow(self, node: int, chances: Sequence[float], num_there: int = 0) -> None:
+    def _grow(self, node: int, chances: Sequence[float]) -> None:
         """Children for the candidates that are likely enough, beside those that are there."""
         row, depth, reach = self.rows[node], self.depths[node] + 1, self.reach[node]
         if depth > self.steady.max_depth or self._sureness[row] < self.steady.min_sureness:
             return
-        new: list[float] = []
+        children, new = self._children[row], list[float]()
+        num_there = len(children)
         for chance in chances[num_there:]:
             if reach * chance < MIN_REACH:
                 break
@@ -257,6 +252,7 @@ class Grower:
         if not new:
             return
         first, num, end = len(self.tokens), len(new), num_there + len(new)
+        children += range(first, first + num)
         self.tokens += self._said[row].ranked[num_there:end]
         self.parents += repeat(node, num)
         self.ranks += range(num_there, end)
