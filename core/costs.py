@@ -146,7 +146,7 @@ class PassCost:
             self._fit()
         else:
             usual = knot.branches if branches is None else branches
-            self._take_pace(seconds / (self._profile(rows) + self._fitted_branch_s * usual))
+            self._take_pace(seconds / (self._profile.seen(rows) + self._fitted_branch_s * usual))
             if branches is not None and rows < FEW_ROWS and knot.weight >= YOUNG:  # wider knots hold unlike rows
                 at_pace = _near(seconds / self._mean_pace, knot.seconds)
                 self._branch.see(branches - knot.branches, at_pace - knot.seconds)

@@ -53,6 +53,11 @@ class Curve:
             return seconds[-1] * hope * max(beyond / HOPE, 1.0)
         return self._between(bisect_right(places, rows) - 1, rows)
 
+    def seen(self, rows: float) -> float:
+        """As `__call__`, but on the line between two knots: a pass is judged without hope."""
+        right = bisect_right(self._places, rows)
+        return self._line(right - 1, right, rows) if 0 < right < len(self._places) else self(rows)
+
     def _between(self, left: int, rows: float) -> float:
         """The least that a convex law allows between two knots: above the lines through their neighbours.
 

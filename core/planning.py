@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from core.economy import Economy
-from core.shapes import RankLaw, best_tree
+from core.shapes import RankLaw
 from core.tables import TableBudget, prepared
 
 MAX_FANOUT = 32
@@ -34,9 +34,8 @@ class Plan:
         return self.depth == 0
 
     def table(self, num_nodes: int, max_depth: int) -> TableBudget:
-        """What it allows a table when no block may be deeper than `max_depth`. A pass is lost below what is not fed."""
-        depth = min(self.depth, max_depth)
-        return TableBudget(num_nodes, depth + 1, self.rows_per_pass, depth, depth, MAX_FANOUT, is_chain=True)
+        """What it allows a table when no block may be deeper than `max_depth`."""
+        return TableBudget(num_nodes, self.rows_per_pass, min(self.depth, max_depth), MAX_FANOUT)
 
 
 PLAIN = Plan()
@@ -84,9 +83,8 @@ def forecast(plan: Plan, law: RankLaw, economy: Economy, table_tokens: int = 0) 
 
 def _in_turn(plan: Plan, law: RankLaw, economy: Economy) -> Forecast:
     """Draft, then verify: E(gamma) / (t_v + gamma t_d)."""
-    chain = best_tree(law, plan.depth, plan.depth, is_chain=True)
-    tokens = 1.0 + chain.tokens
-    round_s = economy.in_turn_s(plan.depth, chain.rows)
+    tokens = 1.0 + float(law.chain(plan.depth).sum())
+    round_s = economy.in_turn_s(plan.depth, (1,) * plan.depth)
     return Forecast(plan, tokens / round_s, tokens, round_s)
 
 
@@ -95,10 +93,10 @@ def _with_table(plan: Plan, law: RankLaw, economy: Economy, table_tokens: int) -
 
     On a miss the target waits for a chain; where passes are shared it goes on with the others, and nothing is guessed.
     """
-    chain = best_tree(law, plan.depth, plan.depth, is_chain=True)
-    table = prepared(chain.growth.parents, chain.growth.ranks, law, plan.table(table_tokens, plan.depth))
+    table = prepared(plan.depth, law, plan.table(table_tokens, plan.depth))
     missed = 0.0 if economy.is_shared else 1.0 - table.hit_rate
-    tokens = 1.0 + table.accepted + missed * chain.tokens
-    nodes = table.block_tokens + missed * len(chain)
-    round_s = max(economy.verify_s(nodes), economy.draft_s(table.rows)) + missed * economy.draft_s(chain.rows)
+    tokens = 1.0 + table.accepted + missed * float(law.chain(plan.depth).sum())
+    nodes = table.block_tokens + missed * plan.depth
+    table_s, chain_s = economy.draft_s(table.rows), economy.draft_s((1,) * plan.depth)
+    round_s = max(economy.verify_s(nodes), table_s) + missed * chain_s
     return Forecast(plan, tokens / round_s, tokens, round_s, len(table.growth))

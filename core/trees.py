@@ -2,8 +2,7 @@
 
 Knows tokens, parents and q; must not know who guessed or who verifies. An *outcome table* is no other thing than a tree
 that contains the block being verified: a verdict (accepted path, next token) is a walk down that tree, and where the
-walk ends inside it, what lies below is the next block. So a tree block that answers its own corrections, a block cut
-short for lack of room, and a table of prepared answers are looked up in one way (`subtree`).
+walk ends inside it, what lies below is the next block (`subtree`).
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ class TokenTree:
         """Distance of each node from the root; the first guesses have depth 1."""
         return depths(self.parents)
 
-    def child(self, parent: int, token: int, first: int = 0) -> int | None:
-        """The node below `parent` that guesses `token`, if there is one, among the nodes from `first` on."""
-        for node in range(max(parent + 1, first), len(self.tokens)):
+    def child(self, parent: int, token: int) -> int | None:
+        """The node below `parent` that guesses `token`, if there is one."""
+        for node in range(parent + 1, len(self.tokens)):
             if self.parents[node] == parent and self.tokens[node] == token:
                 return node
         return None

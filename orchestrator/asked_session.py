@@ -96,21 +96,19 @@ class AskedSession(Session):
         num_tokens = min(self._max_depth, self._pilot.num_to_look_up(self._max_depth))
         if num_tokens <= 0:
             return NO_GUESS
-        return looked_up(self._lookup.guess(self._log.tokens, num_tokens), needs_q=self._asked.needs_q)
+        return looked_up(self._lookup.guess(self._log.tokens, num_tokens))
 
     def _send(self, guess: Guess) -> list[m.Command]:
         """Have as much of `guess` verified as fits and pays, and the draft prepare for the outcome."""
-        guess = guess.within(self._max_depth).prefix(max(0, self._pair.target.kv_cache_tokens - len(self._log)))
+        guess = guess.prefix(max(0, self._max_depth))
         return super()._send(guess.prefix(self._num_to_verify(guess.shape)))
 
     def _num_to_verify(self, shape: Shape) -> int:
-        """How many guesses the pilot keeps. Where q counts, it decides on each before it sees what follows that one.
+        """How many guesses the pilot keeps. It decides on each before it sees what follows that one.
 
         What the draft thinks after a guess depends on the guess: dropping it for that would bias the output
         (docs/exactness.md, section 4).
         """
-        if not self._asked.needs_q:
-            return self._asked_pilot.num_to_verify(shape) if len(shape) else 0
         seen_so_far = (shape.prefix(num_guesses) for num_guesses in range(1, len(shape) + 1))
         kept = takewhile(lambda part: self._asked_pilot.num_to_verify(part) == len(part), seen_so_far)
         return sum(1 for _ in kept)

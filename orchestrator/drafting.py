@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, Drafted, DraftRequest, GrownTree, Missing, Refused, Stamp, Verification
+from core.records import Call, CallTrace, Drafted, DraftRequest, GrownTree, Missing, Refused, Stamp
 from core.trees import NO_GROWTH, Growth
 from orchestrator import messages as m
 from orchestrator.guess import (
@@ -45,9 +45,6 @@ class Drafting:
         self._pilot = pilot
         self._stats = stats
         self._log = completion.log
-        self._needs_q = (
-            completion.spec.verification is not Verification.COUPLED and not completion.spec.sampling.is_greedy
-        )
         self._machine = Machine(DRAFT_TABLE, Draft.ABSENT)
         self._held = Held(completion.log, completion.spec)
         self._asked: DraftRequest | None = None
@@ -62,11 +59,6 @@ class Drafting:
 
     def __repr__(self) -> str:
         return f"<Drafting {self._machine} {self._held}{', late' if self._is_late else ''}>"
-
-    @property
-    def needs_q(self) -> bool:
-        """Whether verification must be told what each guess was drawn from."""
-        return self._needs_q
 
     @property
     def is_table_due(self) -> bool:
@@ -216,9 +208,9 @@ class Drafting:
             raise ValueError("a draft does not hold what it was sent")
         vocab_size = self._pair.target.vocab_size
         if state is Draft.DRAFTING:
-            self._block = read_block(asked, drafted, vocab_size, needs_q=self._needs_q)
+            self._block = read_block(asked, drafted, vocab_size)
         elif state is Draft.PREPARING:
-            self._table = read_table(asked, drafted, vocab_size, needs_q=self._needs_q)
+            self._table = read_table(asked, drafted, vocab_size)
 
     def _observe(self, asked: DraftRequest, drafted: Drafted, event: m.DraftReplied, call: Call) -> None:
         num_grown = len(self._block) + (len(self._table) if self._table is not None else 0)

@@ -13,7 +13,6 @@ from core.records import Drafted, DraftRequest
 from core.trees import (
     EMPTY_BLOCK,
     NO_TOKEN,
-    ROOT,
     Growth,
     SparseDistribution,
     TokenTree,
@@ -39,24 +38,13 @@ class Guess:
         """The first `num_nodes` nodes."""
         return self if num_nodes >= len(self) else Guess(self.block.prefix(num_nodes), self.shape.prefix(num_nodes))
 
-    def within(self, max_depth: int) -> Guess:
-        """The nodes no deeper than `max_depth`."""
-        kept = [node for node, depth in enumerate(self.block.depths) if depth <= max_depth]
-        if len(kept) == len(self):
-            return self
-        place = {ROOT: ROOT, **{node: index for index, node in enumerate(kept)}}
-        parents = tuple(place[self.block.parents[node]] for node in kept)
-        block = TokenTree(_at(self.block.tokens, kept), parents, _at(self.block.q, kept))
-        return Guess(block, _select(self.shape, kept, parents))
-
 
 NO_GUESS = Guess()
 
 
-def looked_up(tokens: Sequence[int], *, needs_q: bool) -> Guess:
+def looked_up(tokens: Sequence[int]) -> Guess:
     """A chain that was looked up in the text: sure of each token, so its q is a point mass."""
-    q = [SparseDistribution((token,), (1.0,)) for token in tokens] if needs_q else []
-    block = TokenTree.chain(tokens, q)
+    block = TokenTree.chain(tokens, [SparseDistribution((token,), (1.0,)) for token in tokens])
     zeros = (0.0,) * len(block)
     return Guess(block, Shape(block.parents, (0,) * len(block), (1.0,) * len(block), zeros, Source.LOOKUP))
 
@@ -102,18 +90,18 @@ class OutcomeTable:
         return Followed(NO_GUESS, None, len(outcomes))
 
 
-def read_block(request: DraftRequest, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> Guess:
+def read_block(request: DraftRequest, drafted: Drafted, vocab_size: int) -> Guess:
     """The block that was asked for. Raises: ValueError when the answer is corrupt."""
-    table = read_table(request, drafted, vocab_size, needs_q=needs_q)
+    table = read_table(request, drafted, vocab_size)
     return Guess(table.tree, table.shape)
 
 
-def read_table(request: DraftRequest, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> OutcomeTable:
+def read_table(request: DraftRequest, drafted: Drafted, vocab_size: int) -> OutcomeTable:
     """The table that was asked for. Raises: ValueError when the answer is corrupt."""
     block, growth = request.block, request.growth
     assert isinstance(growth, Growth), "what grows steadily is told of as it grows"
-    _check(len(growth), drafted, vocab_size, needs_q=needs_q)
-    tree, kept = grown(block, growth, drafted.tokens, drafted.q if needs_q else ())
+    _check(len(growth), drafted, vocab_size)
+    tree, kept = grown(block, growth, drafted.tokens, drafted.q)
     zeros = (0.0,) * len(block)
     shape = Shape(
         tree.parents,
@@ -124,9 +112,9 @@ def read_table(request: DraftRequest, drafted: Drafted, vocab_size: int, *, need
     return OutcomeTable(len(block), tree, shape)
 
 
-def _check(num: int, drafted: Drafted, vocab_size: int, *, needs_q: bool) -> None:
+def _check(num: int, drafted: Drafted, vocab_size: int) -> None:
     is_whole = len(drafted.tokens) == num and len(drafted.confidence) in (0, num) and len(drafted.entropy) in (0, num)
-    if not is_whole or (needs_q and len(drafted.q) != num):
+    if not is_whole or len(drafted.q) != num:
         raise ValueError("a draft answered for other nodes than it was asked for")
     if any(type(token) is not int or (token != NO_TOKEN and not 0 <= token < vocab_size) for token in drafted.tokens):
         raise ValueError("a draft guessed a token outside the vocabulary")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from core.costs import EngineCost
 from core.economy import SHARED_SESSIONS, Economy
 from core.estimators import ConfidenceFit, RankProfile, Rate
-from core.shapes import RankLaw
 
 if TYPE_CHECKING:
     from orchestrator.course import Course
@@ -85,7 +84,6 @@ class Knowledge:
         self._max_depth = max_depth
         self._profiles: dict[str, RankProfile] = {}
         self._fits: dict[Hashable, ConfidenceFit] = {}
-        self._priors: dict[str, RankLaw] = {}
         self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self._rounds: dict[str, tuple[float, float]] = {}
@@ -106,12 +104,6 @@ class Knowledge:
     def fit(self, kind: Hashable) -> ConfidenceFit:
         """What confidences of this kind are worth."""
         return self._fits.setdefault(kind, ConfidenceFit())
-
-    def prior_law(self, kind: str, *, is_sampled: bool) -> RankLaw:
-        """Acceptance before anything has been seen, for policies that do not learn."""
-        if kind not in self._priors:
-            self._priors[kind] = RankProfile(1, is_sampled=is_sampled).law()
-        return self._priors[kind]
 
     def most_used_profile(self) -> RankProfile | None:
         """Of the kind of verification that most has been seen of."""

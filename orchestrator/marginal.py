@@ -6,11 +6,14 @@ know tokens. There is no plan and no search.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from core.config import SpeculationConfig
+from core.economy import Economy
 from core.records import GenerationRequest
-from core.shapes import best_tree
+from core.shapes import RankLaw, best_reach
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import Found, RoundSeen, Source
@@ -75,15 +78,7 @@ class MarginalPilot(TreePilot):
         """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
         economy = self._known.lately
         law = self._profile.law() if economy.is_shared else self._law
-        wide = economy.rows_worth()
-        best, best_rate = 0, 1.0 / economy.verify_s(0.0)
-        for num_passes in range(1, self._max_depth + 1):
-            tokens = 1.0 + np.append(0.0, np.cumsum(best_tree(law, self.max_nodes, num_passes).reach))
-            rows = (1, *(wide,) * (num_passes - 1))
-            seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])
-            if (rate := (tokens / seconds).max()) > best_rate:
-                best, best_rate = num_passes, rate
-        return best
+        return passes_worth(law, economy, self._max_depth, self.max_nodes)
 
     def _in_turn(self, depth: int) -> Steady:
         """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
@@ -193,3 +188,17 @@ class MarginalPilot(TreePilot):
     def close(self) -> None:
         super().close()
         self._known.tried(self)
+
+
+@lru_cache(maxsize=256)
+def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int) -> int:
+    """Passes of the draft after which a round in turn makes most tokens a second; 0 where plain decoding does."""
+    wide = economy.rows_worth()
+    best, best_rate = 0, 1.0 / economy.verify_s(0.0)
+    for num_passes in range(1, max_passes + 1):
+        tokens = 1.0 + np.append(0.0, np.cumsum(best_reach(law, max_nodes, num_passes)))
+        rows = (1, *(wide,) * (num_passes - 1))
+        seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])
+        if (rate := (tokens / seconds).max()) > best_rate:
+            best, best_rate = num_passes, rate
+    return best

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from core.config import SpeculationConfig
+from core.estimators import RankProfile
 from core.records import GenerationRequest
-from core.shapes import RankLaw
 from core.tables import TableBudget
 from core.trees import NO_GROWTH, Growth, Measure
 from orchestrator.knowledge import Doing, Knowledge
@@ -18,6 +18,8 @@ from orchestrator.rules import RULES
 from orchestrator.watching import WatchingPilot
 
 UNBOUNDED = 1 << 30
+FIRST_LAW = RankProfile(1, is_sampled=True).law()
+"""Acceptance before anything has been seen: these policies do not learn."""
 
 
 class AskedChainPilot(WatchingPilot):
@@ -26,7 +28,6 @@ class AskedChainPilot(WatchingPilot):
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
         self._rule = RULES[config.policy](self._max_depth, config)
-        self._first_law: RankLaw = knowledge.prior_law(self.kind, is_sampled=self._is_sampled)
         if self._max_depth:
             knowledge.begin(self._doing, f"{self.kind}: gamma {self._rule.gamma}, {self._rule.why}")
 
@@ -46,15 +47,9 @@ class AskedChainPilot(WatchingPilot):
         if not self._config.pipelining or depth < 1:
             return NO_GROWTH
         budget = TableBudget(
-            num_nodes=self._max_table_tokens,
-            num_passes=depth + 1,
-            rows_per_pass=UNBOUNDED,
-            max_depth=depth,
-            block_nodes=depth,
-            fanout=self._config.table_fanout,
-            is_chain=True,
+            num_nodes=self._max_table_tokens, rows_per_pass=UNBOUNDED, depth=depth, fanout=self._config.table_fanout
         )
-        return self._table(shape, self._first_law, budget)
+        return self._table(shape, FIRST_LAW, budget)
 
     def num_to_verify(self, shape: Shape) -> int:
         """The guesses before the first that comes from too unsure a q; the draft grows none below it by itself."""

@@ -43,9 +43,6 @@ class SteadyDrafting:
     Unlike `Drafting` it has several messages in flight: each overtakes the ones before, and the draft says so.
     """
 
-    needs_q = False
-    """Only where any rule may choose guesses is there steady growth."""
-
     def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
         self._pair = completion.pair
         self._pilot = pilot
@@ -138,7 +135,7 @@ class SteadyDrafting:
     # What it is told
 
     def take_turn(self, max_depth: int) -> list[m.Command]:
-        """Have the draft grow for the next block, which may have so many guesses in a row."""
+        """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
         if self._pilot.is_in_turn:
             if max_depth < 1 or not self._pilot.wants_turn():
                 return []

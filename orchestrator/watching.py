@@ -5,14 +5,12 @@ Knows shapes, ranks and times; must not know tokens.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from core.config import SpeculationConfig
 from core.estimators import ConfidenceFit, Level, RankProfile, placed
 from core.records import GenerationRequest, Verification
 from core.shapes import RankLaw
-from core.tables import Prepared, TableBudget, prepared
-from core.trees import NO_GROWTH, ROOT, Growth, Measure, num_branches
+from core.tables import TableBudget, prepared
+from core.trees import ROOT, Growth, Measure, num_branches
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
 
@@ -25,9 +23,8 @@ LAW_ROUNDS = 4
 LOOK_ROUNDS = 16
 """Rounds after which costs are looked at anew, where nobody has decided anything meanwhile."""
 UNKNOWN_LOOKUP_TOKENS = 3
-MAX_CACHED_TABLES = 64
 LEARNING_LOOKUPS = 8
-"""Lookups of which so many have been verified are known well enough to be given up."""
+"""Lookups that are verified before they are known well enough to be given up."""
 
 
 def kind_of(request: GenerationRequest) -> str:
@@ -55,7 +52,6 @@ class WatchingPilot:
         self._level = Level()
         self._law: RankLaw = self.law()
         self._asked_rows: tuple[int, ...] = ()
-        self._tables: OrderedDict[object, Prepared] = OrderedDict()
         self._num_rounds = 0
         self._is_open = True
         knowledge.num_sessions += 1
@@ -73,9 +69,6 @@ class WatchingPilot:
     def patience_s(self) -> float:
         expected = self._known.lately.draft_s(self._asked_rows)
         return max(min(max(self._config.draft_timeout_s, PATIENCE * expected), MAX_PATIENCE_S), 1.5 * expected)
-
-    def num_to_verify(self, shape: Shape) -> int:
-        return len(shape)
 
     def num_to_look_up(self, max_depth: int) -> int:
         """The chain of guesses that yields the most tokens for the time of its verification; none, if none does."""
@@ -141,16 +134,8 @@ class WatchingPilot:
         return tuple(chance / excess for chance in tail)
 
     def _table(self, shape: Shape, law: RankLaw, budget: TableBudget) -> Growth:
-        """The best table; what is asked for every few rounds is made once."""
-        if budget.max_depth < 1 or budget.num_passes < 1:
-            return NO_GROWTH
-        is_fed = shape.source is Source.DRAFT
-        key = (shape.parents, shape.ranks, budget, law, is_fed)
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = prepared(shape.parents, shape.ranks, law, budget, is_fed=is_fed)
-            if len(self._tables) > MAX_CACHED_TABLES:
-                self._tables.popitem(last=False)
+        """The best table for a chain."""
+        found = prepared(len(shape), law, budget, is_fed=shape.source is Source.DRAFT)
         self._asked_rows = found.rows
         return found.growth
 

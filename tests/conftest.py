@@ -27,10 +27,21 @@ THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "model
 """Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is not run is not imported either, which takes seconds for whole programs."""
+    return True if collection_path in THOROUGH and "not thorough" in config.option.markexpr else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if THOROUGH.intersection(item.path.parents):
+        if THOROUGH.intersection(item.path.parents) or has_a_further_seed(item):
             item.add_marker(pytest.mark.thorough)
+
+
+def has_a_further_seed(item: pytest.Item) -> bool:
+    """Whether the test is one that tries several seeds, and this is not the first of them."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("seed", 0) != 0
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -35,9 +35,6 @@ class Guesses:
         return cls(parents, tuple(tokens), tuple(chances))
 
 
-NO_GUESSES = Guesses()
-
-
 class Guesser(Protocol):
     """One session's source of guesses. Greedy and coupled decoding only: there any rule may choose what is verified."""
 

@@ -73,6 +73,7 @@ def test_it_needs_nothing_but_its_dependencies(installed):
     assert third == "numpy is not a dependency of outrider-client"
 
 
+@pytest.mark.thorough
 def test_it_brings_its_types_and_all_modules(installed):
     def names(directory):
         kinds = (".py", ".pyi", ".typed")

@@ -187,6 +187,15 @@ def test_between_a_narrow_pass_and_a_prefill_the_chord_is_not_believed():
     assert curve(512) == pytest.approx(0.024)
 
 
+def test_a_hope_that_fails_says_nothing_of_the_pace():
+    """Between a narrow pass and a prefill much is hoped for: that a wide pass is dear there slows down no other."""
+    cost, seconds = PassCost(0.02), {24: 0.066, 5: 0.040, 23: 0.065, 1: 0.036}
+    for rows in (24, 5, *[23] * 9, 1, 1, 1):
+        cost.see(rows, seconds[rows])
+    for rows in (1, 5):
+        assert cost(rows) == pytest.approx(seconds[rows], rel=0.02)
+
+
 def test_what_is_shown_is_shown_at_few_and_always_the_same_rows():
     cost = learned()
     rows = [3, 5, 7, 11, 23, 40, 70, 71, 73, 90] * 8

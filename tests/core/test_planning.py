@@ -84,7 +84,7 @@ def test_who_climbs_comes_to_the_best_table(alpha, sessions):
 def test_a_round_with_a_table_is_the_longer_of_both_and_a_miss_adds_what_it_drafts():
     """By hand: [1 + accepted + (1 - h) E_jit] / [max(t_v, t_table) + (1 - h) t_jit]."""
     law, plan = sampled(0.8), Plan(2, 4)
-    table = prepared((-1, 0), (0, 0), law, plan.table(64, 2))
+    table = prepared(2, law, plan.table(64, 2))
     found = forecast(plan, law, economy(wire_s=0.001), 64)
     missed = 1 - table.hit_rate
     assert 0 < missed < 1
@@ -97,7 +97,7 @@ def test_a_round_with_a_table_is_the_longer_of_both_and_a_miss_adds_what_it_draf
 
 def test_who_shares_passes_goes_on_with_the_others_on_a_miss():
     law, plan = sampled(0.8), Plan(2, 4)
-    table = prepared((-1, 0), (0, 0), law, plan.table(64, 2))
+    table = prepared(2, law, plan.table(64, 2))
     found = forecast(plan, law, economy(sessions=4.0), 64)
     assert found.tokens == pytest.approx(1 + table.accepted)
     assert found.round_s == pytest.approx(0.025)

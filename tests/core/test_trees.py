@@ -75,8 +75,6 @@ def test_depth_is_the_length_of_the_path(tree):
 def test_every_node_is_found_where_it_hangs_and_nowhere_else(tree):
     for node in range(len(tree)):
         assert tree.child(tree.parents[node], tree.tokens[node]) == node
-        assert tree.child(tree.parents[node], tree.tokens[node], first=node) == node
-        assert tree.child(tree.parents[node], tree.tokens[node], first=node + 1) is None
         assert tree.child(node, 99) is None
 
 

@@ -27,6 +27,8 @@ FAIL = 99
 """A suffix that ends in this token makes the engine fail."""
 SLOW = 98
 """A suffix that ends in this token takes a second and a half."""
+STUCK = 97
+"""A suffix that ends in this token is never answered."""
 SLOW_LOAD_S = 4.0
 """How long a target with the model "slow" takes to load; one whose model is a file dies while it loads."""
 
@@ -54,6 +56,8 @@ class FakeEngine:
     def step(self) -> list[tuple[int, Any]]:
         if any(request.suffix[-1] == SLOW for _, request in self._waiting):
             time.sleep(1.5)
+        if any(request.suffix[-1] == STUCK for _, request in self._waiting):
+            threading.Event().wait()
         answers = [(ticket, self._reply(request)) for ticket, request in self._waiting]
         self._waiting.clear()
         return answers

@@ -26,7 +26,7 @@ from core.records import (
     VerifyRequest,
 )
 from core.token_log import TokenLog
-from core.trees import NO_GROWTH, Growth, Steady
+from core.trees import NO_GROWTH, Growth, SparseDistribution, Steady
 from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen, Shape
 
 VOCAB_SIZE = 50
@@ -108,6 +108,11 @@ def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 + token % (VOCAB_SIZE - 1) for token in order)
 
 
+def sure(ranked: tuple[int, ...]) -> Candidates:
+    """Of a draft whose sample is always its likeliest candidate."""
+    return Candidates(ranked, sampled=ranked[0], q=SparseDistribution(ranked[:1], (1.0,)))
+
+
 class FakeDraftEngine(FakeEngine):
     """Grows what it is asked for from `candidates`."""
 
@@ -121,11 +126,11 @@ class FakeDraftEngine(FakeEngine):
         log = self._extend(request)
         if isinstance(log, Missing):
             return log
-        sprout = Sprout(request, samples=False, known={})
+        sprout = Sprout(request, samples=True, known={})
         while not sprout.is_done:
-            sprout.take({n: Candidates(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
+            sprout.take({n: sure(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
         grown = sprout.grown()
-        return Drafted(request.stamp, grown.tokens, held=len(log))
+        return Drafted(request.stamp, grown.tokens, held=len(log), q=grown.q)
 
     def _grow(self, request: DraftRequest, steady: Steady) -> GrownTree | Missing:
         """What grows by itself until it ends, each guess as good as sure."""

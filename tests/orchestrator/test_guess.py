@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from core.records import Base, Drafted, DraftRequest, Sampling, SequenceSpec, Stamp
@@ -23,8 +21,7 @@ def ask(growth=TABLE, block=BLOCK):
 
 
 def table(tokens=TOKENS, **changes):
-    drafted = Drafted(STAMP, tokens, 3, **changes)
-    return read_table(ask(), drafted, 50, needs_q=bool(changes.get("q")))
+    return read_table(ask(), Drafted(STAMP, tokens, 3, **{"q": (NO_Q,) * 7, **changes}), 50)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +67,7 @@ def test_nodes_that_were_not_grown_are_not_there():
     [
         {"tokens": TOKENS[:-1]},
         {"tokens": (*TOKENS, 1)},
+        {"q": ()},
         {"tokens": (50, *TOKENS[1:])},
         {"tokens": (3.5, *TOKENS[1:])},
         {"tokens": (-2, *TOKENS[1:])},
@@ -83,12 +81,7 @@ def test_nodes_that_were_not_grown_are_not_there():
 )
 def test_a_corrupt_answer_is_refused(changes):
     with pytest.raises(ValueError, match=r"draft|tree"):
-        read_table(ask(), replace(Drafted(STAMP, TOKENS, 3), **changes), 50, needs_q=False)
-
-
-def test_where_q_is_needed_an_answer_without_is_refused():
-    with pytest.raises(ValueError, match="other nodes"):
-        read_block(ask(Growth.chain(2), TokenTree()), Drafted(STAMP, (1, 2), 3), 50, needs_q=True)
+        table(**{"tokens": TOKENS, **changes})
 
 
 def unchecked(parents, ranks):
@@ -102,21 +95,17 @@ def unchecked(parents, ranks):
 def test_a_q_that_is_no_law_is_refused():
     for q in (SparseDistribution((1, 2), (0.5,)), SparseDistribution((1,), (float("nan"),))):
         with pytest.raises(ValueError, match="no law"):
-            read_block(ask(Growth.chain(1), TokenTree()), Drafted(STAMP, (1,), 3, q=(q,)), 50, needs_q=True)
+            read_block(ask(Growth.chain(1), TokenTree()), Drafted(STAMP, (1,), 3, q=(q,)), 50)
 
 
-def test_a_block_is_cut_by_depth_or_by_count_and_stays_a_tree():
-    growth = Growth((ROOT, ROOT, 0, 1, 2), (0, 1, 0, 0, 0))
-    guess = read_block(ask(growth, TokenTree()), Drafted(STAMP, (1, 2, 3, 4, 5), 3), 50, needs_q=False)
-    assert guess.within(1).block == TokenTree((1, 2), (ROOT, ROOT))
-    assert guess.within(2).block.tokens == guess.within(2).prefix(9).block.tokens == (1, 2, 3, 4)
-    assert guess.within(0) == guess.prefix(0)
-    assert guess.prefix(3).shape.ranks == (0, 1, 0)
-    assert guess.within(9) is guess
+def test_a_block_is_cut_by_count():
+    guess = looked_up([4, 5, 6])
+    assert guess.prefix(2) == looked_up([4, 5])
+    assert guess.prefix(9) is guess
 
 
 def test_a_looked_up_chain_is_sure_of_itself():
-    guess = looked_up([4, 5], needs_q=True)
+    guess = looked_up([4, 5])
     assert guess.block.is_chain
     assert guess.block.q == (SparseDistribution((4,), (1.0,)), SparseDistribution((5,), (1.0,)))
-    assert looked_up([], needs_q=True).block == TokenTree()
+    assert looked_up([]).block == TokenTree()

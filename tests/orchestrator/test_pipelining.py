@@ -9,8 +9,8 @@ from fakes import FakePilot, model_info, plain, request
 from world import World
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, Drafted, Missing, Sampling, Timing, Verification
-from core.trees import EMPTY_BLOCK, NO_GROWTH, NO_TOKEN, ROOT, Growth, TokenTree, depths
+from core.records import Call, Drafted, Missing, Timing
+from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree, depths
 from orchestrator import messages as m
 from orchestrator.drafting import Drafting
 from orchestrator.pair import Completion, Pair
@@ -284,34 +284,16 @@ def test_only_as_much_as_the_pilot_says_is_verified_and_the_table_is_made_for_th
     assert world.chunks[-1].stats.num_hits > 0
 
 
-@pytest.mark.parametrize("verification", Verification)
-def test_without_a_draft_the_text_itself_is_asked_and_its_guesses_are_point_masses(tokenizer, verification):
-    job = request((1, 2, 3, 4, 1, 2, 3, 4, 1, 2), 6, verification=verification, sampling=Sampling(temperature=1.0))
+def test_without_a_draft_the_text_itself_is_asked_and_its_guesses_are_point_masses(tokenizer):
+    job = request((1, 2, 3, 4, 1, 2, 3, 4, 1, 2), 6)
     world = World(job, tokenizer, with_draft=False, num_lookups=3).start()
     world.session._log.truncate(10)
     world.deliver()
     world.session._judged = None
     guess = world.session._look_up()
     assert guess.block.tokens == (3, 4, 1)
-    assert [q.probs for q in guess.block.q] == ([] if verification is Verification.COUPLED else [(1.0,)] * 3)
+    assert [q.probs for q in guess.block.q] == [(1.0,)] * 3
     assert world.run().tokens == plain((1, 2, 3, 4, 1, 2, 3, 4, 1, 2), 6)
-
-
-def test_a_block_ends_where_the_targets_cache_does(tokenizer):
-    """A tree has more nodes than it is deep, so the tokens that are left do not bound it."""
-    room, width = len(PROMPT) + 12, 6
-    world = World(request(PROMPT, 12), tokenizer, gamma=3).start()
-    world.pilot.block = lambda max_depth: Growth((ROOT,) * width, tuple(range(width))) if max_depth else NO_GROWTH
-    pair = world.session._pair
-    world.session._pair = replace(pair, target=replace(pair.target, kv_cache_tokens=room))
-    world.run()
-    asked = [command.request for command in world.sent if isinstance(command, m.Verify)]
-    rooms = [room - request.num_committed for request in asked]
-    blocks = [len(request.block) for request in asked]
-    assert width in blocks, "where there is room a block is whole"
-    assert any(0 < num_nodes < width for num_nodes in blocks), "and cut where there is less"
-    assert all(num_nodes in (0, min(width, room)) for num_nodes, room in zip(blocks, rooms, strict=True))
-    assert world.tokens == plain(PROMPT, 12)
 
 
 def test_each_call_is_reported_once_on_the_streams_own_clock_when_asked_for(tokenizer):
@@ -329,15 +311,13 @@ def test_each_call_is_reported_once_on_the_streams_own_clock_when_asked_for(toke
     assert len([call for call in calls if call.call is Call.TABLE and call.num_used]) == stats.num_hits
 
 
-@pytest.mark.parametrize("verification", Verification)
-def test_where_q_counts_no_guess_is_dropped_for_what_follows_it(tokenizer, verification):
+def test_no_guess_is_dropped_for_what_follows_it(tokenizer):
     """The pilot would keep all four guesses or none, by the last one's confidence: it must not have seen that."""
-    job = request(PROMPT, 40, verification=verification, sampling=Sampling(temperature=1.0))
-    world = World(job, tokenizer, gamma=4).start()
+    world = World(request(PROMPT, 40), tokenizer, gamma=4).start()
     asked = []
     world.pilot.num_to_verify = lambda shape: asked.append(len(shape)) or (len(shape) if len(shape) < 3 else 0)
     kept = world.session._num_to_verify(Shape((-1, 0, 1, 2), (0,) * 4, (0.9, 0.9, 0.9, 0.1), (0.0,) * 4))
-    assert (asked, kept) == (([4], 0) if verification is Verification.COUPLED else ([1, 2, 3], 2))
+    assert (asked, kept) == ([1, 2, 3], 2)
 
 
 def tables(world):

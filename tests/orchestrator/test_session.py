@@ -17,11 +17,9 @@ from core.records import (
     FinishReason,
     Missing,
     Refused,
-    Sampling,
     Timing,
     TokenLogprobs,
     Verdict,
-    Verification,
 )
 from core.trees import EMPTY_BLOCK, NO_TOKEN, TokenTree
 from orchestrator import messages as m
@@ -203,7 +201,7 @@ def test_a_verdict_may_say_that_all_of_its_path_is_held_and_no_more(tokenizer):
         world = World(request(), tokenizer, with_draft=False).start()
         world.deliver()
         world.waiting.clear()
-        world.session._guess = looked_up((7, 8), needs_q=False)
+        world.session._guess = looked_up((7, 8))
         world.handle(m.TargetReplied(verdict(world, path=(0, 1), held=held)))
         assert bool(world.tokens) == is_possible
 
@@ -456,17 +454,17 @@ def test_a_draft_that_claims_nonsense_is_dropped_and_the_stream_goes_on(tokenize
     assert world.run().tokens == plain((3, 1, 4), 20)
 
 
-@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-def test_guesses_without_their_q_are_not_shown_to_the_target_where_q_is_needed(tokenizer, verification):
-    world = awaiting_block(tokenizer, max_tokens=20, verification=verification, sampling=Sampling(temperature=1.0))
+def test_guesses_without_their_q_are_not_shown_to_the_target(tokenizer):
+    world = awaiting_block(tokenizer, max_tokens=20)
+    answer = world.draft.draft
+    world.draft.draft = lambda asked: replace(answer(asked), q=())
     world.deliver(len(world.waiting) - 1)
     assert world.last_to_an_engine.request.block == EMPTY_BLOCK
     assert world.session.stats.num_draft_failures == 1
 
 
-@pytest.mark.parametrize("verification", list(Verification))
-def test_a_block_that_the_pilot_keeps_is_verified_to_its_last_guess(tokenizer, verification):
-    world = World(request(verification=verification, sampling=Sampling(temperature=1.0)), tokenizer).start()
+def test_a_block_that_the_pilot_keeps_is_verified_to_its_last_guess(tokenizer):
+    world = World(request(), tokenizer).start()
     for num_guesses in (0, 1, 3):
         chain = Shape(tuple(range(-1, num_guesses - 1)), *[(0,) * num_guesses] * 3)
         assert world.session._num_to_verify(chain) == num_guesses
@@ -514,7 +512,7 @@ def test_everything_is_cut_at_the_same_token(tokenizer):
     ).start()
     world.deliver()
     world.waiting.clear()
-    world.session._guess = looked_up(expected[:6], needs_q=False)
+    world.session._guess = looked_up(expected[:6])
     world.handle(
         m.TargetReplied(verdict(world, path=tuple(range(6)), next_token=expected[6], held=9, logprobs=tuple(entry[:7])))
     )

@@ -87,7 +87,7 @@ async def test_greedy_output_is_that_of_transformers(speculation):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temperature):
-    """Trees and tables of any shape, blocks cut anywhere, drafts that rest or come too late; eight streams at once."""
+    """Blocks of any shape, drafts in turn or not, that rest or come too late; eight streams at once."""
     pilots = WildPilots(seed=7)
     async with system(speculation=PATIENT, pilots=pilots) as served:
         jobs = [
@@ -98,7 +98,7 @@ async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temp
         for _ in range(3):
             assert await asyncio.gather(*map(served.tokens, jobs)) == expected
         rounds = [seen for pilot in pilots.pilots for seen in pilot.rounds]
-        assert {seen.found for seen in rounds} == set(Found)
+        assert {seen.found for seen in rounds} == {Found.HIT, Found.MISS, Found.NOT_ASKED}
         assert any(len(set(seen.shape.parents)) < len(seen.shape) and len(seen.path) > 1 for seen in rounds), "trees"
         await served.check_nothing_is_held()
 

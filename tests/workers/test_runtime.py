@@ -18,6 +18,8 @@ from workers.kv_cache import OutOfBlocks
 from workers.runtime import ModelRuntime, choose_tiling
 from workers.steps import StepRows
 
+DTYPES = pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
+
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])
 def family(request: pytest.FixtureRequest) -> str:
@@ -201,7 +203,7 @@ def test_neighbours_and_number_of_rows_change_no_logits(runtime: ModelRuntime) -
         assert_same(other, first)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@DTYPES
 def test_deterministic_steps_change_not_a_bit(checkpoint: Path, dtype: str) -> None:
     runtime = checkpoints.runtime(checkpoint, dtype=dtype, deterministic=True, kv_cache_tokens=16384)
     rng = random.Random(6)
@@ -213,7 +215,7 @@ def test_deterministic_steps_change_not_a_bit(checkpoint: Path, dtype: str) -> N
         assert torch.equal(other, first)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@DTYPES
 def test_deterministic_trees_are_their_chains_bit_for_bit(checkpoint: Path, dtype: str) -> None:
     """At once, and grown in two steps beside another sequence; chains are taken token by token."""
     runtime = checkpoints.runtime(checkpoint, dtype=dtype, deterministic=True, kv_cache_tokens=16384)

@@ -439,6 +439,7 @@ def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(chec
     assert [each.timing.num_rows for each in passes] == bench.rows_of_steps[-len(passes) :]
 
 
+@pytest.mark.thorough
 def test_rows_that_found_no_room_in_a_step_wait_and_do_not_pile_up(checkpoint, says):
     bench = Bench(load(checkpoint, max_step_tokens=64))
     session = Session(bench, "s", sampling=COUPLED, steady=replace(STEADY, rows_per_pass=60, min_reach=0.0))
