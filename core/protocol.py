@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from core.growth import HeldTree
+from core.growth import Candidates, HeldTree
 from core.records import Base, Continuation, DraftRequest, Missing, Refused, SequenceSpec, Verdict, VerifyRequest
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
@@ -91,11 +91,20 @@ class HeldTokens:
         if self.tree.root is None:
             self.grower.begin()
             rebased = rebased if rebased.pending else self._without_last(rebased)
-        elif self.grower.root.said is None:
-            self.grower.take([self.grower.root], [self.tree.root])
+        elif not self.grower.has_root:
+            self.grower.take([self.tree.root])
         if steady.is_anew:
             self.grower.tell_anew()
         return rebased
+
+    def hold(self, said: Sequence[Candidates]) -> None:
+        """The nodes that the grower has had fed were computed; it is still to be told what was said."""
+        grower = self.grower
+        if not grower.has_root:
+            self.tree.root = said[0]
+            return
+        for node, candidates in zip(grower.feeding, said, strict=True):
+            self.tree.add(grower.held_parent(node), grower.tokens[node], candidates)
 
     def step_back(self) -> list[int]:
         """Forget the last token, which is to be computed again for what is said after it; that token."""
@@ -140,7 +149,7 @@ class HeldTokens:
         if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
             self.grower.begin()
             return False
-        return self.grower.reroot(request.suffix[len(known) :]) is not None and self.grower.root.said is not None
+        return self.grower.reroot(request.suffix[len(known) :]) and self.grower.has_root
 
 
 Caller = TypeVar("Caller")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import WorkerLost
-from core.growth import Candidates, HeldTree, Sprout
+from core.growth import Candidates, Sprout
 from core.protocol import HeldTokens
 from core.records import Drafted, DraftReply, DraftRequest, GrownTree, SequenceSpec, Sprouted, Timing, Verification
-from core.speculation.grower import MAX_TOLD, Node, likeliest
+from core.speculation.chances import MAX_TOLD
+from core.speculation.grower import Grower, feed_likeliest
 from core.trees import ROOT, Growth, Steady
 from simulation.engines import Job, SimEngine
 from simulation.hardware import EngineLaw
@@ -125,8 +126,6 @@ class DraftJob(Job[DraftRequest, DraftReply]):
 class SteadyJob(Job[DraftRequest, DraftReply]):
     """A session that is grown for, until its next message."""
 
-    num_feeding: int = 0
-    """Nodes in the pass under way, or in the next."""
     had_part: bool = False
     """In the pass under way, or in the last."""
 
@@ -137,7 +136,7 @@ class SteadyJob(Job[DraftRequest, DraftReply]):
 
     @property
     def may_feed(self) -> bool:
-        return not self.pending and self.held.grower.best() is not None
+        return not self.pending and self.held.grower.best_reach > 0.0
 
     def grown(self, now_s: float) -> GrownTree:
         """All that has grown, where growth has ended."""
@@ -156,7 +155,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
-        self._feeding: list[tuple[HeldTokens, Node]] = []
+        self._feeding: list[HeldTokens] = []
+        """In the pass under way."""
         self._since_s: float | None = None
         """When the last pass ended, if another followed at once: as real engines count, from pass to pass."""
 
@@ -195,13 +195,9 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
         """Steady growth shares what a pass has room for, best first over all sessions."""
         growing = [job for job in self._jobs if isinstance(job, SteadyJob)]
-        self._feeding = []
-        for job in growing:
-            job.num_feeding = 0
-        for job, node in _next_nodes([job for job in growing if job.may_feed]):
-            job.num_feeding += 1
-            self._feeding.append((job.held, node))
-        idle = [job for job in growing if not job.pending and not job.num_feeding]
+        _feed([job for job in growing if job.may_feed])
+        self._feeding = [job.held for job in growing if job.held.grower.feeding]
+        idle = [job for job in growing if not job.pending and not job.held.grower.feeding]
         for job in growing:
             job.had_part = job not in idle
         jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
@@ -212,7 +208,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
         if isinstance(job, SteadyJob):
-            return job.num_feeding
+            return len(job.held.grower.feeding)
         assert isinstance(job, DraftJob)
         return sum(node != ROOT for node in job.frontier)
 
@@ -239,12 +235,9 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         loop, num_before = asyncio.get_running_loop(), self.num_rows
         began_s = loop.time() if self._since_s is None else self._since_s
         await super()._step()
-        fed, self._feeding = self._feeding, []
-        by_session: dict[int, tuple[HeldTokens, list[Node]]] = {}
-        for held, node in fed:
-            by_session.setdefault(id(held), (held, []))[1].append(node)
-        for held, nodes in by_session.values():
-            self._take_nodes(held, nodes)
+        for held in self._feeding:
+            if held.grower.feeding:
+                self._take_nodes(held)
         timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
         for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending and job.had_part]:
             job.held.grower.made_pass()
@@ -256,51 +249,35 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _advance_steady(self, job: SteadyJob) -> None:
         """The last committed token was computed."""
-        if job.held.grower.root.said is None:
-            self._take_nodes(job.held, [job.held.grower.root])
+        if not job.held.grower.has_root:
+            self._take_nodes(job.held)
 
-    def _take_nodes(self, held: HeldTokens, nodes: Sequence[Node]) -> None:
-        found: list[tuple[Node, Candidates]] = []
-        for node in nodes:
-            if node.said is None and node.is_below(held.grower.root):
-                place = self._place_of(held, node)
-                found.append((node, self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)))
-                _hold(held.tree, *found[-1])
-        held.grower.take([node for node, _ in found], [candidates for _, candidates in found])
+    def _take_nodes(self, held: HeldTokens) -> None:
+        """What the draft says after each of the nodes that are being fed."""
+        grower, places = held.grower, {0: self._text.place(held.log, held.spec)}
+        at = [self._place_of(grower, node, places) for node in grower.being_fed]
+        said = [self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise) for place in at]
+        held.hold(said)
+        grower.take(said)
 
-    def _place_of(self, held: HeldTokens, node: Node) -> Place:
-        """It does not depend on which node is the root."""
-        if node.where is None:
-            if node.parent is None:
-                node.where = self._text.place(held.log, held.spec)
-            else:
-                node.where = self._text.after(self._place_of(held, node.parent), node.token)
-        place: Place = node.where
-        return place
+    def _place_of(self, grower: Grower, node: int, known: dict[int, Place]) -> Place:
+        if node not in known:
+            known[node] = self._text.after(self._place_of(grower, grower.parents[node], known), grower.tokens[node])
+        return known[node]
 
     def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
         told = job.held.grower.tell()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - len(job.pending)
-            is_over = not job.pending and job.held.grower.best() is None
+            is_over = not job.pending and job.held.grower.has_fed_all
             listener(Sprouted(job.request.stamp, told, num_held, timing, is_over))
 
 
-def _next_nodes(jobs: Sequence[SteadyJob]) -> Iterator[tuple[SteadyJob, Node]]:
-    """What the next pass feeds: what each that ends by itself wants, and of all others the likeliest."""
+def _feed(jobs: Sequence[SteadyJob]) -> None:
+    """In the next pass: what each that ends by itself wants, and of all others the likeliest."""
     for job in jobs:
         if job.ends:
-            yield from ((job, node) for node in job.held.grower.next_pass(job.steady.rows_per_pass))
+            job.held.grower.feed_pass(job.steady.rows_per_pass)
     others = [job for job in jobs if not job.ends]
     num_rows = max((job.steady.rows_per_pass for job in others), default=0)
-    for place, node in likeliest([job.held.grower for job in others], num_rows):
-        yield others[place], node
-
-
-def _hold(tree: HeldTree, node: Node, candidates: Candidates) -> None:
-    """A node has been computed, and all nodes above it are held."""
-    if node.parent is None:
-        tree.root = candidates
-        return
-    above = tree.walk(node.parent.path())
-    tree.add(above[-1] if above else ROOT, node.token, candidates)
+    feed_likeliest([job.held.grower for job in others], num_rows)
