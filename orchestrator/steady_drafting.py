@@ -112,7 +112,7 @@ class SteadyDrafting:
         self._keep_trace()
         self._forget()
         self._held.awaiting = None
-        self._is_late, self._num_late_rounds = False, 0
+        self._is_late, self._num_late_rounds, self._waits_for = False, 0, None
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
