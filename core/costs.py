@@ -237,19 +237,19 @@ class EngineCost:
         """Of a call and its answer alone: where calls wait for one another the others contain that wait."""
         return min(self._hops, default=PRIOR_WIRE_S)
 
-    def see(self, timing: Timing, elapsed_s: float | None, branches: float | None = None) -> None:
-        """One answered call, None where the engine did not wait for one; `branches` are those of its passes, None where
-        others had part in them.
+    def see(self, timing: Timing, elapsed_s: float, branches: float | None = None, *, is_call: bool = True) -> None:
+        """One answered call, or with `is_call` false what the engine did without one, since its answer before.
 
-        Those who shared its passes tell the same, and it counts once. An engine that claims to have taken longer than
-        the call is not believed.
+        `branches` are those of its passes, None where others had part in them. Those who shared its passes tell the
+        same, and it counts once. An engine that claims to have taken longer than `elapsed_s` is not believed; an answer
+        before that took its way longer than this one makes it look so.
         """
         within_s = timing.waited_s + timing.computed_s
         if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0:
             return
-        if elapsed_s is not None:
-            if within_s > 1.05 * elapsed_s + 0.001:
-                return
+        if within_s > 1.05 * elapsed_s + (0.001 if is_call else self.wire_s):
+            return
+        if is_call:
             self._see_wire(max(0.0, elapsed_s - within_s))
         if self._last is None or not _is_same(timing, self._last):
             self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)

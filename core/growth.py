@@ -34,6 +34,11 @@ class Candidates:
     """Of each candidate, of what orders them, so that the first is `confidence`; none where it is not known."""
 
     @property
+    def guesses(self) -> tuple[int, ...]:
+        """What may become nodes: where verification needs draws nothing but the draw."""
+        return self.ranked if self.sampled == NO_TOKEN else (self.sampled,)
+
+    @property
     def lead(self) -> float:
         """How clearly the first candidate wins: the mean of its log odds, against all others and against the second
         alone, as a chance. Where shares are known it foretells the target's token better than `confidence` does

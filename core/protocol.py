@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from core.growth import HeldTree
+from core.growth import Candidates, HeldTree
 from core.records import Base, Continuation, DraftRequest, Missing, Refused, SequenceSpec, Verdict, VerifyRequest
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
@@ -83,8 +83,8 @@ class HeldTokens:
         if self.tree.root is None:
             self.grower.begin()
             rebased = rebased if rebased.pending else self._without_last(rebased)
-        elif self.grower.root.said is None:
-            self.grower.take([self.grower.root], [self.tree.root])
+        elif not self.grower.has_root:
+            self.grower.take([self.tree.root])
         if steady.is_anew:
             self.grower.tell_anew()
         return rebased
@@ -98,6 +98,15 @@ class HeldTokens:
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         self.tree.clear()
         return rebased if rebased.pending else self._without_last(rebased)
+
+    def hold(self, said: Sequence[Candidates]) -> None:
+        """The nodes that the grower has had fed were computed; it is still to be told what was said."""
+        grower = self.grower
+        if not grower.has_root:
+            self.tree.root = said[0]
+            return
+        for node, candidates in zip(grower.feeding, said, strict=True):
+            self.tree.add(grower.held_parent(node), grower.tokens[node], candidates)
 
     def step_back(self) -> list[int]:
         """Forget the last token, which is to be computed again for what is said after it; that token."""
@@ -141,7 +150,7 @@ class HeldTokens:
         if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
             self.grower.begin()
             return False
-        return self.grower.reroot(request.suffix[len(known) :]) is not None and self.grower.root.said is not None
+        return self.grower.reroot(request.suffix[len(known) :]) and self.grower.has_root
 
 
 Caller = TypeVar("Caller")
@@ -170,12 +179,13 @@ class Continuations(Generic[Caller]):
         return [(caller, Refused(continuation.stamp, UNUSED))]
 
     def after_pass(
-        self, verified: Sequence[Verified], can_take: Callable[[Verdict, VerifyRequest], bool]
+        self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
     ) -> tuple[list[Verdict], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
-        """The verdicts of a pass, which say who goes on; the messages to go on with; and whose offers come to nothing.
+        """The verdicts of a pass, which say who goes on; the messages to go on with; and the refusals of other offers.
 
-        All who were in the pass go on together or nobody does: who went on alone would take a pass that the others
-        miss, and miss theirs.
+        `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All whose
+        verdicts come together go on, or none does: a session that went on alone would take a pass that the others miss,
+        and miss theirs.
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
@@ -185,7 +195,8 @@ class Continuations(Generic[Caller]):
                 continue
             caller, continuation = self._offers.pop(request.stamp.session)
             message = next_message(continuation, request, log, verdict)
-            if message is not None and can_take(verdict, message):
+            committed = [*(request.block.tokens[node] for node in verdict.path), verdict.next_token]
+            if message is not None and can_take(committed, message):
                 following.append((caller, message))
             else:
                 refused.append((caller, Refused(continuation.stamp, UNUSED)))
@@ -222,10 +233,10 @@ def refusal_of_offer(
         return Refused(offer.stamp, "the message is for another incarnation of this engine")
     if has_ended:
         return Refused(offer.stamp, ENDED)
-    is_late = (
-        held is not None and (offer.after < held.last_round or not is_verifying) and offer.after <= held.last_round
-    )
-    if held is None or is_late or offer.stamp.round <= offer.after:
+    if held is None:
+        return Refused(offer.stamp, "the session is not known, or not any more")
+    is_judged = offer.after < held.last_round or (offer.after == held.last_round and not is_verifying)
+    if is_judged or offer.stamp.round <= offer.after:
         return Refused(offer.stamp, OVERTAKEN)
     tokens = offer.tree.tokens
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):

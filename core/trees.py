@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
+from operator import ge
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -57,7 +59,7 @@ class TokenTree:
     def __post_init__(self) -> None:
         if len(self.parents) != len(self.tokens) or (self.q and len(self.q) != len(self.tokens)):
             raise ValueError("a token tree needs one parent, and one q or none at all, for each token")
-        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
+        if min(self.parents, default=ROOT) < ROOT or any(map(ge, self.parents, count())):
             raise ValueError("a token tree lists parents before their children")
 
     @classmethod
@@ -191,13 +193,19 @@ class Told:
         leads: ArrayLike = (),
         root: int = ROOT,
         q: Sequence[SparseDistribution] = (),
+        *,
+        is_own: bool = False,
     ) -> None:
-        """Raises: ValueError when they are not what they should be."""
+        """`is_own`: who makes this has grown the nodes, and nothing needs to be checked.
+
+        Raises: ValueError when they are not what they should be.
+        """
         columns = (parents, tokens, ranks, chances, leads)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
         for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
             object.__setattr__(self, name, value)
-        self.check()
+        if not is_own:
+            self.check()
 
     def check(self) -> None:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""

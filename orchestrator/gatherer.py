@@ -36,11 +36,17 @@ class Gatherer(Generic[Request, Reply]):
         self._deliver = deliver
         self._max_calls = max_calls
         self._waiting: list[Request] = []
+        self._offers: list[Request] = []
+        """Of sessions whose message waits."""
         self._num_decoding = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
-        """Send with the next call; what is of use only until a verdict at once."""
+        """Send with the next call; a long text, and a continuation, by itself: others would wait for its answer."""
+        is_offer, session = isinstance(request, Continuation), request.stamp.session
+        if is_offer and any(each.stamp.session == session for each in self._waiting):
+            self._offers.append(request)
+            return
         if isinstance(request, Continuation) or len(request.suffix) > DECODE_TOKENS:
             self._spawn(self._send([request]))
             return
@@ -60,9 +66,16 @@ class Gatherer(Generic[Request, Reply]):
             await asyncio.sleep(0)  # one turn of the loop, so that all that is ready by now joins this call
             while self._waiting:  # unless another call of this engine took it meanwhile
                 batch, self._waiting = self._waiting, []
+                self._send_offers()
                 await self._send(batch)  # the sessions whose replies these are have put what they ask for next
         finally:
             self._num_decoding -= 1  # here and not in a callback: who puts next must see it
+
+    def _send_offers(self) -> None:
+        """Behind the messages that they go on from, which are sent before these tasks begin."""
+        offers, self._offers = self._offers, []
+        for offer in offers:
+            self._spawn(self._send([offer]))
 
     async def _send(self, batch: Sequence[Request]) -> None:
         for request, answer in zip(batch, await self._answers(batch), strict=True):

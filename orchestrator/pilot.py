@@ -74,9 +74,11 @@ class RoundSeen:
     None when it does not list it."""
     num_listed: int
     """Outcomes that the table lists where the path ended."""
-    elapsed_s: float | None
-    """From sending the block to having the verdict; None where the target went on with it by itself."""
+    elapsed_s: float
+    """From sending the block, or from the verdict with which the target went on with it, to having this one."""
     timing: Timing | None
+    is_continued: bool = False
+    """Whether the target went on with it by itself: then nothing travelled."""
 
 
 @dataclass(frozen=True, slots=True)

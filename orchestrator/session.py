@@ -45,8 +45,10 @@ class Judged:
     num_committed: int
     """When the guess was sent."""
     verdict: Verdict
-    elapsed_s: float | None
-    """From sending the guess to having the verdict; None where nothing was sent."""
+    elapsed_s: float
+    """From sending the guess, or from the verdict with which the target went on with it, to having this one."""
+    is_continued: bool
+    """Whether the target went on with it by itself."""
 
     @property
     def end(self) -> int:
@@ -71,7 +73,7 @@ class Session(ABC):
 
     Where blocks come from is the subclasses' affair (`asked_session`, `steady_session`).
 
-    Invariant: at most one message to each engine is unanswered.
+    Invariant: at most one message to each engine is awaited.
     Invariant: after a Fail, or an Emit with a finish reason, no command but releases follows.
     """
 
@@ -97,6 +99,8 @@ class Session(ABC):
         self._held = Held(self._log, self._completion.spec)
         self._guess: Guess = NO_GUESS
         """What is being verified."""
+        self._is_continued = False
+        """Whether the target has made the message that is awaited for itself."""
         self._judged: Judged | None = None
         self._handlers: dict[type[m.Event], Callable[..., list[m.Command]]] = {
             m.TargetPlaced: self._on_target_placed,
@@ -138,7 +142,7 @@ class Session(ABC):
         return [] if self.is_closed else self._handlers[type(event)](event)
 
     def _forget_offers(self) -> None:  # noqa: B027  most sessions offer nothing
-        """The target is another one from now on."""
+        """What the target was offered is of no use from now on."""
 
     # Decisions
 
@@ -157,6 +161,7 @@ class Session(ABC):
                 followed.num_listed,
                 judged.elapsed_s,
                 verdict.timing,
+                judged.is_continued,
             )
         )
 
@@ -206,7 +211,7 @@ class Session(ABC):
         self._machine.fire(Trigger.VERDICT)
         self._num_losses = 0
         guess, self._guess = self._guess, NO_GUESS
-        self._judged = Judged(guess, len(self._log), verdict, self._elapsed_s(event))
+        self._judged = Judged(guess, len(self._log), verdict, event.received_s - event.sent_s, self._is_continued)
         chunk = self._commit(guess, verdict)
         self._record(guess, verdict, event)
         emit = self._emit(chunk)
@@ -214,9 +219,6 @@ class Session(ABC):
             return [*self._go_on(), emit]  # the target must not wait for the client
         self._tell_pilot(self._judged, Found.NOT_ASKED, NOWHERE)
         return [emit, *self._close()]
-
-    def _elapsed_s(self, event: m.TargetReplied) -> float | None:
-        return event.received_s - event.sent_s
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:
         guesses = tuple(guess.block.tokens[node] for node in verdict.path)

@@ -48,8 +48,6 @@ class SteadySession(Session):
         self._offers: dict[int, tuple[Stamp, Offer]] = {}
         """By their rounds: what the target may go on with after the verdict that is awaited."""
         self._last_offer: Offer | None = None
-        self._is_continued = False
-        """Whether the target has made the message that is awaited for itself."""
         self._early: m.TargetReplied | None = None
         """The verdict on an offer, of which it is not known yet that the target has gone on with it."""
         self._now_s = 0.0
@@ -96,7 +94,6 @@ class SteadySession(Session):
         self._guess, self._is_continued = guess, True
         self._machine.fire(Trigger.VERIFY)
         self._held.go_on(stamp)
-        self.stats.num_continued += 1
         return self._go_on()
 
     def _offer(self) -> list[m.Command]:
@@ -180,19 +177,25 @@ class SteadySession(Session):
             self._margin.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
             if self._is_continued:
                 event = replace(event, sent_s=self._verdict_s)
+        self.stats.num_continued += self._is_continued
         self._verdict_s = event.received_s
         early, self._early = self._early, None
         commands = super()._on_verdict(verdict, event)
-        is_next = early is not None and not self.is_closed and self._held.answers(early.reply.stamp)
-        return [*commands, *self._on_target_replied(early)] if early is not None and is_next else commands
+        if early is None or self.is_closed or not self._held.answers(early.reply.stamp):
+            return commands
+        early = replace(early, received_s=max(early.received_s, event.received_s))
+        return [*commands, *self._on_target_replied(early)]
 
     def _on_unawaited(self, event: m.TargetReplied) -> list[m.Command]:
-        """Of a message that the target has made for itself the verdict may come before the one that says so."""
+        """Of a message that the target has made for itself the answer may come before the verdict that says so."""
         reply = event.reply
-        if isinstance(reply, Verdict) and self._offers.get(reply.stamp.round, (None,))[0] == reply.stamp:
-            self._early = event
+        if self._offers.get(reply.stamp.round, (None,))[0] != reply.stamp:
+            return [] if isinstance(reply, Refused) else super()._on_unawaited(event)
+        if isinstance(reply, Refused) and not reply.is_final:  # who goes on with it all the same, lies
+            del self._offers[reply.stamp.round]
             return []
-        return [] if isinstance(reply, Refused) else super()._on_unawaited(event)  # an offer that came to nothing
+        self._early = event
+        return []
 
     def _problem_of(self, verdict: Verdict) -> str | None:
         problem = super()._problem_of(verdict)
@@ -202,9 +205,6 @@ class SteadySession(Session):
         end = verdict.path[-1] if verdict.path else ROOT
         is_offered = offer is not None and offer.follow(end, verdict.next_token) is not None
         return None if is_offered else "it goes on with what it was not offered"
-
-    def _elapsed_s(self, event: m.TargetReplied) -> float | None:
-        return None if self._is_continued else super()._elapsed_s(event)
 
     def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
         return [*self._growth.placed(event.name, event.epoch), *self._go_on()]

@@ -100,7 +100,7 @@ class WatchingPilot:
         if seen.timing is not None:
             is_alone = (seen.timing.num_rows, seen.timing.num_passes) == (1 + len(seen.shape), 1)
             branches = num_branches(seen.shape.parents) if is_alone else None
-            self._known.verify.see(seen.timing, seen.elapsed_s, branches)
+            self._known.verify.see(seen.timing, seen.elapsed_s, branches, is_call=not seen.is_continued)
 
     def saw_draft(self, seen: DraftSeen) -> None:
         if seen.timing is not None:

@@ -7,15 +7,16 @@ would accept it: the coin that a real target tosses is tossed here, so that the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import WorkerLost
-from core.growth import Candidates, HeldTree
+from core.growth import Candidates
 from core.protocol import HeldTokens
 from core.records import DraftReply, DraftRequest, GrownTree, Sprouted, Timing, Verification
-from core.speculation.grower import MAX_TOLD, Node, likeliest
-from core.trees import ROOT, Steady
+from core.speculation.chances import MAX_TOLD
+from core.speculation.grower import Grower, feed_likeliest
+from core.trees import Steady
 from simulation.engines import Job, SimEngine
 from simulation.hardware import EngineLaw
 from simulation.text import Place, Text
@@ -25,8 +26,6 @@ from simulation.text import Place, Text
 class SteadyJob(Job[DraftRequest, DraftReply]):
     """A session that is grown for, until its next message."""
 
-    num_feeding: int = 0
-    """Nodes in the pass under way, or in the next."""
     had_part: bool = False
     """In the pass under way, or in the last."""
 
@@ -37,7 +36,7 @@ class SteadyJob(Job[DraftRequest, DraftReply]):
 
     @property
     def may_feed(self) -> bool:
-        return not self.pending and self.held.grower.best() is not None
+        return not self.pending and self.held.grower.best_reach > 0.0
 
     def grown(self, now_s: float) -> GrownTree:
         """All that has grown, where growth has ended."""
@@ -55,7 +54,8 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
         super().__init__(engine_id, epoch, text, law)
         self._has_noise = has_noise
-        self._feeding: list[tuple[HeldTokens, Node]] = []
+        self._feeding: list[HeldTokens] = []
+        """In the pass under way."""
         self._since_s: float | None = None
         """When the last pass ended, if another followed at once: as real engines count, from pass to pass."""
 
@@ -74,13 +74,9 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
         """Steady growth shares what a pass has room for, best first over all sessions."""
         growing = [job for job in self._jobs if isinstance(job, SteadyJob)]
-        self._feeding = []
-        for job in growing:
-            job.num_feeding = 0
-        for job, node in _next_nodes([job for job in growing if job.may_feed]):
-            job.num_feeding += 1
-            self._feeding.append((job.held, node))
-        idle = [job for job in growing if not job.pending and not job.num_feeding]
+        _feed([job for job in growing if job.may_feed])
+        self._feeding = [job.held for job in growing if job.held.grower.feeding]
+        idle = [job for job in growing if not job.pending and not job.held.grower.feeding]
         for job in growing:
             job.had_part = job not in idle
         jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
@@ -90,8 +86,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             self._jobs = jobs
 
     def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
-        assert isinstance(job, SteadyJob)
-        return job.num_feeding
+        return len(job.held.grower.feeding)
 
     def _end_pass(self, jobs: Sequence[Job[DraftRequest, DraftReply]], now_s: float) -> None:  # noqa: ARG002
         for job in jobs:
@@ -99,20 +94,17 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _advance(self, job: Job[DraftRequest, DraftReply]) -> None:
         """The last committed token was computed."""
-        if job.held.grower.root.said is None:
-            self._take_nodes(job.held, [job.held.grower.root])
+        if not job.held.grower.has_root:
+            self._take_nodes(job.held)
 
     async def _step(self) -> None:
         """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
         loop, num_before = asyncio.get_running_loop(), self.num_rows
         began_s = loop.time() if self._since_s is None else self._since_s
         await super()._step()
-        fed, self._feeding = self._feeding, []
-        by_session: dict[int, tuple[HeldTokens, list[Node]]] = {}
-        for held, node in fed:
-            by_session.setdefault(id(held), (held, []))[1].append(node)
-        for held, nodes in by_session.values():
-            self._take_nodes(held, nodes)
+        for held in self._feeding:
+            if held.grower.feeding:
+                self._take_nodes(held)
         timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
         for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending and job.had_part]:
             job.held.grower.made_pass()
@@ -122,58 +114,41 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
                 self._conclude(job, job.grown(now_s))
         self._since_s = now_s if self._has_work() else None
 
-    def _take_nodes(self, held: HeldTokens, nodes: Sequence[Node]) -> None:
-        found: list[tuple[Node, Candidates]] = []
-        for node in nodes:
-            if node.said is None and node.is_below(held.grower.root):
-                place = self._place_of(held, node)
-                found.append((node, self._says(held, node, place)))
-                _hold(held.tree, *found[-1])
-        held.grower.take([node for node, _ in found], [candidates for _, candidates in found])
+    def _take_nodes(self, held: HeldTokens) -> None:
+        """What the draft says after each of the nodes that are being fed."""
+        grower, places = held.grower, {0: self._text.place(held.log, held.spec)}
+        said = [self._says(held, node, self._place_of(grower, node, places)) for node in grower.being_fed]
+        held.hold(said)
+        grower.take(said)
 
-    def _says(self, held: HeldTokens, node: Node, place: Place) -> Candidates:
+    def _says(self, held: HeldTokens, node: int, place: Place) -> Candidates:
         if not held.spec.needs_q:
             return self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)
-        is_right = self._text.is_accepted(place)
+        is_right, depth = self._text.is_accepted(place), held.grower.depths[node]
         if held.spec.verification is Verification.BLOCK:
-            start, length = place.index - node.depth, held.grower.steady.num_passes
+            start, length = place.index - depth, held.grower.steady.num_passes
             if (num_accepted := self._text.law.num_accepted_of_block(place.seed, start, length)) is not None:
-                is_right = node.depth < num_accepted
+                is_right = depth < num_accepted
         return self._text.sampled(place, is_right=is_right)
 
-    def _place_of(self, held: HeldTokens, node: Node) -> Place:
-        """It does not depend on which node is the root."""
-        if node.where is None:
-            if node.parent is None:
-                node.where = self._text.place(held.log, held.spec)
-            else:
-                node.where = self._text.after(self._place_of(held, node.parent), node.token)
-        place: Place = node.where
-        return place
+    def _place_of(self, grower: Grower, node: int, known: dict[int, Place]) -> Place:
+        if node not in known:
+            known[node] = self._text.after(self._place_of(grower, grower.parents[node], known), grower.tokens[node])
+        return known[node]
 
     def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
         told = job.held.grower.tell()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - len(job.pending)
-            is_over = not job.pending and job.held.grower.best() is None
+            is_over = not job.pending and job.held.grower.has_fed_all
             listener(Sprouted(job.request.stamp, told, num_held, timing, is_over))
 
 
-def _next_nodes(jobs: Sequence[SteadyJob]) -> Iterator[tuple[SteadyJob, Node]]:
-    """What the next pass feeds: what each that ends by itself wants, and of all others the likeliest."""
+def _feed(jobs: Sequence[SteadyJob]) -> None:
+    """In the next pass: what each that ends by itself wants, and of all others the likeliest."""
     for job in jobs:
         if job.ends:
-            yield from ((job, node) for node in job.held.grower.next_pass(job.steady.rows_per_pass))
+            job.held.grower.feed_pass(job.steady.rows_per_pass)
     others = [job for job in jobs if not job.ends]
     num_rows = max((job.steady.rows_per_pass for job in others), default=0)
-    for place, node in likeliest([job.held.grower for job in others], num_rows):
-        yield others[place], node
-
-
-def _hold(tree: HeldTree, node: Node, candidates: Candidates) -> None:
-    """A node has been computed, and all nodes above it are held."""
-    if node.parent is None:
-        tree.root = candidates
-        return
-    above = tree.walk(node.parent.path())
-    tree.add(above[-1] if above else ROOT, node.token, candidates)
+    feed_likeliest([job.held.grower for job in others], num_rows)

@@ -15,9 +15,10 @@ from time import monotonic
 from torch import Tensor
 
 from core.config import EngineConfig
+from core.growth import Candidates
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, Missing, Refused
-from core.speculation.grower import likeliest
+from core.speculation.grower import feed_likeliest, take_all
 from core.trees import EMPTY_BLOCK, Steady, TokenTree
 from workers.candidates import propose
 from workers.engine import Answer, Engine
@@ -85,7 +86,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         answers = super().step()
         for job in self._jobs:
             if isinstance(job, SteadyJob):
-                job.put_back()
+                job.grower.put_back()
         self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob) or job.ends]
         self._since_s = monotonic() if self.has_work else None
         return answers
@@ -136,20 +137,18 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 job.grower.begin()
                 job.pending = self._store.step_back(job.held)
         growing = self._growing()
-        growers, num_rows = [job.grower for job in growing], self._num_growth_rows(growing)
         min_reach = min((job.steady.min_reach for job in growing), default=0.0)
-        for place, node in likeliest(growers, num_rows, min_reach):
-            growing[place].feeding.append(node)
+        feed_likeliest([job.grower for job in growing], self._num_growth_rows(growing), min_reach)
         for job in growing:
-            job.put_back(job.steady.min_reach)
-        self._jobs += [job for job in self._steady.values() if job.pending or job.feeding]
+            job.grower.put_back(job.steady.min_reach)
+        self._jobs += [job for job in self._steady.values() if job.pending or job.grower.feeding]
 
     def _plan_turns(self) -> None:
         """What growth that ends by itself feeds next; where it finds no room, it has ended."""
         for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending]:
             num_rows = self._room.kv_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._room.step_tokens))
-            if not job.feeding:
+            if not job.grower.feeding:
                 self._answer(job, job.reply())
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
@@ -192,6 +191,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         propose_all = propose(logits, list(chain.from_iterable(places)), self._q_top_tokens, readback)
         readback.wait()
         rows = iter(propose_all())
+        heard: list[tuple[SteadyJob, list[Candidates]]] = []
         for job, wanted in zip(jobs, places, strict=True):
             said = list(islice(rows, len(wanted)))
             sound = [candidates for candidates in said if candidates is not None]
@@ -199,6 +199,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._store.forget_guesses(job.held)
                 self._steady.pop(job.held.session, None)
                 self._answer(job, Refused(job.request.stamp, "NaN or infinite scores of the draft for this sequence"))
-            else:
-                job.take(sound)
-                self._publish(job.held)
+                continue
+            job.hold(sound)
+            heard.append((job, sound))
+            self._publish(job.held)
+        take_all([job.grower for job, _ in heard], [sound for _, sound in heard])

@@ -17,8 +17,9 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from core.errors import WorkerLost
-from core.records import DraftReply, DraftRequest, Missing, Refused, Sprouted, VerifyReply, VerifyRequest
+from core.records import Continuation, DraftReply, DraftRequest, Missing, Refused, Sprouted, VerifyReply, VerifyRequest
 from workers.engine import Engine
+from workers.target import TargetEngine
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,10 @@ class EngineLoop(Generic[Request, Reply]):
     def __init__(self, engine: Engine[Request, Reply]) -> None:
         self._engine = engine
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._offers: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        """Continuations, which are of use until the step in progress ends, and not after it."""
+        if isinstance(engine, TargetEngine):
+            engine.take_offers = self._take_offers
         self._calls: dict[int, tuple[Receiver, int, float]] = {}
         self._num_requests = 0
         self._door = threading.Lock()
@@ -115,7 +120,13 @@ class EngineLoop(Generic[Request, Reply]):
         From any thread. Raises: WorkerLost.
         """
         ordered_s = monotonic()
-        self._order(_Order(lambda: self._add(batch, receiver, ordered_s), receiver.lose))
+        offers = [each for each in batch if isinstance(each[1], Continuation)]
+        others = [each for each in batch if not isinstance(each[1], Continuation)]
+        if others:
+            self._order(_Order(lambda: self._add(others, receiver, ordered_s), receiver.lose))
+        if offers:
+            self._offers.put(_Order(lambda: self._add(offers, receiver), receiver.lose))
+            self._order(_Order(self._take_offers, receiver.lose))  # where no step takes them up
 
     async def replies(self, request: Request) -> AsyncIterator[Any]:
         """What the engine says to a request that it answers more than once; what is `Sprouted` is not the last.
@@ -184,8 +195,17 @@ class EngineLoop(Generic[Request, Reply]):
             if is_idle:
                 self._engine.expire()
 
-    def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float) -> None:
-        queued_s = monotonic() - ordered_s
+    def _take_offers(self) -> None:
+        """What has been offered until now."""
+        try:
+            while True:
+                self._offers.get_nowait().run()
+        except queue.Empty:
+            pass
+
+    def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float | None = None) -> None:
+        """`ordered_s`: since when it has waited to be taken up; None where its reply does not wait for that."""
+        queued_s = monotonic() - ordered_s if ordered_s is not None else 0.0
         for number, request in batch:
             self._num_requests += 1
             self._calls[self._num_requests] = (receiver, number, queued_s)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from core.growth import Candidates
 from core.records import DraftRequest, GrownTree, Sprouted, Timing
-from core.speculation.grower import MAX_TOLD, Grower, Node
-from core.trees import ROOT, Steady, TokenTree
+from core.speculation.chances import MAX_TOLD
+from core.speculation.grower import Grower
+from core.trees import Steady, TokenTree
 from workers.candidates import Kind, Place
 from workers.jobs import Job
 from workers.sampling import Row
@@ -24,10 +24,6 @@ class SteadyJob(Job[DraftRequest]):
     Where growth ends by itself it is a job like others, until its reply.
     """
 
-    feeding: list[Node] = field(default_factory=list)
-    """In the next pass."""
-    _above: list[int] = field(default_factory=list)
-    """Where the held tree has their parents, since the step that feeds them was packed."""
     _pass: tuple[float, int] | None = None
     """When the last step that it had a part in began, and how many rows that had; None once it was told of."""
 
@@ -51,13 +47,13 @@ class SteadyJob(Job[DraftRequest]):
 
     @property
     def num_tree_rows(self) -> int:
-        return len(self.feeding)
+        return len(self.grower.feeding)
 
     @property
     def may_feed(self) -> bool:
         """Whether there may be a node worth a row."""
-        best = None if self.pending else self.grower.best()
-        return best is not None and best.reach >= self.steady.min_reach
+        reach = 0.0 if self.pending else self.grower.best_reach
+        return reach > 0.0 and reach >= self.steady.min_reach
 
     @property
     def has_lost_root(self) -> bool:
@@ -68,73 +64,37 @@ class SteadyJob(Job[DraftRequest]):
         Job.took_part(self, started_s, num_rows)  # a class with slots has no super() without arguments
         self._pass = (started_s, num_rows)
 
-    def put_back(self, max_reach: float = math.inf) -> None:
-        """Do without the nodes below this chance, which wait for another pass."""
-        kept = [node for node in self.feeding if node.reach >= max_reach]
-        for node in self.feeding:
-            if node.reach < max_reach:
-                self.grower.put_back(node)
-        self.feeding = kept
-
-    def row_of(self, node: Node) -> int | None:
-        """Where the held tree has it; `ROOT` for the root, None where it is not held."""
-        path = node.path()
-        rows = self.held.tree.walk(path)
-        if len(rows) < len(path):
-            return None
-        return rows[-1] if rows else ROOT
-
     def last_rows(self) -> StepRows:
         """What is pending, or the nodes to be fed."""
-        tree, known = self.held.tree, dict[int, int]()
-        self._above = []
-        for node in self.feeding:
-            assert node.parent is not None, "the root is fed as a token"
-            row = known.get(id(node.parent))
-            if row is None:
-                row = self.row_of(node.parent)
-                assert row is not None, "a node is fed after its parent"
-                known[id(node.parent)] = row
-            self._above.append(row)
-        tokens = (*tree.tokens, *(node.token for node in self.feeding))
-        parents = (*tree.parents, *self._above)
+        tree, grower = self.held.tree, self.grower
+        assert not grower.feeding or len(grower.rows) == 1 + len(tree), "the root and all that is held were fed"
+        tokens = (*tree.tokens, *(grower.tokens[node] for node in grower.feeding))
+        parents = (*tree.parents, *(grower.held_parent(node) for node in grower.feeding))
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
-        """Of the logits that the last step gave."""
-        spec, log = self.held.spec, self.held.log
-        kind = Kind.of(spec.sampling, spec.verification)
-        seen = spec.sampling.has_penalties
-        return [
-            Place(
-                Row(
-                    spec.sampling,
-                    len(log) + node.depth,
-                    [*log.tokens, *node.path()] if seen else (),
-                    spec.prompt_len,
-                ),
-                kind,
-                node.depth if spec.needs_q else None,
-                num_ranks=MAX_TOLD + 1,  # chances are shared out among those that follow the first
-            )
-            for node in self._fed()
-        ]
+        """Of the logits that the last step gave. Without penalties those as deep as each other are alike."""
+        log, grower = self.held.log, self.grower
+        nodes = grower.being_fed
+        if self.held.spec.sampling.has_penalties:
+            return [self._place(grower.depths[node], [*log.tokens, *grower.path(node)]) for node in nodes]
+        at = {depth: self._place(depth) for depth in {grower.depths[node] for node in nodes}}
+        return [at[grower.depths[node]] for node in nodes]
 
-    def take(self, found: Sequence[Candidates]) -> None:
-        """What the model says after each of `places`."""
-        tree = self.held.tree
-        if self.feeding:
-            for node, above, candidates in zip(self.feeding, self._above, found, strict=True):
-                tree.add(above, node.token, candidates)
-        else:
-            tree.root = found[0]
-        self.grower.take(self._fed(), found)
+    def _place(self, depth: int, seen: Sequence[int] = ()) -> Place:
+        spec = self.held.spec
+        row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
+        sample = depth if spec.needs_q else None
+        # chances are shared out among those that follow the first
+        return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
+
+    def hold(self, found: Sequence[Candidates]) -> None:
+        """What the model says after each of `places`, of which the grower is still to be told."""
+        self.held.hold(found)
         self.grower.made_pass()
-        self.feeding = []
 
     def begin_again(self) -> None:
         self.pending = [*self.held.log.tokens, *self.pending]
-        self.feeding = []
         self.held.tree.clear()
         self.grower.begin()
         self.grower.go_on(self.grower.steady)  # with all of its passes
@@ -146,7 +106,8 @@ class SteadyJob(Job[DraftRequest]):
 
     def choose(self, room: int) -> None:
         """What growth that ends by itself feeds next, of which there is room for so many rows."""
-        self.feeding = [] if self.pending else self.grower.next_pass(room)
+        if not self.pending:
+            self.grower.feed_pass(room)
 
     def sprouted(self, since_s: float | None = None) -> Sprouted:
         """What has grown since the last time.
@@ -159,7 +120,7 @@ class SteadyJob(Job[DraftRequest]):
             started_s, num_rows = self._pass
             began_s = started_s if since_s is None else since_s
             timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows), None
-        is_over = not self.pending and self.grower.best() is None
+        is_over = not self.pending and self.grower.has_fed_all
         return Sprouted(self.request.stamp, self.grower.tell(), self._num_held, timing, is_over)
 
     def reply(self) -> GrownTree:
@@ -170,6 +131,3 @@ class SteadyJob(Job[DraftRequest]):
     @property
     def _num_held(self) -> int:
         return self.request.num_committed - len(self.pending)
-
-    def _fed(self) -> list[Node]:
-        return self.feeding or [self.grower.root]

@@ -104,6 +104,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
         super().__init__(runtime, config, epoch)
         self._continuations: Continuations[int] = Continuations()
+        self.take_offers: Callable[[], None] = _nothing
+        """Called before verdicts are given, for offers that have come since the step began."""
 
     def add(self, ticket: int, request: TargetRequest) -> None:
         """As `Engine.add`; or take the offer of a continuation."""
@@ -202,6 +204,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             (item.job.request, item.job.held.log, self._verdict(item.job, outcome, tuple(logprobs())))
             for (item, outcome), logprobs in zip(judged, asked, strict=True)
         ]
+        self.take_offers()
         verdicts, following, refused = self._continuations.after_pass(verified, self._can_go_on)
         for (item, _), verdict in zip(judged, verdicts, strict=True):
             self._answer(item.job, verdict)
@@ -214,16 +217,20 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         path, next_token = outcome
         return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing())
 
-    def _can_go_on(self, verdict: Verdict, request: VerifyRequest) -> bool:
-        """After the end of a text nobody does."""
-        held = self._store.find(request.stamp.session)
-        return verdict.next_token not in self.info.eos_token_ids and self._refusal_of(request, held) is None
+    def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
+        """Not after an end-of-sequence token: only the orchestrator knows whether the text goes on behind it."""
+        is_end = not set(committed).isdisjoint(self.info.eos_token_ids)
+        return not is_end and self._refusal_of(request, self._store.find(request.stamp.session)) is None
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
         """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""
         held = job.held
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
+
+
+def _nothing() -> None:
+    """Who drives an engine by hand makes its offers between steps."""
 
 
 def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:

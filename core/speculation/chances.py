@@ -6,6 +6,7 @@ The first candidate by how clearly it leads; the others by their share, and by w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -15,33 +16,46 @@ from core.trees import Floats, Steady
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""
+MAX_TOLD = 8
+"""Candidates of one node that are told at most."""
+_UNKNOWN = (0.0,) * MAX_TOLD
+_TINY = np.finfo(float).tiny
 
 
-def chances_of(said: Sequence[Candidates], told: Steady, num_candidates: int) -> list[list[float]]:
-    """For each place, of the first `num_candidates` in order, as many as there are; none is likelier than the first.
+def chances_of(
+    said: Sequence[Candidates], leads: Sequence[float], rules: Sequence[tuple[Steady, int]]
+) -> list[list[float]]:
+    """For each place, of the candidates that may become nodes; none is likelier than the first.
 
-    All places of a pass at once: numpy asks as much for one as for many.
+    `leads`: of what is said there; `rules`: for so many places each. All of a pass at once, over all sessions: numpy
+    asks as much for one place as for many.
     """
     if not said:
         return []
-    intercept, slope = told.sureness
-    leads = np.clip(np.array([each.lead for each in said]), MIN_CHANCE, 1.0 - MIN_CHANCE)
-    log_odds = np.clip(np.log(leads / (1.0 - leads)), -MAX_LOGIT, MAX_LOGIT)
-    heads = np.minimum(1.0 / (1.0 + np.exp(-(intercept + slope * log_odds))), MAX_CHANCE)[:, None]
-    others = np.minimum((1.0 - heads) * _tails(said, told.tail), heads)
-    rows = np.concatenate([heads, np.maximum(others, LEAST)], axis=1)[:, :num_candidates].tolist()
-    return [row[: len(each.ranked)] for row, each in zip(rows, said, strict=True)]
+    by_rule = np.array([(*rule.sureness, sum(rule.tail), *rule.tail, *_UNKNOWN)[: 3 + MAX_TOLD] for rule, _ in rules])
+    told = np.repeat(by_rule, [num for _, num in rules], axis=0)
+    clear = np.minimum(np.maximum(leads, MIN_CHANCE), 1.0 - MIN_CHANCE)
+    log_odds = np.minimum(np.maximum(np.log(clear / (1.0 - clear)), -MAX_LOGIT), MAX_LOGIT)
+    heads = np.minimum(1.0 / (1.0 + np.exp(-(told[:, 0] + told[:, 1] * log_odds))), MAX_CHANCE)[:, None]
+    others = np.minimum((1.0 - heads) * _tails(said, told[:, 3:], told[:, 2:3]), heads)
+    rows = np.concatenate([heads, np.maximum(others, LEAST)], axis=1).tolist()
+    widths = (num for rule, times in rules for num in repeat(_num_candidates(rule), times))
+    return [row[: min(len(each.ranked), num)] for row, each, num in zip(rows, said, widths, strict=True)]
 
 
-def _tails(said: Sequence[Candidates], usual: Sequence[float]) -> Floats:
+def _num_candidates(rule: Steady) -> int:
+    """Of a place that become nodes at most: as many as their number is wanted and their chance is known."""
+    return min(rule.fanout, MAX_TOLD, 1 + len(rule.tail))
+
+
+def _tails(said: Sequence[Candidates], usual: Floats, total: Floats) -> Floats:
     """As likely together as they are on the whole; each by its share there and the root of what is usual at its rank,
-    which foretells the demo target's token well, greedy and sampled (docs/adr/0010).  # [places, len(usual)]
+    which foretells the demo target's token well, greedy and sampled (docs/adr/0010).
+
+    `usual` [P, MAX_TOLD], `total` [P, 1].  # [P, MAX_TOLD]
     """
-    shares = np.zeros((len(said), len(usual)))
-    for place, each in enumerate(said):
-        known = each.shares[1 : len(usual) + 1]
-        shares[place, : len(known)] = known
-    weights = shares * np.sqrt(np.array(usual, float))
+    shares = chain.from_iterable((*each.shares[1:], *_UNKNOWN)[:MAX_TOLD] for each in said)
+    weights = np.fromiter(shares, float, usual.size).reshape(usual.shape) * np.sqrt(usual)
     sums = weights.sum(axis=1, keepdims=True)
-    found: Floats = np.where(sums > 0.0, weights * (sum(usual) / np.maximum(sums, np.finfo(float).tiny)), usual)
+    found: Floats = np.where(sums > 0.0, weights * (total / np.maximum(sums, _TINY)), usual)
     return found

@@ -9,74 +9,40 @@ from and never on what was drawn (docs/exactness.md, section 4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain, islice, repeat
 
 from core.growth import Candidates
 from core.speculation.chances import chances_of
-from core.trees import NO_TOKEN, ROOT, Steady, Told
+from core.trees import NO_TOKEN, ROOT, Measure, Steady, Told
 
 MIN_REACH = 4e-4
 """What is less likely is neither fed nor told."""
-MAX_TOLD = 8
-"""Candidates of one node that are told at most."""
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """A token that may come at its place."""
-
-    token: int
-    parent: Node | None
-    rank: int
-    chance: float
-    """That it follows, if the text gets to its parent."""
-    reach: float
-    """That the text gets to it."""
-    depth: int
-    number: int = ROOT
-    """As it was told; `ROOT` before."""
-    said: Candidates | None = None
-    """What the model says after it; None until it is fed."""
-    children: list[Node] = field(default_factory=list)
-    where: Any = None
-    """Whoever feeds nodes may keep here what it knows of this one, whichever node is the root."""
-
-    def path(self) -> list[int]:
-        """Tokens from the root's child down to this node."""
-        tokens: list[int] = []
-        node: Node = self
-        while node.parent is not None:
-            tokens.append(node.token)
-            node = node.parent
-        return tokens[::-1]
-
-    def is_below(self, root: Node) -> bool:
-        """Whether this is `root`, or grew below it."""
-        node: Node | None = self
-        while node is not None and node is not root:
-            node = node.parent
-        return node is root
 
 
 class Grower:
-    """The tree of one session as its draft knows it. The root is the last committed token."""
+    """The tree of one session as its draft knows it. The root, node 0, is the last committed token.
+
+    Columns, which are lists: passes are many and short, and numpy asks as much for a few numbers as for hundreds. A
+    node is its place in them until there is another root. Invariants: parents precede their children, and what was told
+    what was not; of each parent the first candidates are there, in order.
+    """
 
     def __init__(self) -> None:
-        self._order = count()
         self.steady = Steady(1, 1)
         self._num_left = 0
         """Passes, of growth that ends by itself."""
-        self.root = _new_root()
-        self._open: list[tuple[float, int, Node]] = []
-        self._untold: list[Node] = []
         self.num_told = 0
+        self.begin()
 
     def __repr__(self) -> str:
         return f"<Grower {self.num_told} nodes told, {len(self._open)} open>"
+
+    def __len__(self) -> int:
+        """Nodes, the root included."""
+        return len(self.tokens)
 
     def go_on(self, steady: Steady) -> None:
         """Grow so from now on; what there is already is rated anew when the tree gets its next root."""
@@ -84,175 +50,248 @@ class Grower:
 
     def begin(self) -> None:
         """Forget the tree."""
-        self.root = _new_root()
-        self._untold.clear()
-        self._open = [(-1.0, next(self._order), self.root)]
+        self.tokens = [ROOT]
+        self.parents = [ROOT]
+        self.ranks = [0]
+        self.depths = [0]
+        self.chances = [1.0]
+        """That it follows, if the text gets to its parent."""
+        self.reach = [1.0]
+        """That the text gets to it."""
+        self.numbers = [ROOT]
+        """As they were told; of those that were not there is none, but the root's is `ROOT`."""
+        self.rows: dict[int, int] = {}
+        """Of the nodes that were fed, in the order of feeding: the root's is 0."""
+        self._said: list[Candidates] = []
+        """What the model says after each row."""
+        self._children: list[list[int]] = []
+        """Of each row, in the order of their ranks."""
+        self._leads: list[float] = []
+        self._sureness: list[float] = []
+        """The same by the measure that is asked for."""
+        self._open: list[tuple[float, int]] = []
+        """A heap: of two nodes as likely the one comes first that was found first."""
+        self.feeding: list[int] = []
+        """Nodes that are being fed, likeliest first."""
 
-    def reroot(self, tokens: Sequence[int]) -> list[Node] | None:
-        """Go down by `tokens`; the nodes on the way, or None where the tree does not know one: then it is forgotten."""
-        path: list[Node] = []
-        node = self.root
-        for token in tokens:
-            found = next((child for child in node.children if child.token == token), None)
-            if found is None:
-                self.begin()
-                return None
-            path.append(node := found)
-        self.root = node
-        node.parent = None
-        self._untold = [each for each in self._untold if each.is_below(node) and each is not node]
-        self._rate(node)
-        return path
+    @property
+    def has_root(self) -> bool:
+        """Whether it is known what the model says after the root."""
+        return bool(self.rows)
 
-    def best(self) -> Node | None:
-        """The likeliest node that is not fed."""
-        while self._open and self._open[0][2].said is not None:
-            heappop(self._open)
-        return self._open[0][2] if self._open else None
+    @property
+    def being_fed(self) -> list[int]:
+        """The root before any other."""
+        return self.feeding if self.has_root else [0]
 
-    def pop(self) -> Node:
-        """Take the likeliest out, in order to feed it."""
-        return heappop(self._open)[2]
+    @property
+    def best_reach(self) -> float:
+        """Of the likeliest node that may be fed next; 0 where there is none."""
+        return -self._open[0][0] if self._open else 0.0
 
-    def put_back(self, node: Node) -> None:
-        """It was not fed after all."""
-        self._push(node)
+    @property
+    def has_fed_all(self) -> bool:
+        """Whether there is nothing to feed until there is another root."""
+        return not self._open and not self.feeding
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the root's child down to the node."""
+        tokens: list[int] = []
+        while node:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def children(self, node: int) -> list[int]:
+        """In the order of their ranks."""
+        return self._children[self.rows[node]] if node in self.rows else []
+
+    def held_parent(self, node: int) -> int:
+        """Where a `HeldTree` that holds just what was fed has the node's parent; `ROOT` for the root."""
+        return self.rows[self.parents[node]] - 1
+
+    # Feeding
+
+    def feed(self) -> None:
+        """Have the likeliest node fed."""
+        self.feeding.append(heappop(self._open)[1])
+
+    def put_back(self, min_reach: float = math.inf) -> None:
+        """Nodes below this chance are not fed after all."""
+        while self.feeding and self.reach[self.feeding[-1]] < min_reach:
+            self._push(self.feeding.pop())
+
+    def take(self, said: Sequence[Candidates]) -> None:
+        """What the model says after each of the nodes that are being fed."""
+        take_all([self], [said])
 
     # Growth that ends by itself
 
-    def next_pass(self, num_rows: int) -> list[Node]:
-        """The nodes to feed next, as many as there is room for; they are taken out. None where growth has ended."""
-        nodes: list[Node] = []
-        while len(nodes) < min(num_rows, self.steady.rows_per_pass) and self._num_left and self.best() is not None:
-            nodes.append(self.pop())
-        if sum(node.reach for node in nodes) >= self.steady.min_reach:
-            return nodes
-        for node in nodes:
-            self.put_back(node)
-        return []
+    def feed_pass(self, num_rows: int) -> None:
+        """Have the nodes of the next pass fed, as many as there is room for; none where growth has ended."""
+        most = min(num_rows, self.steady.rows_per_pass) if self._num_left else 0
+        while len(self.feeding) < most and self._open:
+            self.feed()
+        if sum(self.reach[node] for node in self.feeding) < self.steady.min_reach:
+            self.put_back()
 
     @property
     def has_ended(self) -> bool:
         """Whether no pass is worth making any more, or none is left."""
-        nodes = self.next_pass(self.steady.rows_per_pass)
-        for node in nodes:
-            self.put_back(node)
-        return not nodes
+        if self.feeding:
+            return False
+        self.feed_pass(self.steady.rows_per_pass)
+        is_fed = bool(self.feeding)
+        self.put_back()
+        return not is_fed
 
     def made_pass(self) -> None:
         """One of those that are left, the root's included."""
         self._num_left = max(0, self._num_left - 1)
 
-    def take(self, nodes: Sequence[Node], said: Sequence[Candidates]) -> None:
-        """What the model says after each of `nodes`, which may have been pruned meanwhile."""
-        for node, each in zip(nodes, said, strict=True):
-            node.said = each
-        kept = [node for node in nodes if node.is_below(self.root)]
-        for node, chances in zip(kept, self._chances(kept), strict=True):
-            self._grow(node, chances)
+    # Telling
 
     def tell(self) -> Told:
         """The nodes that nobody was told of, parents first."""
-        nodes, self._untold = self._untold, []
-        first = self.num_told
-        for node in nodes:
-            node.number, self.num_told = self.num_told, self.num_told + 1
-        above = [(node.parent, node.parent.said) for node in nodes if node.parent is not None]
-        drawn_from = [said.q for _, said in above if said is not None and said.sampled != NO_TOKEN]
+        first, start = self.num_told, len(self.numbers)
+        self.num_told += len(self) - start
+        self.numbers += range(first, self.num_told)
+        parents = self.parents[start:]
+        rows = [self.rows[parent] for parent in parents]
         return Told(
             first,
-            [parent.number for parent, _ in above],
-            [node.token for node in nodes],
-            [node.rank for node in nodes],
-            [node.chance for node in nodes],
-            [said.sureness(self.steady.measure) for _, said in above if said is not None],
-            self.root.number,
-            drawn_from,
+            [self.numbers[parent] for parent in parents],
+            self.tokens[start:],
+            self.ranks[start:],
+            self.chances[start:],
+            [self._sureness[row] for row in rows],
+            self.numbers[0],
+            [self._said[row].q for row in rows if self._said[row].sampled != NO_TOKEN],
+            is_own=True,
         )
 
     def tell_anew(self) -> None:
         """Have all that there is told once more: who was told of it has lost some."""
-        self.num_told, self.root.number = 0, ROOT
-        self._untold, stack = [], [self.root]
-        while stack:
-            children = stack.pop().children
-            self._untold += children
-            stack += children
+        self.num_told, self.numbers = 0, [ROOT]
 
-    def _rate(self, root: Node) -> None:
-        root.reach, root.depth = 1.0, 0
-        self._open.clear()
-        fed = [node for node in _below(root) if node.said is not None]
-        chances = dict(zip(map(id, fed), self._chances(fed), strict=True))
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            if node.said is None:
-                if node.depth < self.steady.max_depth:
-                    self._open.append((-node.reach, next(self._order), node))
-            else:
-                self._grow(node, chances[id(node)], is_pushing=False)
-                stack += node.children
+    # Verdicts
+
+    def reroot(self, tokens: Sequence[int]) -> bool:
+        """Go down by `tokens`, whether the tree knows them; where it does not it is forgotten."""
+        root = 0
+        for token in tokens:
+            found = next((child for child in self.children(root) if self.tokens[child] == token), None)
+            if found is None:
+                self.begin()
+                return False
+            root = found
+        self._keep(root)
+        self._rate()
+        return True
+
+    def _keep(self, root: int) -> None:
+        """Forget all that is not below `root`."""
+        kept, top = [root], self.depths[root]
+        for node in kept:
+            kept += self.children(node)
+        kept.sort()
+        moved = {node: place for place, node in enumerate(kept)}
+        self.tokens = [self.tokens[node] for node in kept]
+        self.ranks = [self.ranks[node] for node in kept]
+        self.chances = [self.chances[node] for node in kept]
+        self.reach = [self.reach[node] for node in kept]
+        self.parents = [ROOT, *(moved[self.parents[node]] for node in kept[1:])]
+        self.depths = [self.depths[node] - top for node in kept]
+        self.numbers = [self.numbers[node] for node in kept if node < len(self.numbers)] or [ROOT]
+        self.feeding = [moved[node] for node in self.feeding if moved.get(node)]
+        fed = [(moved[node], row) for node, row in self.rows.items() if node in moved]
+        self.rows = {node: row for row, (node, _) in enumerate(fed)}
+        self._said = [self._said[row] for _, row in fed]
+        self._children = [[moved[child] for child in self._children[row]] for _, row in fed]
+        self._leads = [self._leads[row] for _, row in fed]
+
+    # Rating
+
+    def _rate(self) -> None:
+        """There is another root, and chances may have changed."""
+        chances = chances_of(self._said, self._leads, [(self.steady, len(self._said))])
+        self._sureness, self.reach[0] = self._sureness_of(self._said, self._leads), 1.0
+        for node in range(1, len(self)):
+            parent, rank = self.parents[node], self.ranks[node]
+            if rank < len(rated := chances[self.rows[parent]]):
+                self.chances[node] = rated[rank]
+            self.reach[node] = self.reach[parent] * self.chances[node]
+        waiting = set(range(1, len(self))).difference(self.rows, self.feeding)
+        self._open = [(-self.reach[node], node) for node in waiting if self.depths[node] < self.steady.max_depth]
         heapify(self._open)
+        for node in sorted(self.rows):
+            self._grow(node, chances[self.rows[node]])
 
-    def _chances(self, fed: Sequence[Node]) -> list[list[float]]:
-        said = [node.said for node in fed if node.said is not None]
-        return chances_of(said, self.steady, min(self.steady.fanout, MAX_TOLD))
+    def _hear(self, said: Sequence[Candidates], leads: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
+        """What the model says after each of the nodes that are being fed, and how likely that is."""
+        nodes, self.feeding = self.being_fed, []
+        self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
+        self._said += said
+        self._children += [[] for _ in nodes]
+        self._leads += leads
+        self._sureness += self._sureness_of(said, leads)
+        for node, each in zip(nodes, chances, strict=True):
+            self._grow(node, each)
 
-    def _grow(self, node: Node, chances: Sequence[float], *, is_pushing: bool = True) -> None:
-        """Children for the candidates that are likely enough; those that are there get their chances anew."""
-        assert node.said is not None, "only a node that was fed grows"
-        is_sure = node.said.sureness(self.steady.measure) >= self.steady.min_sureness
-        if node.depth >= self.steady.max_depth or not is_sure:
+    def _sureness_of(self, said: Sequence[Candidates], leads: Sequence[float]) -> list[float]:
+        measure = self.steady.measure
+        return list(leads) if measure is Measure.LEAD else [each.sureness(measure) for each in said]
+
+    def _grow(self, node: int, chances: Sequence[float]) -> None:
+        """Children for the candidates that are likely enough, beside those that are there."""
+        row, depth, reach = self.rows[node], self.depths[node] + 1, self.reach[node]
+        if depth > self.steady.max_depth or self._sureness[row] < self.steady.min_sureness:
             return
-        is_drawn = node.said.sampled != NO_TOKEN
-        for rank, chance in enumerate(chances[:1] if is_drawn else chances):
-            reach = node.reach * chance
-            if rank < len(node.children):
-                child = node.children[rank]
-                child.chance, child.reach, child.depth = chance, reach, node.depth + 1
-            elif reach >= MIN_REACH:
-                child = self._add(node, rank, chance)
-                if is_pushing:
-                    self._push(child)
-            else:
+        children, new, tokens = self._children[row], list[float](), self._said[row].guesses
+        num_there = len(children)
+        for chance in chances[num_there : len(tokens)]:
+            if reach * chance < MIN_REACH:
                 break
+            new.append(reach * chance)
+        if not new:
+            return
+        first, num, end = len(self.tokens), len(new), num_there + len(new)
+        children += range(first, first + num)
+        self.tokens += tokens[num_there:end]
+        self.parents += repeat(node, num)
+        self.ranks += range(num_there, end)
+        self.depths += repeat(depth, num)
+        self.chances += chances[num_there:end]
+        self.reach += new
+        if depth < self.steady.max_depth:
+            for child, each in enumerate(new, first):
+                heappush(self._open, (-each, child))
 
-    def _add(self, parent: Node, rank: int, chance: float) -> Node:
-        assert parent.said is not None, "its candidates are known"
-        said, reach = parent.said, parent.reach * chance
-        token = said.ranked[rank] if said.sampled == NO_TOKEN else said.sampled
-        child = Node(token, parent, rank, chance, reach, parent.depth + 1)
-        parent.children.append(child)
-        self._untold.append(child)
-        return child
-
-    def _push(self, node: Node) -> None:
-        if node.depth < self.steady.max_depth:
-            heappush(self._open, (-node.reach, next(self._order), node))
-
-
-def _below(root: Node) -> Iterator[Node]:
-    """It, and all that has grown from it."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += node.children
+    def _push(self, node: int) -> None:
+        heappush(self._open, (-self.reach[node], node))
 
 
-def _new_root() -> Node:
-    return Node(ROOT, None, 0, 1.0, 1.0, 0)
-
-
-def likeliest(growers: Sequence[Grower], num_rows: int, min_reach: float = 0.0) -> Iterator[tuple[int, Node]]:
-    """The nodes to feed next over several sessions, best first; they are taken out. Each with its grower's place."""
-    heap = [(-node.reach, place) for place, grower in enumerate(growers) if (node := grower.best()) is not None]
+def feed_likeliest(growers: Sequence[Grower], num_rows: int, min_reach: float = 0.0) -> None:
+    """Have the likeliest nodes over several sessions fed, as many as there are rows; of two as likely the first
+    session's.
+    """
+    heap = [(-grower.best_reach, place) for place, grower in enumerate(growers) if grower.best_reach]
     heapify(heap)
     for _ in range(num_rows):
         if not heap or -heap[0][0] < min_reach:
             return
-        _, place = heappop(heap)
-        yield place, growers[place].pop()
-        if (following := growers[place].best()) is not None:
-            heappush(heap, (-following.reach, place))
+        place = heap[0][1]
+        growers[place].feed()
+        if following := growers[place].best_reach:
+            heapreplace(heap, (-following, place))
+        else:
+            heappop(heap)
+
+
+def take_all(growers: Sequence[Grower], said: Sequence[Sequence[Candidates]]) -> None:
+    """Of several sessions, what the model says after each of the nodes that are being fed."""
+    leads = [[each.lead for each in of_session] for of_session in said]
+    rules = [(grower.steady, len(of_session)) for grower, of_session in zip(growers, said, strict=True)]
+    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(leads)), rules))
+    for grower, of_session, known in zip(growers, said, leads, strict=True):
+        grower._hear(of_session, known, islice(chances, len(of_session)))

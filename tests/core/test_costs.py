@@ -251,3 +251,17 @@ def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):
     for _ in range(6):
         engine.see(timing, 0.01)
     assert engine.passes(8) < 0.02
+
+
+def test_what_was_not_called_for_tells_nothing_of_the_way_and_may_take_no_longer_than_the_time_since_the_last_answer():
+    engine = EngineCost(0.01)
+    for _ in range(20):
+        engine.see(Timing(0.0, 0.010, 1, 4), 0.012)
+    wire_s, pass_s = engine.wire_s, engine.passes(4)
+    for _ in range(20):
+        engine.see(Timing(0.0, 1e9, 1, 4), 0.010, is_call=False)
+    assert (engine.wire_s, engine.passes(4)) == (wire_s, pass_s)
+    for _ in range(200):
+        engine.see(Timing(0.0, 0.020, 1, 4), 0.019, is_call=False)
+    assert engine.wire_s == wire_s
+    assert engine.passes(4) == pytest.approx(0.020, rel=0.05)

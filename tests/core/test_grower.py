@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from core.growth import Candidates
 from core.speculation.chances import chances_of
-from core.speculation.grower import MIN_REACH, Grower, likeliest
+from core.speculation.grower import MIN_REACH, Grower, feed_likeliest, take_all
 from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
 from core.trees import NO_Q, ROOT, UNRANKED, Measure, SparseDistribution, Steady
@@ -33,128 +33,188 @@ def said_after(path):
 
 def grower(steady=STEADY):
     new = Grower()
-    new.begin()
     new.steady = steady
     return new
 
 
 def feed(growers, num_rows, prefixes=None):
-    """One pass; which place each row was for."""
-    fed = list(likeliest(growers, num_rows))
-    for place, node in fed:
-        growers[place].take([node], [said_after((*(prefixes[place] if prefixes else (place,)), *node.path()))])
-    return [place for place, _ in fed]
+    """One pass, the root of each before all else; how many rows each had."""
+    prefixes = prefixes or [(place,) for place in range(len(growers))]
+    feed_likeliest(growers, num_rows)
+    counts = [len(one.feeding) for one in growers]
+    fed = [(one, prefix) for one, prefix in zip(growers, prefixes, strict=True) if one.being_fed]
+    take_all([one for one, _ in fed], [said_of_all(one, prefix) for one, prefix in fed])
+    return counts
+
+
+def said_of_all(one, prefix):
+    """What the fake model says after each node that is being fed."""
+    return [said_after((*prefix, *one.path(node))) for node in one.being_fed]
+
+
+def paths(one, nodes=None):
+    """Tokens to each node, the root's none."""
+    return [tuple(one.path(node)) for node in (range(len(one)) if nodes is None else nodes)]
+
+
+def chances(said, *rules):
+    """Of all candidates of each place, by the rule of each or of all."""
+    rules = rules or (STEADY,)
+    return chances_of(said, [each.lead for each in said], [(rule, len(said) // len(rules)) for rule in rules])
 
 
 def test_the_first_candidate_is_as_likely_as_its_lead_says_and_the_others_share_the_rest():
     candidates = Candidates((1, 2, 3), 0.8, 0.0, shares=(0.8, 0.1, 0.05))
-    first, second, third = chances_of([candidates], STEADY, 8)[0]
+    first, second, third = chances([candidates])[0]
     assert first == pytest.approx(candidates.lead)
     weights = [0.5**0.5 * 0.1, 0.25**0.5 * 0.05]
     assert second == pytest.approx((1 - first) * 0.85 * weights[0] / sum(weights))
     assert third == pytest.approx((1 - first) * 0.85 * weights[1] / sum(weights))
-    assert chances_of([candidates], STEADY, 1) == [[first]]
+    assert chances([candidates], replace(STEADY, fanout=1)) == [[first]]
 
 
 def test_what_a_place_says_does_not_depend_on_the_others_of_its_pass():
-    places = [said_after((n,)) for n in range(20)] + [Candidates((1, 2, 3), 0.5), Candidates((7,), 1.0)]
-    together = chances_of(places, STEADY, 8)
-    assert together == [chances_of([each], STEADY, 8)[0] for each in places]
+    places = [said_after((n,)) for n in range(20)] + [Candidates(tuple(range(9)), 0.5), Candidates((7,), 1.0)]
+    together = chances(places)
+    assert together == [chances([each])[0] for each in places]
     assert [len(row) for row in together] == [min(len(each.ranked), 1 + len(STEADY.tail)) for each in places]
 
 
+def test_each_place_is_rated_by_the_rule_of_its_own_session():
+    rules = [STEADY, replace(STEADY, sureness=(-1.0, 0.5), tail=(0.9,), fanout=2), Steady(1, 1, fanout=1)]
+    said = [said_after((n,)) for n in range(6)]
+    apart = [chances([each], rules[place // 2])[0] for place, each in enumerate(said)]
+    assert chances(said, *rules) == apart
+    assert [len(row) for row in apart] == [4, 4, 2, 2, 1, 1]
+
+
 def test_where_shares_are_not_known_the_others_are_as_likely_as_usual():
-    chances = chances_of([Candidates((1, 2, 3), 0.5)], STEADY, 8)[0]
-    assert chances == pytest.approx([0.5, 0.25, 0.125])
+    assert chances([Candidates((1, 2, 3), 0.5)])[0] == pytest.approx([0.5, 0.25, 0.125])
 
 
 def test_no_candidate_is_likelier_than_the_first():
-    chances = chances_of([Candidates((1, 2), 0.01)], Steady(1, 1, sureness=(0.0, 1.0), tail=(0.9,)), 8)[0]
-    assert chances[1] <= chances[0]
+    first, second = chances([Candidates((1, 2), 0.01)], Steady(1, 1, sureness=(0.0, 1.0), tail=(0.9,)))[0]
+    assert second <= first
 
 
 def test_the_root_is_fed_first_and_then_what_is_likeliest():
     one = grower()
-    assert feed([one], 4) == [0], "there is nothing but the root"
+    assert one.being_fed == [0]
+    assert not one.best_reach, "there is nothing but the root"
+    one.take([said_after((0,))])
     for _ in range(5):
-        fed = [node for _, node in likeliest([one], 3)]
-        others = [entry[2].reach for entry in one._open if entry[2].said is None]
-        assert min(node.reach for node in fed) >= max(others, default=0.0)
-        for node in fed:
-            one.take([node], [said_after((0, *node.path()))])
+        feed_likeliest([one], 3)
+        others = set(range(1, len(one))) - one.rows.keys() - set(one.feeding)
+        assert min(one.reach[node] for node in one.feeding) >= max((one.reach[node] for node in others), default=0.0)
+        one.take(said_of_all(one, (0,)))
+
+
+def test_of_nodes_as_likely_the_one_that_was_found_first_is_fed_first_also_if_it_was_put_back():
+    one = grower(replace(STEADY, tail=(0.2, 0.2, 0.2)))
+    one.take([Candidates((1, 2, 3, 4), 0.5)])
+    assert len(set(one.chances[2:])) == 1
+    feed_likeliest([one], 3)
+    assert paths(one, one.feeding) == [(1,), (2,), (3,)]
+    one.put_back(one.reach[1])
+    assert paths(one, one.feeding) == [(1,)]
+    feed_likeliest([one], 2)
+    assert paths(one, one.feeding) == [(1,), (2,), (3,)]
 
 
 def test_a_pass_goes_to_whoever_needs_it_most():
     sure, unsure = grower(), grower()
-    feed([sure], 1)
-    feed([unsure], 1)
-    sure.take([sure.root], [Candidates((1,), 0.99)])
-    unsure.root.children.clear()
-    unsure._open.clear()
-    unsure.take([unsure.root], [Candidates((1, 2), 0.5, shares=(0.5, 0.5))])
-    (place, node), *_ = likeliest([unsure, sure], 1)
-    assert place == 1
-    assert node.reach > 0.9
+    sure.take([Candidates((1,), 0.99)])
+    unsure.take([Candidates((1, 2), 0.5, shares=(0.5, 0.5))])
+    feed_likeliest([unsure, sure], 1)
+    assert (unsure.feeding, paths(sure, sure.feeding)) == ([], [(1,)])
+
+
+def test_of_sessions_as_likely_the_first_is_fed_first():
+    growers = [grower() for _ in range(3)]
+    take_all(growers, [[Candidates((1, 2), 0.9)]] * 3)
+    feed_likeliest(growers, 2)
+    assert [len(one.feeding) for one in growers] == [1, 1, 0]
 
 
 def test_nobody_starves_whose_nodes_are_as_likely_as_others():
     growers = [grower() for _ in range(8)]
     counts = [0] * 8
     for _ in range(30):
-        for place in feed(growers, 8, [(0,)] * 8):  # all have the same text
-            counts[place] += 1
+        for place, num in enumerate(feed(growers, 8, [(0,)] * 8)):  # all have the same text
+            counts[place] += num
     assert max(counts) - min(counts) <= 8
 
 
 def test_what_is_too_unlikely_is_left():
     one = grower()
     feed([one], 1)
-    assert list(likeliest([one], 9, min_reach=1.0)) == []
-    while feed([one], 64):
+    feed_likeliest([one], 9, min_reach=1.0)
+    assert not one.feeding
+    while feed([one], 64)[0]:
         pass
-    assert all(node.reach >= MIN_REACH for node in nodes_below(one.root))
-    assert max(node.depth for node in nodes_below(one.root)) == STEADY.max_depth
-
-
-def nodes_below(node):
-    for child in node.children:
-        yield child
-        yield from nodes_below(child)
+    assert one.has_fed_all
+    assert min(one.reach) >= MIN_REACH
+    assert max(one.depths) == STEADY.max_depth
 
 
 def test_a_verdict_keeps_what_grew_below_and_looks_further():
     one = grower()
-    for _ in range(4):
-        feed([one], 4)
-    child = max(one.root.children, key=lambda node: len(list(nodes_below(node))))
-    kept = list(nodes_below(child))
-    assert [node.token for node in one.reroot([child.token])] == [child.token]
-    assert one.root is child
-    below = list(nodes_below(child))
-    assert [node for node in below if node in kept] == sorted(kept, key=below.index)
-    assert child.reach == 1.0
-    for node in below:
-        assert node.reach == pytest.approx(node.parent.reach * node.chance)
-        assert node.depth == node.parent.depth + 1
-    assert one.best().reach == max(node.reach for node in below if node.said is None)
+    for _ in range(8):
+        feed([one], 16)
+    before = paths(one)
+    top = max(paths(one, one.children(0)), key=lambda path: sum(each[:1] == path for each in before))
+    kept = [path[1:] for path in before if path[:1] == top]
+    assert one.reroot(top)
+    assert paths(one)[: len(kept)] == kept, "in the same order"
+    assert len(one) > len(kept), "what is likely enough by now is new"
+    assert (one.reach[0], one.depths[0]) == (1.0, 0)
+    for node in range(1, len(one)):
+        assert one.reach[node] == one.reach[one.parents[node]] * one.chances[node]
+        assert one.depths[node] == one.depths[one.parents[node]] + 1
+    assert one.best_reach == max(one.reach[node] for node in range(len(one)) if node not in one.rows)
 
 
 def test_a_token_that_the_tree_does_not_know_begins_it_anew():
     one = grower()
     feed([one], 1)
-    assert one.reroot([99]) is None
-    assert not one.root.children
-    assert one.best() is one.root
+    assert not one.reroot([99])
+    assert (len(one), one.being_fed, one.has_root) == (1, [0], False)
 
 
-def test_what_is_said_of_a_node_that_was_pruned_meanwhile_changes_nothing():
+def test_what_is_being_fed_below_the_new_root_is_fed_and_what_is_not_is_forgotten():
     one = grower()
     feed([one], 1)
-    lost, kept = one.root.children[0], one.root.children[1]
-    one.reroot([kept.token])
-    one.take([lost], [said_after((1,))])
-    assert all(node.is_below(kept) for node in nodes_below(one.root))
-    assert not len(one.tell())
+    feed([one], 2)
+    feed_likeliest([one], 64)
+    top = one.tokens[one.children(0)[0]]
+    kept = [path[1:] for path in paths(one, one.feeding) if path[0] == top and len(path) > 1]
+    assert 0 < len(kept) < len(one.feeding)
+    assert one.reroot([top])
+    assert paths(one, one.feeding) == kept
+    assert not one.has_ended
+    assert not {node for _, node in one._open} & set(one.feeding), "each is fed once"
+    said = [Candidates((90 + number, 80), 0.9) for number in range(len(kept))]
+    one.take(said)
+    assert {path[-1] - 90: path[:-1] for path in paths(one) if path[-1:] >= (90,)} == dict(enumerate(kept))
+    assert not one.feeding
+
+
+def test_a_node_that_is_being_fed_and_becomes_the_root_is_computed_as_a_token():
+    one = grower()
+    feed([one], 1)
+    one.feed()
+    assert one.reroot(one.path(one.feeding[0]))
+    assert (one.feeding, one.being_fed, one.has_root, one.best_reach) == ([], [0], False, 0.0)
+    assert one.tell().root == ROOT, "nobody was told of it"
+
+
+def test_while_a_node_is_being_fed_more_may_grow():
+    one = grower()
+    one.take([Candidates((1,), 0.9)])
+    one.feed()
+    assert not one.has_fed_all
+    one.take([Candidates((), 0.9)])
+    assert one.has_fed_all
 
 
 def test_each_node_is_told_once_and_after_its_parent():
@@ -207,12 +267,13 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
     assert drafted_text == text
     assert not tree.has_lost_some
     assert {path for path, rank in _paths_of_tree(tree).items() if rank != UNRANKED} == {
-        tuple(node.path()) for node in nodes_below(draft.root)
+        path for path in paths(draft) if path
     }
-    for node in nodes_below(draft.root):
-        place = tree.path(node.path())[-1]
-        assert tree.places_of(np.array([node.number]))[0] == place, "what the draft calls by this number is this node"
-        assert (tree.ranks[place], tree.chances[place]) == (node.rank, pytest.approx(node.chance))
+    for node in range(1, len(draft)):
+        place = tree.path(draft.path(node))[-1]
+        number = draft.numbers[node]
+        assert tree.places_of(np.array([number]))[0] == place, "what the draft calls by this number is this node"
+        assert (tree.ranks[place], tree.chances[place]) == (draft.ranks[node], pytest.approx(draft.chances[node]))
 
 
 def _hear(draft, drafted_text, to_draft):
@@ -266,14 +327,14 @@ def ending(**changes):
 
 def passes(one, num_rows=64):
     """Tokens of the paths that each pass feeds, until growth has ended."""
-    found, nodes = [], [one.root]
-    while nodes:
-        found.append([tuple(node.path()) for node in nodes])
-        for node in nodes:
-            one.take([node], [said_after(node.path())])
+    found = []
+    while one.being_fed:
+        found.append(paths(one, one.being_fed))
+        one.take(said_of_all(one, ()))
         one.made_pass()
-        has_ended, nodes = one.has_ended, one.next_pass(num_rows)
-        assert has_ended == (not nodes), "to ask changes nothing"
+        has_ended = one.has_ended
+        one.feed_pass(num_rows)
+        assert has_ended == (not one.being_fed), "to ask changes nothing"
     return found
 
 
@@ -292,14 +353,15 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
 
 
 def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
-    one, node = Grower(), None
+    one = Grower()
     one.go_on(Steady.chain(40))
-    one.begin()
-    while nodes := one.next_pass(64):
-        (node,) = nodes
-        one.take([node], [Candidates((1, 2), 0.01, shares=(0.01, 0.01))])
+    depths = []
+    while one.being_fed:
+        depths += [one.depths[node] for node in one.being_fed]
+        one.take([Candidates((1, 2), 0.01, shares=(0.01, 0.01))])
         one.made_pass()
-    assert (node.depth, len(one.tell())) == (39, 40)
+        one.feed_pass(64)
+    assert (depths, len(one.tell())) == (list(range(40)), 40)
 
 
 def test_it_ends_where_a_pass_reaches_too_little():
@@ -323,8 +385,8 @@ def test_it_ends_where_a_pass_reaches_too_little():
 def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
     """The log odds of 0.6 over 0.4 and over 0.1 have e^0 and more between them: the lead is 1 / (1 + 1/3)."""
     one = ending(measure=measure, min_sureness=bound)
-    one.take([one.root], [Candidates((1, 2), 0.6, 0.5, shares=(0.6, 0.1))])
-    assert bool(one.root.children) is is_grown
+    one.take([Candidates((1, 2), 0.6, 0.5, shares=(0.6, 0.1))])
+    assert bool(one.children(0)) is is_grown
     told = one.tell()
     assert len(told) == (2 if is_grown else 0)
     sureness = {Measure.LEAD: 0.75, Measure.CONFIDENCE: 0.6, Measure.ENTROPY: math.exp(-0.5)}[measure]
@@ -333,10 +395,13 @@ def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
 
 def test_a_pass_feeds_no_more_than_there_is_room_for():
     one = ending()
-    one.take([one.root], [said_after([])])
+    one.take([said_after([])])
     one.made_pass()
-    assert len(one.next_pass(2)) == 2
-    assert one.next_pass(0) == []
+    one.feed_pass(2)
+    assert len(one.feeding) == 2
+    one.put_back()
+    one.feed_pass(0)
+    assert not one.feeding
 
 
 # Draws
@@ -358,13 +423,12 @@ def drawing(steady, laws, choices):
     """Growth to its end; each place's draw is the candidate of that rank. How many nodes were fed, and what was told"""
     one, num_fed = Grower(), 0
     one.go_on(steady)
-    one.begin()
-    nodes = [one.root]
-    while nodes:
-        num_fed += len(nodes)
-        one.take(nodes, [drawn_after(laws, node.depth, choices[node.depth]) for node in nodes])
+    while one.being_fed:
+        depths = [one.depths[node] for node in one.being_fed]
+        num_fed += len(depths)
+        one.take([drawn_after(laws, depth, choices[depth]) for depth in depths])
         one.made_pass()
-        nodes = one.next_pass(64)
+        one.feed_pass(64)
     return num_fed, one.tell()
 
 

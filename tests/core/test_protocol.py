@@ -211,26 +211,57 @@ def growing():
     known = held(5)
     known.rebase_to_grow(draft((5,), (6,), growth=STEADY), STEADY)
     known.log.extend([6])
-    known.tree.root = said(0)
-    known.grower.take([known.grower.root], [said(0)])
-    first = known.grower.root.children[0]
-    known.tree.add(ROOT, 1, said(1))
-    known.grower.take([first], [said(1)])
+    feed(known, said(0))
+    known.grower.feed()
+    feed(known, said(1))
     return known
+
+
+def feed(known, *what_is_said):
+    """What the grower has had fed was computed."""
+    known.hold(what_is_said)
+    known.grower.take(what_is_said)
+
+
+def children_of_root(known):
+    return [known.grower.tokens[child] for child in known.grower.children(0)]
 
 
 def test_growth_goes_on_below_what_was_committed():
     known = growing()
     rebased = known.rebase_to_grow(draft((5, 6), (1,), growth=STEADY), STEADY)
     assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [0], [])
-    assert [child.token for child in known.grower.root.children] == [2, 3]
+    assert children_of_root(known) == [2, 3]
     assert known.tree.root == said(1)
+
+
+def test_what_was_fed_is_held_below_its_parent_whatever_was_committed_meanwhile():
+    known = growing()
+    feed_some(known)
+    known.rebase_to_grow(draft((5, 6), (1,), growth=STEADY), STEADY)
+    assert_held(known)
+    feed_some(known)
+
+
+def feed_some(known):
+    """In another order than they were found."""
+    for _ in range(8):
+        known.grower.feed()
+        feed(known, Candidates((1, 2), 0.7))
+    assert list(known.grower.rows) != sorted(known.grower.rows)
+    assert_held(known)
+
+
+def assert_held(known):
+    """The held tree has just the nodes that were fed, each where its path leads."""
+    fed = [known.grower.path(node) for node in known.grower.rows if node]
+    assert [known.tree.walk(path)[-1] for path in fed] == list(range(len(known.tree)))
 
 
 def test_a_committed_guess_that_nobody_has_fed_is_pending():
     known = growing()
     assert known.rebase_to_grow(draft((5, 6), (2,), growth=STEADY), STEADY).pending == [2]
-    assert known.grower.root.said is None
+    assert not known.grower.has_root
 
 
 @pytest.mark.parametrize(
@@ -244,7 +275,7 @@ def test_a_committed_guess_that_nobody_has_fed_is_pending():
 def test_growth_begins_anew_where_the_text_left_it_or_is_sent_as_a_whole(before, suffix, pending, children):
     known = growing()
     rebased = known.rebase_to_grow(draft(before, suffix, growth=STEADY), STEADY)
-    assert (rebased.pending, [child.token for child in known.grower.root.children]) == (pending, children)
+    assert (rebased.pending, children_of_root(known)) == (pending, children)
     assert [*known.log.tokens, *pending] == [*before, *suffix]
     assert len(known.tree) == 0
 
@@ -268,15 +299,12 @@ def drawing(num_drawn, verification=Verification.REJECTION):
     known = held(5, spec=replace(SAMPLED, verification=verification))
     known.rebase_to_grow(draft((5,), (6,)), Steady.chain(num_drawn))
     known.log.extend([6])
-    node = known.grower.root
     for place in range(num_drawn):
-        drawn = replace(said(0), sampled=10 + place, q=Q)
-        if place:
-            known.tree.add(place - 2, node.token, drawn)
-        else:
-            known.tree.root = drawn
-        known.grower.take([node], [drawn])
-        node = node.children[0]
+        drawn = [replace(said(0), sampled=10 + place, q=Q)]
+        known.hold(drawn)
+        known.grower.take(drawn)
+        known.grower.feed_pass(1)
+    known.grower.put_back()
     assert known.grower.tell().tokens.tolist() == [10 + place for place in range(num_drawn)]
     return known
 
@@ -298,8 +326,8 @@ def test_after_a_verdict_everything_is_drawn_anew_from_its_root_on(verification,
     rebased = known.rebase_to_grow(draft((5, 6), suffix), CHAIN)
     assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (num_tokens, guesses, pending)
     assert [*known.log.tokens, *pending] == [5, 6, *suffix]
-    assert (len(known.tree), known.tree.root, known.grower.root.said) == (0, None, None)
-    assert (known.grower.root.depth, known.grower.root.children) == (0, [])
+    assert (len(known.tree), known.tree.root, known.grower.has_root) == (0, None, False)
+    assert (len(known.grower), known.grower.children(0)) == (1, [])
     assert known.grower.num_told == 0
 
 

@@ -133,13 +133,12 @@ class FakeDraftEngine:
             return missing
         held = self.held[session]
         held.log.extend(held.rebase_to_grow(request, request.growth).pending)
-        grower, nodes = held.grower, [held.grower.root]
-        while nodes:
-            for node in nodes:
-                tokens = [*held.log.tokens, *node.path()]
-                grower.take([node], [Candidates(candidates(tokens), 0.9)])
+        grower = held.grower
+        while grower.being_fed:
+            texts = [[*held.log.tokens, *grower.path(node)] for node in grower.being_fed]
+            grower.take([Candidates(candidates(tokens), 0.9) for tokens in texts])
             grower.made_pass()
-            nodes = grower.next_pass(request.growth.rows_per_pass)
+            grower.feed_pass(request.growth.rows_per_pass)
         return GrownTree(request.stamp, grower.tell(), request.num_committed)
 
     def forget(self, session: str) -> None:

@@ -78,7 +78,10 @@ def test_the_target_goes_on_with_what_has_grown_below_a_verdict_and_nothing_is_s
     sent = stage.verdict()
     assert (stage.num_continued, stage.count(m.Verify)) == (1, 2)
     assert stage.tokens == plain(PROMPT, 6)
-    assert [seen.elapsed_s for seen in stage.pilot.seen] == [pytest.approx(0.1), None], "nothing travelled"
+    assert [(seen.elapsed_s, seen.is_continued) for seen in stage.pilot.seen] == [
+        (pytest.approx(0.1), False),
+        (pytest.approx(0.1), True),
+    ]
     assert [seen.path for seen in stage.pilot.seen] == [(), (0, 1, 2, 3)]
 
 
@@ -190,6 +193,38 @@ def test_a_draft_that_begins_anew_is_offered_from_again_when_its_tree_is_the_one
     stage.grows_right(2)
     assert stage.count(m.Continue) == num_offers, "the block in flight is no part of that tree"
     stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_refusal_that_comes_before_the_verdict_that_goes_on_ends_the_stream_after_it(stage):
+    stage.grows_right(3)
+    first = stage.next_verdict()
+    assert first.reply.continued == stage.made.stamp.round
+    assert stage.event(m.TargetReplied(Refused(stage.made.stamp, "NaN", is_final=True), stage.now_s, stage.now_s)) == []
+    sent = stage.event(first)
+    assert [type(command) for command in sent if isinstance(command, m.Emit | m.Fail)] == [m.Emit, m.Fail]
+    assert stage.session.is_closed
+
+
+def test_who_claims_to_go_on_with_what_it_has_refused_loses_its_lease(stage):
+    text = stage.right(3)
+    stage.grows((ROOT, text[0]), (0, text[1]))
+    first = stage.offer
+    stage.grows((1, text[2]))
+    assert stage.refused[0].stamp == first.stamp
+    stage.event(m.TargetReplied(stage.refused[0], 0.0, 0.0))
+    sent = stage.event(stage.next_verdict(continued=first.stamp.round))
+    assert [type(command) for command in sent][:2] == [m.ReleaseTarget, m.PlaceTarget]
+
+
+def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stage):
+    stage.grows_right(3)
+    first, second = stage.next_verdict(), stage.next_verdict()
+    late = replace(first, received_s=second.received_s + 0.5)
+    stage.event(second)
+    stage.event(late)
+    assert stage.num_continued == 1
+    assert stage.pilot.seen[-1].elapsed_s == 0.0
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 

@@ -274,3 +274,16 @@ async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_plac
     with pytest.raises(Unavailable, match=r"^no worker could be reached$"):
         await side.take("a", ())
     assert side.num_engines == 0
+
+
+async def test_an_offer_does_not_overtake_the_message_that_it_goes_on_from(engine):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "a")
+    await settle()
+    put(gatherer, "b")
+    gatherer.put(offer("b"))
+    await settle()
+    assert engine.calls == [["a"]], "b waits for the call of a, and its offer for b"
+    await engine.answer(0)
+    assert engine.calls == [["a"], ["b"], ["b"]]
+    assert [len(call) for call in engine.calls] == [1, 1, 1]

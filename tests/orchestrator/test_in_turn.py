@@ -115,6 +115,22 @@ def test_a_reply_that_comes_twice_does_not_answer_the_next_question(stage):
     assert stage.count(m.Draft) == num_asked, "a draft is asked nothing before it has answered"
 
 
+def test_a_wait_that_was_cut_short_says_nothing_of_a_draft_that_is_lost_meanwhile(stage):
+    """The wait for a block ends with the target's lease; then the draft goes, and at last the time runs out."""
+    stage.grown()
+    stage.verdict()
+    waited_for = stage.last(m.Await).stamp
+    stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
+    stage.target.forget(stage.session._held.name)
+    stage.event(m.TargetPlaced("t2", 1))
+    stage.event(m.DraftLost(1))
+    stage.event(m.DraftLate(waited_for))
+    for _ in range(6):
+        stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+    assert stage.session.stats.num_draft_failures == 1
+
+
 def test_a_block_has_no_more_guesses_than_there_are_tokens_left(tokenizer):
     stage = Stage(tokenizer, max_tokens=3)
     stage.grown()

@@ -198,7 +198,7 @@ async def test_a_late_block_is_waited_for_until_its_time_is_up(world):
     await world.clock.advance(2.5)
     assert len(world.leases.target.batches) > num_passes, "and then no longer"
     world.leases.draft.gate.set()
-    assert (await rest)[-1].stats.num_draft_failures == 2, "one block was late, and after three rounds the lease is given up"
+    assert (await rest)[-1].stats.num_draft_failures == 2, "a block was late, and after three rounds the lease is lost"
 
 
 async def _rest(chunks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from time import monotonic
 
@@ -13,6 +15,7 @@ from core.protocol import ENDED, OVERTAKEN, UNUSED
 from core.records import Continuation, Refused, Sampling, Stamp, Verdict, Verification
 from core.trees import EMPTY_BLOCK, TokenTree
 from tests.checkpoints import VOCAB_SIZE, write
+from workers.loop import EngineLoop
 from workers.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -255,6 +258,20 @@ def test_nobody_goes_on_after_the_end_of_a_text(checkpoint, plain):
     assert (replies[asked].continued, replies[offered].reason) == (0, UNUSED)
 
 
+def test_nobody_goes_on_after_a_block_in_which_a_text_ends(checkpoint, plain):
+    text = plain[SAMPLINGS[0]]
+    engine = load(checkpoint)
+    session = Offering(engine, PROMPT, SAMPLINGS[0])
+    session.verify()
+    engine.info = replace(engine.info, eos_token_ids=(text[1],))
+    assert text[2] != text[1]
+    asked = session.ask(chain(text[1]))
+    offered = session.offer(asked, chain(text[1]), is_open=True)
+    replies = steps(engine)
+    assert replies[asked].path == (0,)
+    assert (replies[asked].continued, replies[offered].reason) == (0, UNUSED)
+
+
 def test_all_of_a_pass_go_on_together_or_nobody_does(engine, plain):
     text = plain[SAMPLINGS[0]]
     one, other = (Offering(engine, PROMPT, SAMPLINGS[0], session=name) for name in ("one", "other"))
@@ -277,3 +294,34 @@ def test_all_of_a_pass_go_on_together_or_nobody_does(engine, plain):
     other.commit(replies[offered[1]], chain(text[3]))
     assert (one.output, other.output) == (text[:3], text[:5])
     assert all(isinstance(reply, Verdict) for reply in replies.values())
+
+
+async def test_what_is_offered_while_a_pass_is_computed_is_gone_on_with_at_its_verdict(engine, plain):
+    """Through the loop that serves: each offer is made when the pass that it is for has begun."""
+    computed, may_go_on = threading.Event(), threading.Semaphore(0)
+    forward = engine._runtime.forward
+
+    def waits(batch):
+        logits = forward(batch)
+        computed.set()
+        assert may_go_on.acquire(timeout=30)
+        return logits
+
+    engine._runtime.forward = waits
+    loop = EngineLoop(engine)
+    loop.start()
+    session = Offering(engine, PROMPT, SAMPLINGS[0])
+    replies = [asyncio.create_task(loop.submit([session.verify_request()]))]
+    for after in range(1, 6):
+        assert await asyncio.to_thread(computed.wait, 30)
+        computed.clear()
+        session.round += 1
+        offer = Continuation(Stamp(session.session, EPOCH, session.round), after, EMPTY_BLOCK, True)
+        replies.append(asyncio.create_task(loop.submit([offer])))
+        await asyncio.sleep(0)  # it is posted
+        may_go_on.release()
+    may_go_on.release()
+    verdicts = [reply for (reply,) in await asyncio.gather(*replies)]
+    await loop.close()
+    assert [verdict.continued for verdict in verdicts] == [2, 3, 4, 5, 6, 0]
+    assert [verdict.next_token for verdict in verdicts] == list(plain[SAMPLINGS[0]][:6])
