@@ -125,7 +125,7 @@ class RankProfile:
     """Acceptance by depth and rank, shared by all sessions of one kind of verification.
 
     Each rank is a hazard: the chance that the target's token is that candidate, given that it is none before it. A
-    table that lists five outcomes and misses says something about five of them and nothing about the sixth.
+    tree that lists five outcomes and misses says something about five of them and nothing about the sixth.
     """
 
     def __init__(self, max_depth: int, num_ranks: int = 32, *, is_sampled: bool = False, prior: float = 0.7) -> None:
@@ -279,14 +279,8 @@ class ConfidenceFit:
     curvature: tuple[float, float, float] = (20.0, 0.0, 20.0)
     """Of the two parameters: (intercept, intercept), (intercept, slope), (slope, slope)."""
 
-    def adjust(self, expected: float, confidence: float) -> float:
-        """Chance of a guess that was made with `confidence` where `expected` is usual."""
-        if self.intercept == 0.0 == self.slope:
-            return expected
-        return self._shifted(expected, logit(confidence) - self.mean_x)
-
     def line(self, expected: float) -> tuple[float, float]:
-        """a and b of the same: log odds of acceptance are a + b times the log odds of the confidence."""
+        """a and b, where `expected` is usual: log odds of acceptance are a + b times the log odds of the confidence."""
         return logit(expected) + self.intercept - self.slope * self.mean_x, self.slope
 
     def _shifted(self, expected: float, x: float) -> float:

@@ -322,9 +322,9 @@ class SpeculationStats:
     num_hits: int = 0
     """Verdicts whose next block had been prepared before they came, or came in time."""
     num_misses: int = 0
-    """Verdicts that no prepared block answers, though a table had been asked for."""
+    """Verdicts below which nothing had grown, though the draft had told of something."""
     draft_time_s: float = 0.0
-    """From asking the draft for a block or a table to having it, over all rounds."""
+    """Of the draft's passes behind verification, and of blocks in turn from asking to having them."""
     hidden_draft_time_s: float = 0.0
     """The part of it during which the target was verifying for the same stream."""
 
@@ -343,7 +343,8 @@ class Call(StrEnum):
 
     VERIFY = "verify"
     BLOCK = "block"
-    TABLE = "table"
+    GROWTH = "growth"
+    """One pass of a draft that goes on growing."""
     PREFILL = "prefill"
     """Of the draft, so that it catches up; the target's prefill is verifying an empty block."""
 
@@ -359,7 +360,7 @@ class CallTrace:
     num_guesses: int
     """Nodes verified, or nodes grown."""
     num_used: int = 0
-    """Of the nodes verified, those accepted; of a table, the nodes of the block that the verdict picked."""
+    """Of the nodes verified, those accepted; of growth, those of the next block, if it was the last before that."""
     timing: Timing | None = None
 
 

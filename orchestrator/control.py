@@ -77,7 +77,6 @@ class Controls:
             num_sessions=known.num_sessions,
             draft_tokens=doing.draft_tokens,
             block_tokens=doing.block_tokens,
-            table_tokens=doing.table_tokens,
             reason=known.reason,
             acceptance=profile.heads() if profile else (),
             hit_rate=known.hits.mean(),

@@ -24,10 +24,6 @@ class Guess:
     def __len__(self) -> int:
         return len(self.block)
 
-    def prefix(self, num_nodes: int) -> Guess:
-        """The first `num_nodes` nodes."""
-        return self if num_nodes >= len(self) else Guess(self.block.prefix(num_nodes), self.shape.prefix(num_nodes))
-
 
 NO_GUESS = Guess()
 
@@ -61,16 +57,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Where a verdict ends in a table."""
+    """What the draft had told of beside the block, where the accepted path ended."""
 
-    guess: Guess
-    """What lies below; `NO_GUESS` on a miss."""
     rank: int | None
+    """Of the verdict's token among those; None where it was not one of them."""
     num_listed: int
-    """Outcomes listed where the accepted path ended; `rank` of them come before the verdict's token, if it is there."""
+    """How many they are."""
 
 
-NOWHERE = Followed(NO_GUESS, None, 0)
+NOWHERE = Followed(None, 0)
 
 
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]

@@ -62,7 +62,6 @@ class Doing:
 
     draft_tokens: int = 0
     block_tokens: int = 0
-    table_tokens: int = 0
 
 
 class Knowledge:
@@ -147,13 +146,6 @@ class Knowledge:
     def num_sharing_drafts(self) -> float:
         """The same of a draft."""
         return max(1.0, self.num_sessions / self._num_drafts)
-
-    def is_crowded(self, num_planned: float) -> bool:
-        """Whether the number of sessions that share an engine exceeds the planned one enough to decide anew.
-
-        That some have left can wait for the next decision: where one stream ends another often begins.
-        """
-        return self.num_sharing > LOAD_CHANGE * num_planned
 
     @property
     def lately(self) -> Economy:

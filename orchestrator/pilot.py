@@ -28,9 +28,7 @@ class Found(StrEnum):
 
     HIT = "hit"
     MISS = "miss"
-    """The table had no block below the verdict's end."""
-    LATE = "late"
-    """The table had not come when patience ran out."""
+    """Nothing that the draft has told of is below the verdict's end."""
     NOT_ASKED = "not asked"
 
 
@@ -54,11 +52,6 @@ class Shape:
         """Guesses that are not the draft's."""
         return len(self) if self.source is Source.LOOKUP else self.ranks.count(UNRANKED)
 
-    def prefix(self, num_nodes: int) -> Shape:
-        """The first `num_nodes` nodes."""
-        ranks, confidence, entropy = self.ranks[:num_nodes], self.confidence[:num_nodes], self.entropy[:num_nodes]
-        return Shape(self.parents[:num_nodes], ranks, confidence, entropy, self.source)
-
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen:
@@ -70,10 +63,10 @@ class RoundSeen:
     """Accepted nodes."""
     found: Found
     rank: int | None
-    """Where a table was there: how many of the outcomes that it lists where the path ended come before the next token,
-    None when it does not list it."""
+    """Of the next token among what the draft had told of where the path ended, beside the block; None where it was none
+    of that."""
     num_listed: int
-    """Outcomes that the table lists where the path ended."""
+    """How many tokens those were."""
     elapsed_s: float
     """From sending the block, or from the verdict with which the target went on with it, to having this one."""
     timing: Timing | None
@@ -126,7 +119,6 @@ class ControlReport:
     draft_tokens: int
     """Depth of the blocks that are being drafted; 0 while the draft rests."""
     block_tokens: int
-    table_tokens: int
     reason: str
     """Why the last change was made, with the figures that decided it."""
     acceptance: tuple[float, ...]

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_TARGET_CALLS = 1
 """Decoding calls in flight to one target: whoever is ready meanwhile shares the next pass instead of adding one."""
 MAX_DRAFT_CALLS = 8
-"""And to one draft, whose passes are short: nobody's block waits for somebody's table."""
+"""And to one draft, whose passes are short: what ends by itself holds up nobody's next message."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""

@@ -19,7 +19,7 @@ from core.speculation.guesses import Guesser
 from core.speculation.tree import SpeculationTree
 from core.trees import ROOT, Ints, TokenTree
 from orchestrator import messages as m
-from orchestrator.guess import NO_GUESS, Guess, Offer
+from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, Offer
 from orchestrator.held import Held
 from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Shape
@@ -227,7 +227,7 @@ class SteadyDrafting:
         self._pilot.saw_pass(timing)
         self._stats.record_draft(began_s, now_s)
         self._keep_trace()
-        self._last_pass = CallTrace(Call.TABLE, began_s, now_s, num_grown, timing=timing)
+        self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
 
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
@@ -299,33 +299,32 @@ class SteadyDrafting:
 
     # Blocks
 
-    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, int | None, int]:
+    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, Followed]:
         """These tokens were committed: first `num_drafted` guesses of the draft, then others, at last the target's own.
 
-        Whether anything that the draft has told of is left; where the draft's guesses ended: the rank of the text's
-        token among what it has told of there beside the block, None where it has not, and how many those are.
+        Whether anything that the draft has told of is left, and what it had told of where its guesses ended.
         """
         self._num_late_rounds += self._is_late
         had_nodes = bool(self._tree.is_drafted.any())
         path = self._tree.path(tokens[:num_drafted])
-        rank, num_listed = None, 0
+        followed = NOWHERE
         if len(path) == num_drafted:
-            rank, num_listed = self._outcome(path[-1] if path else ROOT, tokens[num_drafted])
+            followed = self._followed(path[-1] if path else ROOT, tokens[num_drafted])
         self._tree.reroot(tokens)
         self._taken = self._guesses = NO_NODES
         if self._is_drawn:
             self._forget()
         if not had_nodes or self._pilot.is_in_turn:
-            return Found.NOT_ASKED, rank, num_listed
-        return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
+            return Found.NOT_ASKED, followed
+        return (Found.HIT if len(self._tree) else Found.MISS), followed
 
-    def _outcome(self, end: int, token: int) -> tuple[int | None, int]:
+    def _followed(self, end: int, token: int) -> Followed:
         is_guess = np.zeros(len(self._tree), np.bool_)
         is_guess[self._guesses] = True
         children = self._tree.children(end)
         others = children[~is_guess[children]]
         place = np.nonzero(self._tree.tokens[others] == token)[0]
-        return (int(place[0]) if len(place) else None), len(others)
+        return Followed(int(place[0]) if len(place) else None, len(others))
 
     @property
     def has_guesses(self) -> bool:

@@ -15,7 +15,7 @@ from core.speculation.guesses import Guesser
 from core.trees import ROOT, UNRANKED
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.guess import NO_GUESS, Followed, Guess, Offer
+from orchestrator.guess import Guess, Offer
 from orchestrator.lookup import LookupGuesser
 from orchestrator.pair import Pair
 from orchestrator.session import Judged, Session
@@ -125,11 +125,11 @@ class SteadySession(Session):
         committed = (*(tokens[node] for node in verdict.path), verdict.next_token)
         ranks = judged.guess.shape.ranks
         num_drafted = sum(1 for _ in takewhile(lambda node: ranks[node] != UNRANKED, verdict.path))
-        found, rank, num_listed = self._growth.reroot(committed, num_drafted)
+        found, followed = self._growth.reroot(committed, num_drafted)
         for guesser in self._guessers:
             guesser.saw(committed)
         self.stats.record_found(found)
-        self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
+        self._tell_pilot(judged, found, followed)
         if self._growth.is_silent:
             return self._growth.lose()
         return self._growth.rest() if self._growth.wants_rest else self._growth.take_turn(self._max_depth)

@@ -156,7 +156,7 @@ class _Run:
         return deliver_perhaps_twice
 
     def _count_what_pilots_see(self) -> None:
-        """Hits, misses and late tables, so that a chaos which has become tame is noticed."""
+        """Hits, misses and trees, so that a chaos which has become tame is noticed."""
         pilots = self._rig.service._pilots
         make, counts = pilots.pilot, self._happened.counts
 
@@ -165,7 +165,7 @@ class _Run:
             saw_round = pilot.saw_round
 
             def count_and_pass_on(seen: RoundSeen) -> None:
-                counts[f"table: {seen.found}"] += 1
+                counts[f"next: {seen.found}"] += 1
                 counts["tree verified"] += seen.shape.parents != tuple(range(ROOT, len(seen.shape) - 1))
                 saw_round(seen)
 

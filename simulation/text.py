@@ -43,8 +43,6 @@ class Agreement:
     """Of the target's token among the draft's candidates, both with the shared noise."""
     plain_rank: int
     """The same without noise on the draft's side."""
-    correction_rank: int
-    """The same for a correction that rejection draws, not counting the guess that was rejected."""
     alpha: float
     """Chance that rejection accepts the draft's own sample: sum of min(p, q)."""
     confidence: float
@@ -83,7 +81,6 @@ class SteadyLaw:
         return Agreement(
             rank=_draw_rank(self.shares, fraction(draws[0])),
             plain_rank=_draw_rank(self.plain_shares, fraction(draws[1])),
-            correction_rank=_draw_rank(self.plain_shares, fraction(draws[2])),
             alpha=self.alpha,
             confidence=(1.0 + fraction(draws[3])) / 2.0,
             entropy=2.0 * (1.0 - fraction(draws[3])),

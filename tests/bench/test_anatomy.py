@@ -20,7 +20,7 @@ def verify(sent_s, received_s, computed_s=0.0, used=0, **rest):
 
 
 def table(sent_s, received_s, computed_s=0.0, used=0, **rest):
-    return call(pb.CALL_TABLE, sent_s, received_s, computed_s, used, **rest)
+    return call(pb.CALL_GROWTH, sent_s, received_s, computed_s, used, **rest)
 
 
 def block(sent_s, received_s, computed_s=0.0, **rest):

@@ -142,7 +142,7 @@ def greeting() -> list[Chunk]:
         num_continued=4,
     )
     prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
-    table = CallTrace(Call.TABLE, 0.011, 0.014, 40, 6)
+    table = CallTrace(Call.GROWTH, 0.011, 0.014, 40, 6)
     verify = CallTrace(Call.VERIFY, 0.015, 0.025, 6, len(guessed), Timing(0.0, 0.008, 1, 7))
     return [
         Chunk("hello", hello, (False,) * len(hello), Usage(3, len(hello)), trace=(prefill,)),

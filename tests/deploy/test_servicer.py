@@ -89,7 +89,7 @@ async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
     first, last = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
     assert [call.call for call in first.trace] == [pb.CALL_VERIFY]
     assert first.trace[0].timing == pb.Timing(waited_s=0.001, computed_s=0.005, passes=1, rows=3)
-    assert last.trace[0] == pb.CallTrace(call=pb.CALL_TABLE, sent_s=0.011, received_s=0.014, guesses=40, used=6)
+    assert last.trace[0] == pb.CallTrace(call=pb.CALL_GROWTH, sent_s=0.011, received_s=0.014, guesses=40, used=6)
     assert not last.trace[0].HasField("timing")
     response = await servicer(*greeting()).Generate(REQUEST, Context())
     assert list(response.trace) == [*first.trace, *last.trace]

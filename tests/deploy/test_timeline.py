@@ -148,7 +148,7 @@ TIMED = st.none() | st.tuples(st.integers(0, 10), st.integers(0, 10))
 
 @st.composite
 def draft_calls(draw: st.DrawFn) -> pb.CallTrace:
-    kind = draw(st.sampled_from([pb.CALL_BLOCK, pb.CALL_TABLE, pb.CALL_PREFILL]))
+    kind = draw(st.sampled_from([pb.CALL_BLOCK, pb.CALL_GROWTH, pb.CALL_PREFILL]))
     sent, guesses, timed = draw(TIMES), draw(st.integers(0, 9)), draw(TIMED)
     return call(kind, sent, sent + draw(TIMES), guesses, draw(st.integers(0, guesses)), *timed or ())
 

@@ -28,7 +28,7 @@ def verify(sent: float, received: float, guesses: int, used: int, **timing: floa
 
 
 def table(sent: float, received: float, guesses: int, used: int, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_TABLE, sent, received, guesses, used, **timing)
+    return call(pb.CALL_GROWTH, sent, received, guesses, used, **timing)
 
 
 def block(sent: float, received: float, guesses: int, **timing: float) -> pb.CallTrace:

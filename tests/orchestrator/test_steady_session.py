@@ -417,7 +417,7 @@ def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
         traced += command.chunk.trace if isinstance(command, m.Emit) else ()
     stage.grows((3, 1))
     traced += stage.session.stats.trace
-    assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.TABLE] == [(2, 0), (2, 3)]
+    assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.GROWTH] == [(2, 0), (2, 3)]
 
 
 @pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])

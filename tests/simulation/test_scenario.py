@@ -59,7 +59,7 @@ def test_an_infallible_draft_behind_verification_makes_each_round_cost_one_verif
     assert report.time_hidden > 0.97
     assert report.acceptance_rate == 1.0
     assert report.verify_s == pytest.approx(VERIFY_S)
-    assert report.table_s == pytest.approx(DRAFT_S), "of a pass"
+    assert report.pass_s == pytest.approx(DRAFT_S), "of a pass"
     assert report.block_s == 0.0
 
 
@@ -84,7 +84,7 @@ def test_a_draft_that_takes_longer_than_verification_sets_the_pace():
     slow = replace(HARDWARE, draft=EngineLaw(PassLaw.flat(0.010, 10_000)))
     report = simulate(replace(BY_HAND, hardware=slow))
     assert report.hit_rate > 0.9, "what follows a block is told while it is verified, but for the first"
-    assert report.table_s == pytest.approx(0.010), "of a pass"
+    assert report.pass_s == pytest.approx(0.010), "of a pass"
     assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / (5 * 0.010), rel=0.03)
     assert report.time_hidden == pytest.approx(VERIFY_S / (5 * 0.010), rel=0.25), "a pass is hidden in part"
 
