@@ -67,7 +67,7 @@ def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """A pass that grew belongs to the verification next to it, a moment before or after; anything else is when it is."""
+    """A pass that grew belongs to the verification that is nearest, anything else to the one that it follows."""
     if call.call == pb.CALL_GROWTH:
         return min(range(len(verified)), key=lambda index: abs(verified[index].sent_s - call.sent_s))
     return max(sum(verify.sent_s <= call.sent_s for verify in verified) - 1, 0)

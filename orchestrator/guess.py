@@ -52,7 +52,7 @@ class Offer:
             return NO_GUESS if self.is_open else None
         block, nodes = subtree(self.tree, node)
         ranks, leads = _at(self.ranks, nodes), _at(self.leads, nodes)
-        return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(block)))
+        return Guess(block, Shape(block.parents, ranks, leads))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,10 +89,10 @@ class Knowledge:
     def __repr__(self) -> str:
         return f"<Knowledge of {self.num_sessions} sessions, {self._profiles}, {self.verify}, {self.draft}>"
 
-    def profile(self, kind: str, *, is_sampled: bool) -> RankProfile:
+    def profile(self, kind: str) -> RankProfile:
         """Acceptance of this kind of verification."""
         if kind not in self._profiles:
-            self._profiles[kind] = RankProfile(self._max_depth, is_sampled=is_sampled)
+            self._profiles[kind] = RankProfile(self._max_depth)
         return self._profiles[kind]
 
     def fit(self, kind: Hashable) -> ConfidenceFit:

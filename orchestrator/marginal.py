@@ -16,7 +16,7 @@ from core.records import GenerationRequest
 from core.shapes import RankLaw, best_reach
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
-from orchestrator.pilot import Found, RoundSeen, Source
+from orchestrator.pilot import Found, RoundSeen
 from orchestrator.tree_pilot import TreePilot, TreeView
 
 RATE_ROUNDS = 16.0
@@ -132,14 +132,17 @@ class MarginalPilot(TreePilot):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
         """The likeliest nodes that are worth their rows."""
         self._fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self._max_depth))
-        if self._is_sampled:
-            return self._fitting[: num_kept(self.net(tree.reach[self._fitting]))]
         gained = self.net(tree.reach[self._fitting], tree.branches(self._fitting) if self.minds_branches else None)
         if self.minds_branches:
             straight = tree.straight(self._fitting)
             if (chain := self.net(tree.reach[straight])).max() >= gained.max():
                 self._fitting, gained = straight, chain
         return self._fitting[: int(np.argmax(gained))]
+
+    def keeps(self, reach: Floats, leads: Floats) -> bool:
+        """Those before it are worth their rows, or it would not be asked about."""
+        gained = self.net(reach)
+        return super().keeps(reach, leads) and bool(gained[-1] >= gained[-2])
 
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
         open_reach = tree.open_reach(min(max_depth, self._max_depth))
@@ -201,7 +204,7 @@ class MarginalPilot(TreePilot):
 
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
-        if seen.shape.source is Source.DRAFT and seen.shape.num_looked_up < len(seen.shape):
+        if seen.shape.num_looked_up < len(seen.shape):
             self._num_idle, self._pause_s, self._is_trial = 0, FIRST_PAUSE_S, False
         elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
             self._num_idle += 1
@@ -217,16 +220,6 @@ class MarginalPilot(TreePilot):
     def close(self) -> None:
         super().close()
         self._known.tried(self)
-
-
-def num_kept(net: Floats) -> int:
-    """Of a chain of draws: those before the first that is not worth its row, by what is known before it is drawn.
-
-    What the draft thinks after a guess depends on the guess: to drop it for that would bias the output
-    (docs/exactness.md, section 4). `net` [N + 1]: tokens that the first n gain, less what their time would yield.
-    """
-    is_worth = net[1:] >= np.maximum.accumulate(net)[:-1]
-    return len(is_worth) if is_worth.all() else int(np.argmin(is_worth))
 
 
 @lru_cache(maxsize=256)

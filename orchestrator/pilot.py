@@ -16,13 +16,6 @@ from core.records import Timing
 from core.trees import UNRANKED
 
 
-class Source(StrEnum):
-    """Who made a guess."""
-
-    DRAFT = "draft"
-    LOOKUP = "lookup"
-
-
 class Found(StrEnum):
     """What became of the wish to have the next block ready when the verdict came."""
 
@@ -38,11 +31,8 @@ class Shape:
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
-    """The draft's rank of each node among its siblings' candidates, 0 for sampled and looked-up ones; `UNRANKED` in a
-    block of several sources for those that it has not told of."""
+    """The draft's, of each node among its siblings; 0 for what it drew, `UNRANKED` where it told of no such node."""
     confidence: tuple[float, ...] = ()
-    entropy: tuple[float, ...] = ()
-    source: Source = Source.DRAFT
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -50,7 +40,7 @@ class Shape:
     @property
     def num_looked_up(self) -> int:
         """Guesses that are not the draft's."""
-        return len(self) if self.source is Source.LOOKUP else self.ranks.count(UNRANKED)
+        return self.ranks.count(UNRANKED)
 
 
 @dataclass(frozen=True, slots=True)

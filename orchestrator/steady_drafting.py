@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -165,7 +166,7 @@ class SteadyDrafting:
         self._known_to[stamp.round] = len(self._log)
         self._is_over, self._num_passes = False, 0
         request = DraftRequest(stamp, base, suffix, steady, spec=spec)
-        return [m.Draft(request, None) if self._pilot.is_in_turn else m.Grow(request)]
+        return [m.Draft(request) if self._pilot.is_in_turn else m.Grow(request)]
 
     @property
     def _room(self) -> int:
@@ -305,6 +306,9 @@ class SteadyDrafting:
         Whether anything that the draft has told of is left, and what it had told of where its guesses ended.
         """
         self._num_late_rounds += self._is_late
+        if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
+            self._forget()
+            return Found.NOT_ASKED, NOWHERE
         had_nodes = bool(self._tree.is_drafted.any())
         path = self._tree.path(tokens[:num_drafted])
         followed = NOWHERE
@@ -312,8 +316,6 @@ class SteadyDrafting:
             followed = self._followed(path[-1] if path else ROOT, tokens[num_drafted])
         self._tree.reroot(tokens)
         self._taken = self._guesses = NO_NODES
-        if self._is_drawn:
-            self._forget()
         if not had_nodes or self._pilot.is_in_turn:
             return Found.NOT_ASKED, followed
         return (Found.HIT if len(self._tree) else Found.MISS), followed
@@ -339,13 +341,23 @@ class SteadyDrafting:
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """What the pilot chooses of what has grown."""
         tree = self._tree
-        nodes = self._taken = self._pilot.choose(tree, max_nodes, max_depth)
+        is_drawn = self._is_drawn and self.has_guesses
+        choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
+        nodes = self._taken = choose(max_nodes, max_depth)
         self._guesses = nodes[tree.is_drafted[nodes]]
         if not len(nodes):
             return NO_GUESS
         block = tree.block(nodes)
         leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
-        return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(nodes)))
+        return Guess(block, Shape(block.parents, ranks, leads))
+
+    def _keep_draws(self, max_nodes: int, max_depth: int) -> Ints:
+        chain = self._tree.first_chain(min(max_nodes, max_depth))
+        reach, leads = self._tree.reach[chain], self._tree.leads[chain]
+        num = 0
+        while num < len(chain) and self._pilot.keeps(reach[: num + 1], leads[: num + 1]):
+            num += 1
+        return chain[:num]
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
         """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at

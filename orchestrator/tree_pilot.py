@@ -114,7 +114,15 @@ class TreePilot(WatchingPilot):
 
     @abstractmethod
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
-        """The nodes to verify next, parents first."""
+        """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
+
+    def keeps(self, reach: Floats, leads: Floats) -> bool:  # noqa: ARG002
+        """Whether to verify the last of these draws, a chain of which those before it are verified. [N], [N]
+
+        What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
+        nothing of what follows is shown.
+        """
+        return len(reach) <= self.max_nodes
 
     @abstractmethod
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:

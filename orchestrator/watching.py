@@ -11,7 +11,7 @@ from core.records import GenerationRequest, Verification
 from core.shapes import RankLaw
 from core.trees import ROOT, Measure, num_branches
 from orchestrator.knowledge import Doing, Knowledge
-from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
+from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
 
 PATIENCE = 4.0
 """Times its usual pace that a draft is waited for."""
@@ -46,7 +46,7 @@ class WatchingPilot:
         self._max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
         self._config = config
         self._known = knowledge
-        self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
+        self._profile: RankProfile = knowledge.profile(self.kind)
         self._fit: ConfidenceFit = knowledge.fit((self.kind, self.measure))
         self._level = Level()
         self._law: RankLaw = self.law()
@@ -91,10 +91,7 @@ class WatchingPilot:
         if self._num_rounds % LAW_ROUNDS == 0:
             self._law = self.law()
         self._level.fade()
-        if seen.shape.source is Source.LOOKUP:
-            self._known.lookups.see(len(seen.shape), len(seen.path))
-        else:
-            self._learn(seen)
+        self._learn(seen)
         if seen.found in (Found.HIT, Found.MISS):
             self._known.hits.see(seen.found is Found.HIT)
         if seen.timing is not None:

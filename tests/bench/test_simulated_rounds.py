@@ -46,7 +46,7 @@ def test_hits_and_hidden_time_are_given_with_shared_noise_and_without(results):
         for figure in ("hit rate", "draft time hidden"):
             assert 0 < results[f"simulated T = 1: {name}, {figure}"].value <= 1
     assert not any("T = 0: rejection" in name for name in results)
-    assert {"verify_ms", "table_ms", "just_in_time_ms"} <= results[
+    assert {"verify_ms", "pass_ms", "just_in_time_ms"} <= results[
         "simulated T = 0: blocks of 8, hit rate"
     ].settings.keys()
 

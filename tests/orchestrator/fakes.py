@@ -27,7 +27,7 @@ from core.records import (
 )
 from core.speculation.tree import SpeculationTree
 from core.token_log import TokenLog
-from core.trees import Ints, Steady
+from core.trees import Floats, Ints, SparseDistribution, Steady
 from orchestrator.knowledge import Lookups
 from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen
 from orchestrator.tree_pilot import CATCH_UP
@@ -111,6 +111,14 @@ def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 + token % (VOCAB_SIZE - 1) for token in order)
 
 
+def said_after(tokens: Sequence[int], *, is_drawn: bool) -> Candidates:
+    """Where it samples, what it draws is its first candidate, of two that it thought as likely."""
+    ranked = candidates(tokens)
+    if not is_drawn:
+        return Candidates(ranked, 0.9)
+    return Candidates(ranked, 0.5, sampled=ranked[0], q=SparseDistribution(ranked[:2], (0.5, 0.5)))
+
+
 class FakeDraftEngine:
     """Grows what it is asked for from `candidates`, by the rule that real drafts follow."""
 
@@ -136,7 +144,7 @@ class FakeDraftEngine:
         grower = held.grower
         while grower.being_fed:
             texts = [[*held.log.tokens, *grower.path(node)] for node in grower.being_fed]
-            grower.take([Candidates(candidates(tokens), 0.9) for tokens in texts])
+            grower.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
             grower.made_pass()
             grower.feed_pass(request.growth.rows_per_pass)
         return GrownTree(request.stamp, grower.tell(), request.num_committed)
@@ -176,6 +184,9 @@ class FakePilot:
         chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
         return chain if tree.is_drafted.any() else tree.best(min(max_nodes, self.gamma), max_depth)
 
+    def keeps(self, reach: Floats, leads: Floats) -> bool:
+        return True
+
     def is_worth_waiting(self, *_: object) -> bool:
         return False
 
@@ -214,7 +225,7 @@ class FakePilots:
         return self.made[-1]
 
     def report(self) -> ControlReport:
-        return ControlReport("fake", 0, self.gamma, self.gamma, 0, "it never changes", (), 0.0)
+        return ControlReport("fake", 0, self.gamma, self.gamma, "it never changes", (), 0.0)
 
 
 class FakeTokenizer:

@@ -41,7 +41,7 @@ def turns(world):
 def guess(*tokens):
     """A chain, as if a draft had told of it."""
     block, num = TokenTree.chain(tokens), len(tokens)
-    return Guess(block, Shape(block.parents, (0,) * num, (1.0,) * num, (0.0,) * num))
+    return Guess(block, Shape(block.parents, (0,) * num, (1.0,) * num))
 
 
 @pytest.mark.parametrize("gamma", range(9))
