@@ -287,7 +287,8 @@ class SpeculationConfig:
     more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
     to `max_draft_tokens` while the draft is sure enough."""
     pipelining: bool = True
-    """Draft on while the last block is verified. False drafts and verifies in turn."""
+    """Draft on while the last block is verified. False drafts and verifies in turn, as drafts that sample always do
+    (rejection and block verification above temperature 0)."""
     max_draft_tokens: int = 8
     """Draft length gamma, in tokens from the root down: the most that the policy may choose."""
     max_block_tokens: int = 32

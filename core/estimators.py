@@ -21,7 +21,6 @@ MAX_CHANCE = 0.99
 """No estimate is surer than this."""
 LEVEL_STEP = 0.5
 """Grain of a session's level, in logits: sessions that are nearly alike share their plans."""
-"""Outcomes that old evidence is still worth."""
 TOLERANCE = 0.2
 """Logits by which an estimate may drift before plans are made anew."""
 

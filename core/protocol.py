@@ -241,9 +241,7 @@ def refusal_of_offer(
     tokens = offer.tree.tokens
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         return Refused(offer.stamp, f"a guess is outside the vocabulary of {vocab_size}")
-    return (
-        Refused(offer.stamp, "rejection and block verification are asked for each block") if held.spec.needs_q else None
-    )
+    return Refused(offer.stamp, "rejection and block verification are sent each block") if held.spec.needs_q else None
 
 
 def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, verdict: Verdict) -> VerifyRequest | None:
@@ -301,8 +299,8 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     spec = request.spec or (held.spec if held is not None else None)
     needs_q = spec is not None and spec.needs_q
     if isinstance(request, DraftRequest):
-        is_chosen = needs_q and not request.growth.num_passes
-        return "a draft that samples grows for one block: num_passes must not be 0" if is_chosen else None
+        is_chosen = needs_q and not request.growth.is_blind
+        return "a draft that samples grows a chain of a length that is fixed beforehand" if is_chosen else None
     block = request.block.tokens
     if block and (min(block) < 0 or max(block) >= vocab_size):
         return f"a guess is outside the vocabulary of {vocab_size}"

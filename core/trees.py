@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 from operator import ge
@@ -136,9 +136,14 @@ class Steady:
     """By that measure: nothing grows at a place where the draft is less sure."""
 
     @classmethod
-    def chain(cls, num_tokens: int) -> Steady:
+    def chain(cls, num_tokens: int, measure: Measure = Measure.LEAD) -> Steady:
         """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
-        return cls(1, num_tokens, sureness=(5.0, 0.0), num_passes=num_tokens, fanout=1)
+        return cls(1, num_tokens, sureness=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether what grows, and for how long, does not depend on what the draft says."""
+        return self == replace(Steady.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:

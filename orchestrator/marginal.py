@@ -88,13 +88,19 @@ class MarginalPilot(TreePilot):
         """Of a pass: a chain, where the draft samples."""
         return 1 if self._is_sampled else self._known.lately.rows_worth()
 
+    def _num_planned(self, depth: int) -> int:
+        return max(1, min(depth, self._planned))
+
+    def _chain(self, depth: int) -> Steady:
+        return super()._chain(self._num_planned(depth))
+
     def _in_turn(self, depth: int) -> Steady:
         """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
         a guess below it. Where passes are shared as many as are forecast to yield most."""
         economy, head = self._known.lately, self._law.at(1)[0]
         rows = self._rows_worth
         price = economy.pass_price(self.rate, rows)
-        num_passes = depth if price else max(1, min(depth, self._planned))
+        num_passes = depth if price else self._num_planned(depth)
         self._asked_rows = (rows,) * num_passes
         return Steady(
             rows,
@@ -138,11 +144,6 @@ class MarginalPilot(TreePilot):
             if (chain := self.net(tree.reach[straight])).max() >= gained.max():
                 self._fitting, gained = straight, chain
         return self._fitting[: int(np.argmax(gained))]
-
-    def keeps(self, reach: Floats, leads: Floats) -> bool:
-        """Those before it are worth their rows, or it would not be asked about."""
-        gained = self.net(reach)
-        return super().keeps(reach, leads) and bool(gained[-1] >= gained[-2])
 
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
         open_reach = tree.open_reach(min(max_depth, self._max_depth))

@@ -85,8 +85,11 @@ class ChainPilot(NamedPilot):
         self._is_whole = num_kept < len(chain) or len(chain) == min(max_nodes, max_depth)
         return chain[:num_kept]
 
-    def keeps(self, reach: Floats, leads: Floats) -> bool:
-        return len(reach) <= self._gamma and self._rule.num_kept(leads.tolist()) == len(leads)
+    def keeps(self, leads: Floats) -> bool:
+        return len(leads) <= self._gamma and self._rule.num_kept(leads.tolist()) == len(leads)
+
+    def _chain(self, depth: int) -> Steady:
+        return super()._chain(min(depth, self._gamma))
 
     def _in_turn(self, depth: int) -> Steady:
         depth, rule = min(depth, self._gamma), self._rule

@@ -353,9 +353,9 @@ class SteadyDrafting:
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Ints:
         chain = self._tree.first_chain(min(max_nodes, max_depth))
-        reach, leads = self._tree.reach[chain], self._tree.leads[chain]
+        leads = self._tree.leads[chain]
         num = 0
-        while num < len(chain) and self._pilot.keeps(reach[: num + 1], leads[: num + 1]):
+        while num < len(chain) and self._pilot.keeps(leads[: num + 1]):
             num += 1
         return chain[:num]
 

@@ -79,7 +79,7 @@ class SteadySession(Session):
                 return [*self._send_or_wait(is_waiting=False), *told]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
-            case Target.VERIFYING:
+            case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
                 return self._offer()
         return []
 

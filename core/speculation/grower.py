@@ -3,8 +3,7 @@
 Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model by
 it and the simulator a law of agreement. Best first, as the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv 2406.16858),
 but without an end: a verdict makes another node the root, what lies below stays, and growing goes on from there.
-Where the draft samples, what grows is a chain of its draws; whether it goes on below one depends on what that was drawn
-from and never on what was drawn (docs/exactness.md, section 4).
+Where the draft samples, what grows is a chain of its draws, as long as was fixed beforehand (docs/exactness.md, 4).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from core.growth import Candidates
 from core.protocol import EndedSessions, HeldTokens, missing_of, refusal_of
 from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Stamp, Verification, VerifyRequest
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, SparseDistribution, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, Steady, TokenTree
 
 EPOCH, VOCAB_SIZE = 3, 100
 SPEC = SequenceSpec(2, Sampling(temperature=0.0))
@@ -87,7 +87,7 @@ def test_what_is_stale_is_named_before_what_is_malformed_and_the_incarnation_fir
         (verify(block=TokenTree.chain((-1,))), "a guess"),
         (draft(suffix=(VOCAB_SIZE,)), "a token id"),
         (verify(block=FORK, spec=SAMPLED), "chains only"),
-        (draft(growth=STEADY, spec=SAMPLED), "num_passes must not be 0"),
+        (draft(growth=STEADY, spec=SAMPLED), "a length that is fixed beforehand"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(request_, reason):
@@ -96,14 +96,31 @@ def test_what_cannot_be_computed_is_refused(request_, reason):
 
 def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
     assert "chains only" in refusal(verify((1, 2), (3,), FORK), held(1, 2, spec=SAMPLED))
-    assert "num_passes must not be 0" in refusal(draft((1, 2), (3,), growth=STEADY), held(1, 2, spec=SAMPLED))
+    assert "a length that is fixed beforehand" in refusal(draft((1, 2), (3,), growth=STEADY), held(1, 2, spec=SAMPLED))
     assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but what it says comes first"
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-@pytest.mark.parametrize("growth", [CHAIN, replace(STEADY, num_passes=2)])
-def test_a_draft_that_samples_grows_for_one_block(verification, growth):
-    assert refusal(draft(growth=growth, spec=replace(SAMPLED, verification=verification))) is None
+@pytest.mark.parametrize(
+    ("changes", "is_taken"),
+    [
+        ({}, True),
+        ({"is_anew": True}, True),
+        ({"measure": Measure.ENTROPY}, True),
+        ({"num_passes": 0}, False),
+        ({"num_passes": 1}, False),
+        ({"min_reach": 0.1}, False),
+        ({"min_sureness": 0.1}, False),
+        ({"sureness": (0.0, 1.0)}, False),
+        ({"rows_per_pass": 2}, False),
+        ({"fanout": 2}, False),
+    ],
+)
+def test_how_long_a_draft_draws_must_not_depend_on_what_it_draws(verification, changes, is_taken):
+    """A block that takes too long is not used: were it long for what was drawn, that draw would be rarer."""
+    growth = replace(Steady.chain(3), **changes)
+    reason = refusal(draft(growth=growth, spec=replace(SAMPLED, verification=verification)))
+    assert reason is None if is_taken else "a length that is fixed beforehand" in reason
 
 
 @pytest.mark.parametrize("growth", [STEADY, replace(STEADY, num_passes=2)])

@@ -184,7 +184,7 @@ class FakePilot:
         chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
         return chain if tree.is_drafted.any() else tree.best(min(max_nodes, self.gamma), max_depth)
 
-    def keeps(self, reach: Floats, leads: Floats) -> bool:
+    def keeps(self, leads: Floats) -> bool:
         return True
 
     def is_worth_waiting(self, *_: object) -> bool:

@@ -20,7 +20,6 @@ from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.side import Side
 from orchestrator.steady_drafting import SteadyDrafting
-from orchestrator.steady_session import SteadySession
 from simulation.chaos import run_seed
 
 MAX_SEEDS = 1000
@@ -128,10 +127,6 @@ def wrong_block_after_an_offer(patch):
     patch(Offer, "follow", other)
 
 
-def offers_outlive_their_target(patch):
-    patch(SteadySession, "_forget_offers", lambda self: None)
-
-
 def resend_with_the_wrong_base(patch):
     """What an engine says it is missing is not sent again."""
 
@@ -188,14 +183,6 @@ def loss_of_the_target_not_noticed(patch):
     patch(Session, "_on_target_lost", lambda self, event: [])
 
 
-def loss_of_the_draft_not_noticed(patch):
-    patch(Session, "_on_draft_lost", lambda self, event: [])
-
-
-def another_leases_growth(patch):
-    patch(SteadyDrafting, "_is_leased", lambda self, stamp: True)
-
-
 def output_not_cut(patch):
     patch(Output, "_find_ending", lambda self, token_ids: None)
 
@@ -249,7 +236,6 @@ PLANTED = [
     engine_not_told_of_the_end,
     wait_that_does_not_end,
     wrong_block_after_an_offer,
-    offers_outlive_their_target,
     resend_with_the_wrong_base,
     message_lacks_a_token,
     closed_session_revived,
@@ -257,8 +243,6 @@ PLANTED = [
     draft_not_checked,
     replies_not_matched,
     loss_of_the_target_not_noticed,
-    loss_of_the_draft_not_noticed,
-    another_leases_growth,
     output_not_cut,
     resumed_tokens_not_sent,
     cancellation_ignored,

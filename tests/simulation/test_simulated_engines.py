@@ -137,7 +137,7 @@ def draft_request(round_: int, verification: Verification, growth: Steady) -> Dr
 def test_a_draft_refuses_what_a_real_one_does():
     (reply,), _ = asked_of_draft(draft_request(1, Verification.REJECTION, Steady(4, 4)))
     assert isinstance(reply, Refused)
-    assert "num_passes must not be 0" in reply.reason
+    assert "fixed beforehand" in reply.reason
 
 
 @pytest.mark.parametrize(

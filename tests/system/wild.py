@@ -46,6 +46,9 @@ class WildPilot(TreePilot):
         num_passes = self.random.randrange(1, 6)
         return Steady(self.random.randrange(1, 9), depth, tail=self._usual_tail, num_passes=num_passes)
 
+    def _chain(self, depth: int) -> Steady:
+        return super()._chain(self.random.randrange(1, depth + 1))
+
     def choose(self, tree, max_nodes, max_depth):
         """Any of those that have grown, each with all above it."""
         chosen: list[int] = []
@@ -55,7 +58,7 @@ class WildPilot(TreePilot):
                 chosen.append(node)
         return np.array(chosen, np.int64)
 
-    def keeps(self, reach: Floats, leads: Floats) -> bool:
+    def keeps(self, leads: Floats) -> bool:
         """A rule may look at all that it is shown."""
         return self.random.random() < 0.5 + 0.5 * leads[-1]
 

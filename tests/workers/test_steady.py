@@ -551,7 +551,7 @@ def test_who_must_sample_is_refused(bench, verification):
     session.tell()
     bench.run()
     assert [end.reason for end in session.ends] == [
-        "a draft that samples grows for one block: num_passes must not be 0"
+        "a draft that samples grows a chain of a length that is fixed beforehand"
     ]
     assert bench.engine.stats().num_jobs == 0
 
