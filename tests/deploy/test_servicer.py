@@ -260,7 +260,7 @@ async def test_model_info_says_what_is_served_and_what_unset_fields_take():
 async def test_model_info_explains_how_far_is_drafted_and_why():
     control = (await servicer().GetModelInfo(pb.GetModelInfoRequest(), Context())).control
     assert control == pb.ControlReport(
-        policy="adaptive", sessions=2, draft_tokens=5, block_tokens=12, table_tokens=48, reason=rpc.REPORT.reason,
+        policy="adaptive", sessions=2, draft_tokens=5, block_tokens=12, reason=rpc.REPORT.reason,
         acceptance=[0.8, 0.7], hit_rate=0.9, verify_s={1: 0.01, 8: 0.0125}, draft_s={1: 0.002}, wire_s=0.001, changes=3,
         branch_s=0.0004,
     )  # fmt: skip

@@ -31,6 +31,11 @@ growths = st.builds(
 """Any growth of which all is told."""
 
 
+def allowed(growth, spec):
+    """The same growth, where the draft may choose; a chain of as many draws where it must not."""
+    return replace(Steady.chain(growth.num_passes, growth.measure), is_anew=True) if spec.needs_q else growth
+
+
 def wide(num_rows=8, num_passes=3):
     """So many nodes a pass, wherever they hang."""
     return Steady(num_rows, num_passes, sureness=(0.0, 0.0), tail=(0.05,) * 7, num_passes=num_passes)

@@ -12,7 +12,7 @@ from tempfile import mkdtemp
 
 import pytest
 from driving import EPOCH, Driver, answer, tree_of, wrong
-from growths import TOKENS, fresh_candidates, fresh_reply, growths, places_of, wide
+from growths import TOKENS, allowed, fresh_candidates, fresh_reply, growths, places_of, wide
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -73,6 +73,7 @@ class Past(RuleBasedStateMachine):
 
     @rule(growth=growths)
     def ask(self, growth):
+        growth = allowed(growth, self.driver.spec)
         reply = answer(self.engine, self.driver.draft_request(growth))
         if isinstance(reply, Missing):
             self.driver.held = reply.held
@@ -105,6 +106,7 @@ class Past(RuleBasedStateMachine):
     @rule(first=growths, num_steps=st.integers(0, 3), second=growths)
     def overtake(self, first, num_steps, second):
         """A tree in the making gives way to another after a few steps."""
+        first = allowed(first, self.driver.spec)
         self.engine.add(99, self.driver.draft_request(first))
         replies = {}
         for _ in range(num_steps):
