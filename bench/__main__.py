@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench import (
+    ablation,
     cluster,
     control,
     distant,
@@ -43,6 +44,7 @@ class Benchmark(Protocol):
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
+    "ablation": ablation,
     "cluster": cluster,
     "control": control,
     "distant": distant,

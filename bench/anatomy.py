@@ -24,17 +24,17 @@ class Round:
 
     @property
     def is_hit(self) -> bool:
-        """The block that follows was in a table that had been asked for while this one was verified."""
+        """The block that follows had grown while this one was verified."""
         return self.picked is not None
 
     @property
     def picked(self) -> pb.CallTrace | None:
-        """The table that the next block is from."""
-        return next((call for call in self.drafts if call.call == pb.CALL_TABLE and call.used), None)
+        """The pass that completed the next block."""
+        return next((call for call in self.drafts if call.call == pb.CALL_GROWTH and call.used), None)
 
     @property
     def was_asked(self) -> bool:
-        return any(call.call == pb.CALL_TABLE for call in self.drafts)
+        return any(call.call == pb.CALL_GROWTH for call in self.drafts)
 
     @property
     def num_tokens(self) -> int:
@@ -67,18 +67,18 @@ def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """A table is asked for with its verification, a moment before or after it; anything else is when it is."""
-    if call.call == pb.CALL_TABLE:
+    """A pass that grew belongs to the verification that is nearest, anything else to the one that it follows."""
+    if call.call == pb.CALL_GROWTH:
         return min(range(len(verified)), key=lambda index: abs(verified[index].sent_s - call.sent_s))
     return max(sum(verify.sent_s <= call.sent_s for verify in verified) - 1, 0)
 
 
 def hidden_share(rounds: Iterable[Round]) -> float:
-    """Of the time that picked tables took, from asking to having, the share during which the target was verifying."""
-    tables = [(round_.picked, round_.verify) for round_ in rounds if round_.picked is not None]
-    total_s = sum(table.received_s - table.sent_s for table, _ in tables)
+    """Of the time that picked passes took, from begin to having them, the share while the target was verifying."""
+    picked = [(round_.picked, round_.verify) for round_ in rounds if round_.picked is not None]
+    total_s = sum(grown.received_s - grown.sent_s for grown, _ in picked)
     hidden_s = sum(
-        _covered([(verify.sent_s, verify.received_s)], (table.sent_s, table.received_s)) for table, verify in tables
+        _covered([(verify.sent_s, verify.received_s)], (grown.sent_s, grown.received_s)) for grown, verify in picked
     )
     return hidden_s / total_s if total_s else 0.0
 

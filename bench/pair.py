@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from bench.engines import EPOCH, Stream, load_engine, new_stream, play
 from core.config import EngineConfig
-from core.records import Drafted, DraftRequest, SequenceSpec, Stamp
-from core.trees import EMPTY_BLOCK, NO_TOKEN, Growth, TokenTree
+from core.records import DraftRequest, GrownTree, SequenceSpec, Stamp
+from core.trees import EMPTY_BLOCK, Steady, TokenTree
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
 
@@ -44,17 +44,17 @@ class _Drafting:
         base = min(self.held, len(stream.log) - 1)
         spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
         stamp = Stamp(stream.name, EPOCH, next(self.num_rounds))
-        growth = Growth.chain(num_guesses)
+        growth = Steady.chain(num_guesses)
         self.engine.add(0, DraftRequest(stamp, stream.log.base(base), stream.log.since(base), growth, spec=spec))
-        drafted = self._reply()
-        assert NO_TOKEN not in drafted.tokens, "there is room for every guess"
-        self.held = drafted.held
-        return TokenTree.chain(drafted.tokens)
+        grown = self._reply()
+        assert len(grown.told) == num_guesses, "there is room for every guess"
+        self.held = grown.held
+        return TokenTree.chain(grown.told.tokens.tolist())
 
-    def _reply(self) -> Drafted:
+    def _reply(self) -> GrownTree:
         while True:
             for _, reply in self.engine.step():
-                assert isinstance(reply, Drafted), reply
+                assert isinstance(reply, GrownTree), reply
                 return reply
 
 

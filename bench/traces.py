@@ -108,11 +108,10 @@ def _record_one(pair: Pair, window: torch.Tensor, temperature: float, seed: int)
     row |= _sureness(_log_law(logits, temperature or 1.0))
     if temperature == 0:
         is_same = (row[Column.RANK] == 0).astype(np.float64)
-        return _packed({**row, Column.ALPHA: is_same, Column.CORRECTION_RANK: row[Column.RANK] - 1.0}) | shares
+        return _packed({**row, Column.ALPHA: is_same}) | shares
     p_logits = pair.target(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]
     p, q = np.exp(_log_law(p_logits, temperature)), np.exp(log_q)
     row[Column.ALPHA] = np.minimum(p, q).sum(axis=1)
-    row[Column.CORRECTION_RANK] = _correction_ranks(p, q, log_q, seed)
     return _packed(row) | shares | {"blocks": _judged_chains(pair, tokens, temperature, seed)}
 
 
@@ -165,19 +164,6 @@ def _shares(scores: Float64) -> dict[str, NDArray[np.uint8]]:
     kept = -np.sort(-scores, axis=1)[:, list(SHARE_RANKS)]
     steps = (kept[:, :1] - kept) / SHARE_STEP
     return {"shares": np.clip(np.rint(steps), 0, 255).astype(np.uint8)}
-
-
-def _correction_ranks(p: Float64, q: Float64, log_q: Float64, seed: int) -> Float64:
-    """Rank by q, the rejected guess left out, of a correction: both drawn as rejection draws them."""
-    random = np.random.default_rng([seed, 1])
-    ranks = np.zeros(len(p))
-    for row, (excess, lack) in enumerate(zip(np.maximum(p - q, 0.0), np.maximum(q - p, 0.0), strict=True)):
-        if excess.sum() < acceptance.NEGLIGIBLE_MASS:
-            continue  # nothing is ever rejected here
-        guess, correction = (int(random.choice(len(law), p=law / law.sum())) for law in (lack, excess))
-        is_before = log_q[row] > log_q[row, correction]
-        ranks[row] = is_before.sum() - is_before[guess]
-    return ranks
 
 
 # Chains that are judged as a whole

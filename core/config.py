@@ -287,18 +287,14 @@ class SpeculationConfig:
     more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
     to `max_draft_tokens` while the draft is sure enough."""
     pipelining: bool = True
-    """Draft on while the last block is verified. False drafts and verifies in turn."""
+    """Draft on while the last block is verified. False drafts and verifies in turn, as drafts that sample always do
+    (rejection and block verification above temperature 0)."""
     max_draft_tokens: int = 8
     """Draft length gamma, in tokens from the root down: the most that the policy may choose."""
     max_block_tokens: int = 32
     """Nodes of a block, over all branches of its tree, in [1, 256]: the most that the policy "adaptive" may choose, and
     the number that "static_tree" always verifies. Lower it where many sessions share the target or a row is dear.
     Trees are verified in greedy and coupled mode only."""
-    max_table_tokens: int = 256
-    """Of rejection and block mode, where drafts sample and prepare for each outcome of a verification: a table has a
-    quarter of so many nodes, since it carries q."""
-    table_fanout: int = 4
-    """Of the same: next tokens that a policy other than "adaptive" prepares for at each place where a block may end."""
     min_path_probability: float = 0.03
     """Of the policy "path_probability": a chain ends before the first guess whose path probability, the product of the
     draft's own chances from the root down to it, is below this; in [0, 1], and 0 ends none early. Raise it where rows
@@ -324,8 +320,6 @@ class SpeculationConfig:
         _check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
         _check(0 <= self.max_draft_tokens <= 64, "max_draft_tokens", "in [0, 64]", self.max_draft_tokens)
         _check(1 <= self.max_block_tokens <= 256, "max_block_tokens", "in [1, 256]", self.max_block_tokens)
-        _check(0 <= self.max_table_tokens <= 4096, "max_table_tokens", "in [0, 4096]", self.max_table_tokens)
-        _check(1 <= self.table_fanout <= 32, "table_fanout", "in [1, 32]", self.table_fanout)
         _check(0 <= self.min_confidence <= 1, "min_confidence", "in [0, 1]", self.min_confidence)
         is_chance = 0 <= self.min_path_probability <= 1
         _check(is_chance, "min_path_probability", "in [0, 1]", self.min_path_probability)

@@ -21,8 +21,6 @@ MAX_CHANCE = 0.99
 """No estimate is surer than this."""
 LEVEL_STEP = 0.5
 """Grain of a session's level, in logits: sessions that are nearly alike share their plans."""
-DOUBTED = 6.0
-"""Outcomes that old evidence is still worth."""
 TOLERANCE = 0.2
 """Logits by which an estimate may drift before plans are made anew."""
 
@@ -61,12 +59,6 @@ class Rate:
         keep = 1.0 - 1.0 / self.window
         self.seen = self.seen * keep + 1.0
         self.successes = self.successes * keep + is_success
-
-    def doubt(self) -> None:
-        """What was seen is old: the estimate stays, and gives way to a few new outcomes."""
-        self.prior = self.mean()
-        self.seen = min(self.seen, DOUBTED)
-        self.successes = self.seen * self.prior
 
     def mean(self, prior: float | None = None) -> float:
         """The estimate; with `prior`, as if that had been expected."""
@@ -125,14 +117,13 @@ class RankProfile:
     """Acceptance by depth and rank, shared by all sessions of one kind of verification.
 
     Each rank is a hazard: the chance that the target's token is that candidate, given that it is none before it. A
-    table that lists five outcomes and misses says something about five of them and nothing about the sixth.
+    tree that lists five outcomes and misses says something about five of them and nothing about the sixth.
     """
 
-    def __init__(self, max_depth: int, num_ranks: int = 32, *, is_sampled: bool = False, prior: float = 0.7) -> None:
+    def __init__(self, max_depth: int, num_ranks: int = 32, *, prior: float = 0.7) -> None:
         self._heads = [Rate(prior, weight=12.0, window=600.0) for _ in range(max(max_depth, 1))]
         self._tail = [Rate(1 - miss_curve(rank) / miss_curve(rank - 1)) for rank in range(1, num_ranks)]
-        self._bonus = [Rate(prior), *[Rate(rate.prior) for rate in self._tail]] if is_sampled else []
-        self._frozen: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]] | None = None
+        self._frozen: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         self._laws: dict[float, RankLaw] = {}
 
     def __repr__(self) -> str:
@@ -143,16 +134,9 @@ class RankProfile:
         """Verdicts on a first guess, recent ones first."""
         return self._heads[0].seen
 
-    def doubt(self) -> None:
-        """Nothing has been seen for a while, and texts change."""
-        for rate in self._heads:
-            rate.doubt()
-
     def see(self, place: Placed) -> None:
         """One place of a verdict."""
-        if self._bonus and not place.taken:
-            self._see_hazards(self._bonus, place.rank, place.num_known)
-        elif place.num_known:
+        if place.num_known:
             self._heads[min(place.depth, len(self._heads)) - 1].see(place.rank == 0)
             if place.rank != 0:
                 self._see_hazards(self._tail, None if place.rank is None else place.rank - 1, place.num_known - 1)
@@ -176,7 +160,7 @@ class RankProfile:
 
     def law(self, level: float = 0.0) -> RankLaw:
         """All chances, as they were when they last had drifted noticeably: what is planned for a law holds a while."""
-        now = (self.heads(), tuple(rate.mean() for rate in self._tail), tuple(rate.mean() for rate in self._bonus))
+        now = self.heads(), tuple(rate.mean() for rate in self._tail)
         if self._frozen is None or _has_drifted(self._frozen, now):
             self._frozen = now
             self._laws.clear()
@@ -188,19 +172,14 @@ class RankProfile:
 
 def _has_drifted(then: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> bool:
     """Whether any of the likelier chances has moved; what is rare may move further."""
-    (heads, tail, bonus), (heads_now, tail_now, bonus_now) = then, now
-    near = (*zip(heads, heads_now, strict=True), *zip(bonus[:1], bonus_now[:1], strict=True))
-    far = (*zip(tail, tail_now, strict=True), *zip(bonus[1:], bonus_now[1:], strict=True))
+    near, far = (list(zip(before, after, strict=True)) for before, after in zip(then, now, strict=True))
     return any(abs(logit(a) - logit(b)) > TOLERANCE for a, b in near) or any(
         abs(logit(a) - logit(b)) > 2.0 * TOLERANCE for a, b in far[:8]
     )
 
 
-def _law(heads: Sequence[float], tail: Sequence[float], bonus: Sequence[float], level: float) -> RankLaw:
-    def at(head: float, hazards: Sequence[float]) -> Ranks:
-        return _ranks(min(logistic(logit(head) + level), MAX_CHANCE), hazards)
-
-    return RankLaw(tuple(at(head, tail) for head in heads), at(bonus[0], bonus[1:]) if bonus else ())
+def _law(heads: Sequence[float], tail: Sequence[float], level: float) -> RankLaw:
+    return RankLaw(tuple(_ranks(min(logistic(logit(head) + level), MAX_CHANCE), tail) for head in heads))
 
 
 def _ranks(head: float, hazards: Sequence[float]) -> Ranks:
@@ -279,14 +258,8 @@ class ConfidenceFit:
     curvature: tuple[float, float, float] = (20.0, 0.0, 20.0)
     """Of the two parameters: (intercept, intercept), (intercept, slope), (slope, slope)."""
 
-    def adjust(self, expected: float, confidence: float) -> float:
-        """Chance of a guess that was made with `confidence` where `expected` is usual."""
-        if self.intercept == 0.0 == self.slope:
-            return expected
-        return self._shifted(expected, logit(confidence) - self.mean_x)
-
     def line(self, expected: float) -> tuple[float, float]:
-        """a and b of the same: log odds of acceptance are a + b times the log odds of the confidence."""
+        """a and b, where `expected` is usual: log odds of acceptance are a + b times the log odds of the confidence."""
         return logit(expected) + self.intercept - self.slope * self.mean_x, self.slope
 
     def _shifted(self, expected: float, x: float) -> float:

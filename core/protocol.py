@@ -7,7 +7,7 @@ Knows records, tokens and trees; must not know models, KV, time, or who waits fo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ from core.growth import Candidates, HeldTree
 from core.records import Base, Continuation, DraftRequest, Missing, Refused, SequenceSpec, Verdict, VerifyRequest
 from core.speculation.grower import Grower
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree, subtree
+from core.trees import EMPTY_BLOCK, ROOT, Steady, subtree
 
 ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"
@@ -50,8 +50,6 @@ class Rebased:
     """Of the rows of guesses those that come right behind them, by where they were; the others are forgotten."""
     pending: list[int]
     """Committed tokens that are still to be computed."""
-    nodes: Mapping[int, int]
-    """Of the nodes of the message's block those that are held, and the numbers that they have in the held tree."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,21 +71,15 @@ class HeldTokens:
 
     def rebase_to_verify(self, request: VerifyRequest) -> Rebased:
         """Agree with the request's tokens; the last one is pending at least, for what is said after it."""
-        rebased = self._rebase(request.base, request.suffix, EMPTY_BLOCK)
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
-
-    def rebase_to_draft(self, request: DraftRequest) -> Rebased:
-        """Agree with the request's tokens and keep what is held of its block."""
-        self.grower.begin()  # its nodes may not be kept
-        rebased = self._rebase(request.base, request.suffix, request.block)
-        draws_at_root = self.spec.needs_q and not request.is_table
-        needs_root = len(request.growth) > 0 and (self.tree.root is None or draws_at_root)
-        return self._without_last(rebased) if needs_root and not rebased.pending else rebased
 
     def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
         """Agree with the request's tokens and keep all that has grown below them; grow by `steady` from now on."""
         self.grower.go_on(steady)
-        rebased = self._rebase(request.base, request.suffix, None if self._reroot(request) else EMPTY_BLOCK)
+        if self.spec.needs_q:
+            return self._rebase_to_draw(request)
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
         if self.tree.root is None:
             self.grower.begin()
             rebased = rebased if rebased.pending else self._without_last(rebased)
@@ -96,6 +88,16 @@ class HeldTokens:
         if steady.is_anew:
             self.grower.tell_anew()
         return rebased
+
+    def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
+        """Agree with the request's tokens. What was drawn before is of no use, the draw at the root neither: draws are
+        numbered from the root on (docs/exactness.md, section 4).
+        """
+        self.grower.begin()
+        self.grower.tell_anew()
+        rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
+        self.tree.clear()
+        return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:
         """The nodes that the grower has had fed were computed; it is still to be told what was said."""
@@ -117,8 +119,8 @@ class HeldTokens:
         self.tree.clear()
         self.log.truncate(num_tokens)
 
-    def _rebase(self, base: Base, suffix: Sequence[int], block: TokenTree | None) -> Rebased:
-        """Keep what agrees with base and suffix and, below them, with `block` (None: anything).
+    def _rebase(self, base: Base, suffix: Sequence[int], *, keeps_guesses: bool) -> Rebased:
+        """Keep what agrees with base and suffix and, where it is wanted, the guesses below them.
 
         Guesses that turned out right are kept: they agree.
         """
@@ -126,20 +128,19 @@ class HeldTokens:
         rest = list(suffix[num_agreeing - base.num_tokens :])
         if num_agreeing < len(self.log):
             self.truncate(num_agreeing)
-            return Rebased(num_agreeing, (), rest, {})
+            return Rebased(num_agreeing, (), rest)
         path = self.tree.walk(rest)
         ends_in_tree = len(path) == len(rest)
-        block = self.tree.below(path) if block is None else block
-        kept, nodes = self.tree.rebase(path, block if ends_in_tree else EMPTY_BLOCK)
+        kept = self.tree.rebase(path, keeps_below=keeps_guesses and ends_in_tree)
         if not ends_in_tree:
             self.tree.clear()
         self.log.extend(rest[: len(path)])
-        return Rebased(num_agreeing, kept, rest[len(path) :], nodes)
+        return Rebased(num_agreeing, kept, rest[len(path) :])
 
     def _without_last(self, rebased: Rebased) -> Rebased:
         pending = self.step_back()
         num_tokens = min(rebased.num_tokens, len(self.log))
-        return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending, {})
+        return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending)
 
     def _reroot(self, request: DraftRequest) -> bool:
         """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
@@ -240,9 +241,7 @@ def refusal_of_offer(
     tokens = offer.tree.tokens
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         return Refused(offer.stamp, f"a guess is outside the vocabulary of {vocab_size}")
-    return (
-        Refused(offer.stamp, "rejection and block verification are asked for each block") if held.spec.needs_q else None
-    )
+    return Refused(offer.stamp, "rejection and block verification are sent each block") if held.spec.needs_q else None
 
 
 def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, verdict: Verdict) -> VerifyRequest | None:
@@ -297,28 +296,14 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
         return "the message lacks a suffix, or a first one its sampling parameters"
     if min(request.suffix) < 0 or max(request.suffix) >= vocab_size:
         return f"a token id is outside the vocabulary of {vocab_size}"
-    block = request.block.tokens
-    if block and (min(block) < 0 or max(block) >= vocab_size):
-        return f"a guess is outside the vocabulary of {vocab_size}"
     spec = request.spec or (held.spec if held is not None else None)
     needs_q = spec is not None and spec.needs_q
     if isinstance(request, DraftRequest):
-        return _why_unfit_to_draft(request, needs_q)
+        is_chosen = needs_q and not request.growth.is_blind
+        return "a draft that samples grows a chain of a length that is fixed beforehand" if is_chosen else None
+    block = request.block.tokens
+    if block and (min(block) < 0 or max(block) >= vocab_size):
+        return f"a guess is outside the vocabulary of {vocab_size}"
     if needs_q and not request.block.is_chain:
         return "rejection and block verification take chains only"
-    return None
-
-
-def _why_unfit_to_draft(request: DraftRequest, needs_q: bool) -> str | None:
-    block, growth = request.block, request.growth
-    if block and not request.is_table:
-        return "only a table is grown below a block"
-    if len(set(zip(block.parents, block.tokens, strict=True))) < len(block):
-        return "the block has the same guess twice below one node"
-    if isinstance(growth, Steady) and request.is_table:
-        return "a tree that grows steadily has no block above it: is_table must be false"
-    if isinstance(growth, Steady):
-        return "a draft may not choose which of its samples are sent" if needs_q else None
-    if any(not ROOT <= parent < node for node, parent in enumerate(growth.parents, len(block))):
-        return "a node of the growth has a parent that does not come before it"
     return None

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Literal
 
 from core import ranges
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, SparseDistribution, Steady, TokenTree, Told
+from core.trees import EMPTY_BLOCK, Steady, TokenTree, Told
 
 
 class Verification(StrEnum):
@@ -194,44 +194,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Extend the held prefix by `suffix`, then add `growth` to the tree `block` below it. No growth is prefill.
-
-    With `is_table` the target is verifying `block`, and the growth is an outcome table: its nodes whose parent is in
-    the block (or is the root) are outcomes, enumerated by rank, and what lies below each outcome is the block that
-    would follow it. Without, `block` is empty and the growth itself is the block.
-    """
+    """Extend the held prefix by `suffix`, then grow below it."""
 
     stamp: Stamp
     base: Base
     suffix: tuple[int, ...]
-    growth: Growth | Steady = NO_GROWTH
-    """These nodes, where the draft samples; else those that it thinks likeliest."""
-    block: TokenTree = EMPTY_BLOCK
-    is_table: bool = False
+    growth: Steady
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
 
     @property
     def num_committed(self) -> int:
         return self.base.num_tokens + len(self.suffix)
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """The nodes that a DraftRequest asked for, in the order of its growth."""
-
-    stamp: Stamp
-    tokens: tuple[int, ...]
-    """`NO_TOKEN` where a node was not grown: out of room, or its parent was not grown."""
-    held: int
-    """Committed tokens (guesses not counted) whose KV the draft now holds."""
-    q: tuple[SparseDistribution, ...] = ()
-    """In rejection and block mode what each token was sampled from (`NO_Q` for outcomes and what was not grown)."""
-    confidence: tuple[float, ...] = ()
-    """For each node how sure the draft was of its first candidate there, whichever this is; 0 if not grown."""
-    entropy: tuple[float, ...] = ()
-    """For each node the entropy in nats of the q that it came from; 0 if not grown."""
-    timing: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +216,7 @@ class Sprouted:
     """Of the message that the draft knows of."""
     told: Told
     held: int
-    """As `Drafted.held`."""
+    """Committed tokens (guesses not counted) whose KV the draft now holds."""
     timing: Timing | None = None
     """Of the pass that it comes from; none where it took no pass."""
     is_over: bool = False
@@ -256,7 +230,7 @@ class GrownTree:
     stamp: Stamp
     told: Told
     held: int
-    """As `Drafted.held`."""
+    """As `Sprouted.held`."""
     timing: Timing | None = None
     """Of all passes; none where it took none."""
 
@@ -280,7 +254,7 @@ class Refused:
 
 
 VerifyReply = Verdict | Missing | Refused
-DraftReply = Drafted | GrownTree | Missing | Refused
+DraftReply = GrownTree | Missing | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +322,9 @@ class SpeculationStats:
     num_hits: int = 0
     """Verdicts whose next block had been prepared before they came, or came in time."""
     num_misses: int = 0
-    """Verdicts that no prepared block answers, though a table had been asked for."""
+    """Verdicts below which nothing had grown, though the draft had told of something."""
     draft_time_s: float = 0.0
-    """From asking the draft for a block or a table to having it, over all rounds."""
+    """Of the draft's passes behind verification, and of blocks in turn from asking to having them."""
     hidden_draft_time_s: float = 0.0
     """The part of it during which the target was verifying for the same stream."""
 
@@ -369,7 +343,8 @@ class Call(StrEnum):
 
     VERIFY = "verify"
     BLOCK = "block"
-    TABLE = "table"
+    GROWTH = "growth"
+    """One pass of a draft that goes on growing."""
     PREFILL = "prefill"
     """Of the draft, so that it catches up; the target's prefill is verifying an empty block."""
 
@@ -385,7 +360,7 @@ class CallTrace:
     num_guesses: int
     """Nodes verified, or nodes grown."""
     num_used: int = 0
-    """Of the nodes verified, those accepted; of a table, the nodes of the block that the verdict picked."""
+    """Of the nodes verified, those accepted; of growth, those of the next block, if it was the last before that."""
     timing: Timing | None = None
 
 

@@ -13,9 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 Ranks = tuple[float, ...]
 """For each rank, the chance that the target's token is the draft's candidate of that rank."""
@@ -28,27 +26,15 @@ class RankLaw:
     chances: tuple[Ranks, ...]
     """By depth below the root, from 1 on; deeper ones are like the last. Each sums to at most 1, likeliest first.
 
-    Where the draft samples, rank 0 is its sample and the others are what the target may put in its place.
+    Where the draft samples, rank 0 is its sample, and there is no other.
     """
-    bonus: Ranks = ()
-    """Where the draft samples: the law of the token after a block that was accepted whole, over the draft's candidates.
-    Empty where the draft does not sample, and that law is no other than `chances`."""
-    table: FloatArray = field(init=False, repr=False, compare=False)
-    """`chances` as one array, [depth - 1, rank]."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        width = max(map(len, (*self.chances, self.bonus)))
-        rows = [[*ranks, *[0.0] * (width - len(ranks))] for ranks in self.chances]
-        object.__setattr__(self, "table", np.array(rows))
-        object.__setattr__(self, "_hash", hash((self.chances, self.bonus)))  # laws are keys, and long
+        object.__setattr__(self, "_hash", hash(self.chances))  # laws are keys, and long
 
     def __hash__(self) -> int:
         return self._hash
-
-    @property
-    def is_sampled(self) -> bool:
-        return bool(self.bonus)
 
     def at(self, depth: int) -> Ranks:
         """Chances at `depth`, counted from 1."""

@@ -1,15 +1,14 @@
-"""Blocks and outcome tables: both are trees of guesses below the last committed token.
+"""Trees of guesses below the last committed token, and how a draft grows them.
 
-Knows tokens, parents and q; must not know who guessed or who verifies. An *outcome table* is no other thing than a tree
-that contains the block being verified: a verdict (accepted path, next token) is a walk down that tree, and where the
-walk ends inside it, what lies below is the next block (`subtree`).
+Knows tokens, parents and q; must not know who guessed or who verifies. A verdict (accepted path, next token) is a walk
+down such a tree, and where the walk ends inside it, what lies below may be verified next (`subtree`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 from operator import ge
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 ROOT = -1
 """Parent of the first guesses of a block: the last committed token."""
 NO_TOKEN = -1
-"""Stands where a tree was asked for a node that was not grown."""
+"""Where none was drawn."""
 UNRANKED = -1
 """Rank of a guess that is not the draft's."""
 
@@ -32,9 +31,20 @@ class SparseDistribution:
     token_ids: tuple[int, ...]
     probs: tuple[float, ...]
 
+    @classmethod
+    def certain(cls, token: int) -> SparseDistribution:
+        """This token and no other."""
+        return cls((token,), (1.0,))
+
+    @property
+    def is_law(self) -> bool:
+        """Whether each token has a probability, and one of them comes."""
+        is_whole = abs(sum(self.probs) - 1.0) < 1e-3  # they may have been rounded; a NaN is not whole
+        return len(self.token_ids) == len(self.probs) and is_whole and min(self.probs) >= 0.0
+
 
 NO_Q = SparseDistribution((), ())
-"""Stands in a table for what was enumerated, not drawn: an outcome is never verified, only what lies below it."""
+"""Where nothing was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,37 +94,6 @@ class TokenTree:
 EMPTY_BLOCK = TokenTree()
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Which guesses a draft is to add to a tree of B nodes: node B + n is its guess of rank `ranks[n]` at `parents[n]`.
-
-    Parents are nodes of the tree, earlier nodes of the growth (B onwards), or ROOT. Rank 0 is the likeliest token that
-    is no child of the parent already; where the draft must sample (rejection and block mode, below an outcome), there
-    is rank 0 only, and it is the sample.
-    Invariant: each parent precedes its children, and the ranks below one parent are distinct.
-    """
-
-    parents: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.parents) != len(self.ranks) or any(rank < 0 for rank in self.ranks):
-            raise ValueError("a growth needs one parent and one rank, not below 0, for each node")
-        if len(set(zip(self.parents, self.ranks, strict=True))) != len(self.ranks):
-            raise ValueError("a growth asks for a node twice")
-
-    @classmethod
-    def chain(cls, num_tokens: int) -> Growth:
-        """The `num_tokens` likeliest guesses in a row, below the root of an empty tree."""
-        return cls(tuple(range(ROOT, num_tokens - 1)), (0,) * num_tokens)
-
-    def __len__(self) -> int:
-        return len(self.parents)
-
-
-NO_GROWTH = Growth()
-
-
 class Measure(StrEnum):
     """Of how sure a draft is at a place, in [0, 1]."""
 
@@ -130,7 +109,8 @@ class Measure(StrEnum):
 class Steady:
     """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
 
-    Only where any rule may choose guesses (coupled and greedy decoding).
+    Where the draft samples (rejection and block verification) it grows a chain of its draws, and ends by itself: what
+    is drawn is of use for one block.
     """
 
     rows_per_pass: int
@@ -154,6 +134,16 @@ class Steady:
     """Of how sure the draft is at a place, as it is told."""
     min_sureness: float = 0.0
     """By that measure: nothing grows at a place where the draft is less sure."""
+
+    @classmethod
+    def chain(cls, num_tokens: int, measure: Measure = Measure.LEAD) -> Steady:
+        """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
+        return cls(1, num_tokens, sureness=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether what grows, and for how long, does not depend on what the draft says."""
+        return self == replace(Steady.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
@@ -195,6 +185,8 @@ class Told:
     """How sure the draft was at the node's place, by the measure that was asked for."""
     root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
+    q: tuple[SparseDistribution, ...]
+    """What each was drawn from, where the draft samples; else none."""
 
     def __init__(
         self,
@@ -205,6 +197,7 @@ class Told:
         chances: ArrayLike = (),
         leads: ArrayLike = (),
         root: int = ROOT,
+        q: Sequence[SparseDistribution] = (),
         *,
         is_own: bool = False,
     ) -> None:
@@ -214,7 +207,7 @@ class Told:
         """
         columns = (parents, tokens, ranks, chances, leads)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
-        for name, value in zip(("first", *COLUMNS, "root"), (first, *values, root), strict=True):
+        for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
             object.__setattr__(self, name, value)
         if not is_own:
             self.check()
@@ -228,6 +221,8 @@ class Told:
             raise ValueError("a chance or a lead that is told is none")
         if not ((parents >= ROOT) & (parents < self.first + np.arange(len(self)))).all():
             raise ValueError("a node is told of before its parent")
+        if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
+            raise ValueError("each node that was drawn has the law that it was drawn from")
         if self.first < 0 or not ROOT <= self.root < self.first or (ranks < 0).any():
             raise ValueError("a number or a rank that is told is below 0")
 
@@ -238,7 +233,7 @@ class Told:
         if not isinstance(other, Told):
             return NotImplemented
         same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
-        return (self.first, self.root) == (other.first, other.root) and all(same)
+        return (self.first, self.root, self.q) == (other.first, other.root, other.q) and all(same)
 
     def __hash__(self) -> int:
         return hash((self.first, self.root, len(self)))
@@ -269,28 +264,3 @@ def subtree(tree: TokenTree, top: int) -> tuple[TokenTree, tuple[int, ...]]:
     parents = tuple(kept[tree.parents[node]] for node in nodes)
     q = tuple(tree.q[node] for node in nodes) if tree.q else ()
     return TokenTree(tokens, parents, q), tuple(nodes)
-
-
-def grown(
-    block: TokenTree, growth: Growth, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()
-) -> tuple[TokenTree, tuple[int, ...]]:
-    """`block` with the nodes of `growth` that have a token; and which nodes of the growth those are.
-
-    A tree that has q has one for each node: `NO_Q` stands in for the block's, which nobody will verify again.
-    Raises: ValueError when a node has a token but its parent has none, or two siblings have the same.
-    """
-    place: dict[int, int] = {ROOT: ROOT, **{node: node for node in range(len(block))}}
-    all_tokens, parents, kept = list(block.tokens), list(block.parents), list[int]()
-    seen = set(zip(block.parents, block.tokens, strict=True))
-    for index, (parent, token) in enumerate(zip(growth.parents, tokens, strict=True)):
-        if token == NO_TOKEN:
-            continue
-        if parent not in place or (place[parent], token) in seen:
-            raise ValueError("a draft grew a node below none, or the same node twice")
-        seen.add((place[parent], token))
-        place[len(block) + index] = len(all_tokens)
-        parents.append(place[parent])
-        all_tokens.append(token)
-        kept.append(index)
-    all_q = (*[NO_Q] * len(block), *(q[index] for index in kept)) if q else ()
-    return TokenTree(tuple(all_tokens), tuple(parents), all_q), tuple(kept)

@@ -54,7 +54,6 @@ class Meters:
         record(m.REQUESTS_RUNNING, self._num_running)
         record(m.GAMMA, report.draft_tokens)
         record(m.BLOCK_TOKENS, report.block_tokens)
-        record(m.TABLE_TOKENS, report.table_tokens)
         record(m.DRAFT_RESTING, float(report.draft_tokens == 0))
         record(m.CONTROL_CHANGES, report.num_changes - self._num_changes, without_figures(report.reason))
         self._num_changes = report.num_changes

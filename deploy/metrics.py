@@ -113,7 +113,6 @@ TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to a
 # Control: what is decided now, and the estimates that it is decided by
 GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", Kind.GAUGE)
 BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", Kind.GAUGE)
-TABLE_TOKENS = Metric("table_tokens", "Nodes of the table that is prepared during a verification.", Kind.GAUGE)
 DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", Kind.GAUGE)
 DRAFT_READY = Metric(
     "draft_ready", "1 once the model's draft has come and fits, 0 before; none for a model without one.", Kind.GAUGE

@@ -23,7 +23,6 @@ from core.block_hash import BlockHash
 from core.config import Limits, LinkTls
 from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import (
-    Drafted,
     DraftReply,
     DraftRequest,
     GrownTree,
@@ -186,9 +185,7 @@ class DraftEnginePort(EnginePort):
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        replies: list[DraftReply] = await self._exchange(
-            self._engine.draft, batch, (Drafted, GrownTree, Missing, Refused)
-        )
+        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (GrownTree, Missing, Refused))
         return replies
 
     async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:

@@ -33,7 +33,7 @@ _FINISH_REASONS = {
 _CALLS = {
     Call.VERIFY: pb.CALL_VERIFY,
     Call.BLOCK: pb.CALL_BLOCK,
-    Call.TABLE: pb.CALL_TABLE,
+    Call.GROWTH: pb.CALL_GROWTH,
     Call.PREFILL: pb.CALL_PREFILL,
 }
 
@@ -164,7 +164,6 @@ def _control(report: ControlReport) -> pb.ControlReport:
         sessions=report.num_sessions,
         draft_tokens=report.draft_tokens,
         block_tokens=report.block_tokens,
-        table_tokens=report.table_tokens,
         reason=report.reason,
         acceptance=report.acceptance,
         hit_rate=report.hit_rate,

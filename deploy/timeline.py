@@ -144,10 +144,10 @@ class _Picture:
                 return f"verify: {call.used} of {call.guesses} accepted"
             case pb.CALL_VERIFY:
                 return "prefill" if call is self._verified[0] else "plain step"
-            case pb.CALL_TABLE if call.used:
-                return f"table of {call.guesses}: hit"
-            case pb.CALL_TABLE:
-                return f"table of {call.guesses}: miss"
+            case pb.CALL_GROWTH if call.used:
+                return f"grew {call.guesses}: hit"
+            case pb.CALL_GROWTH:
+                return f"grew {call.guesses}"
             case pb.CALL_BLOCK:
                 return f"block of {call.guesses}" + ("" if self._user(call) is not None else ": late")
             case _:
@@ -156,11 +156,11 @@ class _Picture:
     def _user(self, call: pb.CallTrace) -> pb.CallTrace | None:
         """The verification that the block of a draft call went to, if it went to one.
 
-        A table says itself whether it was of use. A block is of use unless the target was sent something while it was
+        Growth says itself whether it was of use. A block is of use unless the target was sent something while it was
         being drafted: then it came too late.
         """
         was_busy = any(call.sent_s <= verify.sent_s < call.received_s for verify in self._verified)
-        is_of_use = call.used > 0 if call.call == pb.CALL_TABLE else call.call == pb.CALL_BLOCK and not was_busy
+        is_of_use = call.used > 0 if call.call == pb.CALL_GROWTH else call.call == pb.CALL_BLOCK and not was_busy
         later = [verify for verify in self._verified if verify.sent_s >= call.received_s]
         if not is_of_use or not call.guesses or not later:
             return None
@@ -217,7 +217,7 @@ class _Picture:
         """Rows kept, rows in all, and what they are. Prefill and plain steps guess nothing, so they waste nothing."""
         if call.call == pb.CALL_VERIFY:
             return call.used + 1, call.guesses + 1, "rows"  # the root's row gives the target's own token
-        if call.call == pb.CALL_TABLE:
+        if call.call == pb.CALL_GROWTH:
             return min(call.used, call.guesses), call.guesses, "nodes"
         return (call.guesses if self._user(call) is not None else 0), call.guesses, "nodes"
 

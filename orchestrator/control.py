@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Policy, Verification
-from orchestrator.asking import AskingPilot
+from core.records import GenerationRequest, Policy
 from orchestrator.knowledge import Knowledge, Later, at_once
 from orchestrator.marginal import MarginalPilot
 from orchestrator.named import ChainPilot, StaticTreePilot
-from orchestrator.pilot import AskedPilot, ControlReport
-from orchestrator.policies import AskedChainPilot
+from orchestrator.pilot import ControlReport
 from orchestrator.tree_pilot import TreePilot
+from orchestrator.watching import kind_of
 
 REFLECTION_S = 0.002
 """After a verdict the next block is sent first; what to do from then on is decided while the target works."""
@@ -29,20 +28,19 @@ def after_calls(act: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(REFLECTION_S, act)
 
 
-def _of_tree(policy: Policy) -> Callable[[GenerationRequest, SpeculationConfig, Knowledge], TreePilot]:
-    """Where any rule may choose guesses: they are taken out of a tree that the draft grows."""
-    return {"adaptive": MarginalPilot, "static_tree": StaticTreePilot}.get(policy, ChainPilot)
-
-
-def _of_samples(policy: Policy) -> Callable[[GenerationRequest, SpeculationConfig, Knowledge], AskedPilot]:
-    """Where the draft samples: it is asked for each chain."""
-    return AskingPilot if policy == "adaptive" else AskedChainPilot
+def _pilot_of(
+    policy: Policy, *, is_sampled: bool
+) -> Callable[[GenerationRequest, SpeculationConfig, Knowledge], TreePilot]:
+    """Where the draft samples, trees are chains."""
+    if policy == "adaptive":
+        return MarginalPilot
+    return StaticTreePilot if policy == "static_tree" and not is_sampled else ChainPilot
 
 
 class Pilots(Protocol):
     """Gives each session its pilot; what is common to them (costs, load, what drafts are worth) is kept here."""
 
-    def pilot(self, request: GenerationRequest) -> AskedPilot | TreePilot: ...
+    def pilot(self, request: GenerationRequest) -> TreePilot: ...
 
     def report(self) -> ControlReport: ...
 
@@ -60,12 +58,10 @@ class Controls:
     def __repr__(self) -> str:
         return f"<Controls {self._config.policy} {self._known}>"
 
-    def pilot(self, request: GenerationRequest) -> AskedPilot | TreePilot:
+    def pilot(self, request: GenerationRequest) -> TreePilot:
         config = self._config_for(request)
-        is_any_rule_allowed = request.verification is Verification.COUPLED or request.sampling.is_greedy
-        if is_any_rule_allowed:
-            return _of_tree(config.policy)(request, config, self._known)
-        return _of_samples(config.policy)(request, config, self._known)
+        is_sampled = kind_of(request) == "rejection"
+        return _pilot_of(config.policy, is_sampled=is_sampled)(request, config, self._known)
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
         """The settings, but for what the request says itself."""
@@ -81,7 +77,6 @@ class Controls:
             num_sessions=known.num_sessions,
             draft_tokens=doing.draft_tokens,
             block_tokens=doing.block_tokens,
-            table_tokens=doing.table_tokens,
             reason=known.reason,
             acceptance=profile.heads() if profile else (),
             hit_rate=known.hits.mean(),

@@ -9,14 +9,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
 from core.costs import EngineCost
 from core.economy import SHARED_SESSIONS, Economy
 from core.estimators import ConfidenceFit, RankProfile, Rate
-
-if TYPE_CHECKING:
-    from orchestrator.course import Course
 
 PRIOR_VERIFY_S = 0.025
 PRIOR_DRAFT_S = 0.003
@@ -66,7 +62,6 @@ class Doing:
 
     draft_tokens: int = 0
     block_tokens: int = 0
-    table_tokens: int = 0
 
 
 class Knowledge:
@@ -84,7 +79,6 @@ class Knowledge:
         self._max_depth = max_depth
         self._profiles: dict[str, RankProfile] = {}
         self._fits: dict[Hashable, ConfidenceFit] = {}
-        self._courses: dict[Hashable, Course] = {}
         self._economy: Economy | None = None
         self._rounds: dict[str, tuple[float, float]] = {}
         self._trying: Hashable | None = None
@@ -95,10 +89,10 @@ class Knowledge:
     def __repr__(self) -> str:
         return f"<Knowledge of {self.num_sessions} sessions, {self._profiles}, {self.verify}, {self.draft}>"
 
-    def profile(self, kind: str, *, is_sampled: bool) -> RankProfile:
+    def profile(self, kind: str) -> RankProfile:
         """Acceptance of this kind of verification."""
         if kind not in self._profiles:
-            self._profiles[kind] = RankProfile(self._max_depth, is_sampled=is_sampled)
+            self._profiles[kind] = RankProfile(self._max_depth)
         return self._profiles[kind]
 
     def fit(self, kind: Hashable) -> ConfidenceFit:
@@ -108,12 +102,6 @@ class Knowledge:
     def most_used_profile(self) -> RankProfile | None:
         """Of the kind of verification that most has been seen of."""
         return max(self._profiles.values(), key=lambda profile: profile.num_seen, default=None)
-
-    def course(self, key: Hashable, new: Callable[[], Course]) -> Course:
-        """What all sessions of a kind do together."""
-        if key not in self._courses:
-            self._courses[key] = new()
-        return self._courses[key]
 
     def usual_round(self, kind: str, prior_tokens: float) -> tuple[float, float]:
         """Tokens and seconds of a round of any session of this kind, before one has rounds of its own."""
@@ -158,13 +146,6 @@ class Knowledge:
     def num_sharing_drafts(self) -> float:
         """The same of a draft."""
         return max(1.0, self.num_sessions / self._num_drafts)
-
-    def is_crowded(self, num_planned: float) -> bool:
-        """Whether the number of sessions that share an engine exceeds the planned one enough to decide anew.
-
-        That some have left can wait for the next decision: where one stream ends another often begins.
-        """
-        return self.num_sharing > LOAD_CHANGE * num_planned
 
     @property
     def lately(self) -> Economy:

@@ -16,7 +16,7 @@ from core.records import GenerationRequest
 from core.shapes import RankLaw, best_reach
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
-from orchestrator.pilot import Found, RoundSeen, Source
+from orchestrator.pilot import Found, RoundSeen
 from orchestrator.tree_pilot import TreePilot, TreeView
 
 RATE_ROUNDS = 16.0
@@ -80,15 +80,27 @@ class MarginalPilot(TreePilot):
         """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
         economy = self._known.lately
         law = self._profile.law() if economy.is_shared else self._law
-        return passes_worth(law, economy, self._max_depth, self.max_nodes)
+        max_nodes = None if self._is_sampled else self.max_nodes
+        return passes_worth(law, economy, self._max_depth, max_nodes, self._rows_worth)
+
+    @property
+    def _rows_worth(self) -> int:
+        """Of a pass: a chain, where the draft samples."""
+        return 1 if self._is_sampled else self._known.lately.rows_worth()
+
+    def _num_planned(self, depth: int) -> int:
+        return max(1, min(depth, self._planned))
+
+    def _chain(self, depth: int) -> Steady:
+        return super()._chain(self._num_planned(depth))
 
     def _in_turn(self, depth: int) -> Steady:
         """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
         a guess below it. Where passes are shared as many as are forecast to yield most."""
         economy, head = self._known.lately, self._law.at(1)[0]
-        rows = economy.rows_worth()
+        rows = self._rows_worth
         price = economy.pass_price(self.rate, rows)
-        num_passes = depth if price else max(1, min(depth, self._planned))
+        num_passes = depth if price else self._num_planned(depth)
         self._asked_rows = (rows,) * num_passes
         return Steady(
             rows,
@@ -193,7 +205,7 @@ class MarginalPilot(TreePilot):
 
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
-        if seen.shape.source is Source.DRAFT and seen.shape.num_looked_up < len(seen.shape):
+        if seen.shape.num_looked_up < len(seen.shape):
             self._num_idle, self._pause_s, self._is_trial = 0, FIRST_PAUSE_S, False
         elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
             self._num_idle += 1
@@ -212,12 +224,14 @@ class MarginalPilot(TreePilot):
 
 
 @lru_cache(maxsize=256)
-def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int) -> int:
-    """Passes of the draft after which a round in turn makes most tokens a second; 0 where plain decoding does."""
-    wide = economy.rows_worth()
+def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int | None, wide: int) -> int:
+    """Passes of the draft, of `wide` rows but for the first, after which a round in turn makes most tokens a second; 0
+    where plain decoding does. `max_nodes`: of the tree that grows; None for a chain.
+    """
     best, best_rate = 0, 1.0 / economy.verify_s(0.0)
     for num_passes in range(1, max_passes + 1):
-        tokens = 1.0 + np.append(0.0, np.cumsum(best_reach(law, max_nodes, num_passes)))
+        reach = law.chain(num_passes) if max_nodes is None else best_reach(law, max_nodes, num_passes)
+        tokens = 1.0 + np.append(0.0, np.cumsum(reach))
         rows = (1, *(wide,) * (num_passes - 1))
         seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])
         if (rate := (tokens / seconds).max()) > best_rate:

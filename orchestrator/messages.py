@@ -138,10 +138,9 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Send to the leased draft; when `timeout_s` passes without an answer, say DraftLate (None: never)."""
+    """Send to the leased draft what it is to grow for one block, or to take in."""
 
     request: DraftRequest
-    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

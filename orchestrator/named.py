@@ -11,7 +11,7 @@ import math
 from core.config import SpeculationConfig
 from core.estimators import miss_curve
 from core.records import GenerationRequest
-from core.trees import Ints, Measure, Steady
+from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import RoundSeen
 from orchestrator.rules import RULES
@@ -84,6 +84,12 @@ class ChainPilot(NamedPilot):
         num_kept = self._rule.num_kept(tree.leads[chain].tolist())
         self._is_whole = num_kept < len(chain) or len(chain) == min(max_nodes, max_depth)
         return chain[:num_kept]
+
+    def keeps(self, leads: Floats) -> bool:
+        return len(leads) <= self._gamma and self._rule.num_kept(leads.tolist()) == len(leads)
+
+    def _chain(self, depth: int) -> Steady:
+        return super()._chain(min(depth, self._gamma))
 
     def _in_turn(self, depth: int) -> Steady:
         depth, rule = min(depth, self._gamma), self._rule

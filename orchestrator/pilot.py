@@ -13,14 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from core.records import Timing
-from core.trees import UNRANKED, Growth
-
-
-class Source(StrEnum):
-    """Who made a guess."""
-
-    DRAFT = "draft"
-    LOOKUP = "lookup"
+from core.trees import UNRANKED
 
 
 class Found(StrEnum):
@@ -28,9 +21,7 @@ class Found(StrEnum):
 
     HIT = "hit"
     MISS = "miss"
-    """The table had no block below the verdict's end."""
-    LATE = "late"
-    """The table had not come when patience ran out."""
+    """Nothing that the draft has told of is below the verdict's end."""
     NOT_ASKED = "not asked"
 
 
@@ -40,11 +31,8 @@ class Shape:
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
-    """The draft's rank of each node among its siblings' candidates, 0 for sampled and looked-up ones; `UNRANKED` in a
-    block of several sources for those that it has not told of."""
+    """The draft's, of each node among its siblings; 0 for what it drew, `UNRANKED` where it told of no such node."""
     confidence: tuple[float, ...] = ()
-    entropy: tuple[float, ...] = ()
-    source: Source = Source.DRAFT
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -52,12 +40,7 @@ class Shape:
     @property
     def num_looked_up(self) -> int:
         """Guesses that are not the draft's."""
-        return len(self) if self.source is Source.LOOKUP else self.ranks.count(UNRANKED)
-
-    def prefix(self, num_nodes: int) -> Shape:
-        """The first `num_nodes` nodes."""
-        ranks, confidence, entropy = self.ranks[:num_nodes], self.confidence[:num_nodes], self.entropy[:num_nodes]
-        return Shape(self.parents[:num_nodes], ranks, confidence, entropy, self.source)
+        return self.ranks.count(UNRANKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +53,10 @@ class RoundSeen:
     """Accepted nodes."""
     found: Found
     rank: int | None
-    """Where a table was there: how many of the outcomes that it lists where the path ended come before the next token,
-    None when it does not list it."""
+    """Of the next token among what the draft had told of where the path ended, beside the block; None where it was none
+    of that."""
     num_listed: int
-    """Outcomes that the table lists where the path ended."""
+    """How many tokens those were."""
     elapsed_s: float
     """From sending the block, or from the verdict with which the target went on with it, to having this one."""
     timing: Timing | None
@@ -85,7 +68,6 @@ class RoundSeen:
 class DraftSeen:
     """One answer of the draft that had something to grow. How much it grew may depend on what it drew: not told."""
 
-    is_table: bool
     elapsed_s: float
     timing: Timing | None
 
@@ -93,7 +75,7 @@ class DraftSeen:
 class Pilot(Protocol):
     """The decisions of one session. Every method returns at once; none is told a token.
 
-    What else is asked of one depends on where blocks come from: `AskedPilot`, or `orchestrator.tree_pilot.TreePilot`.
+    `orchestrator.tree_pilot.TreePilot` has those about the tree.
     """
 
     @property
@@ -118,34 +100,6 @@ class Pilot(Protocol):
         ...
 
 
-class AskedPilot(Pilot, Protocol):
-    """Where a draft is asked for each block: in rejection and block mode, where what is sent of its samples must not
-    depend on them."""
-
-    @property
-    def wants_draft(self) -> bool:
-        """False while the draft shall rest: nothing is sent to it, and it catches up by prefill when this changes."""
-        ...
-
-    def block(self, max_depth: int) -> Growth:
-        """What to draft just in time, below the root; no growth means: do not wait for the draft."""
-        ...
-
-    def table(self, shape: Shape, max_depth: int) -> Growth:
-        """What to prepare while `shape` is verified, no growth means: nothing.
-
-        `max_depth` bounds the blocks below the outcomes.
-        """
-        ...
-
-    def num_to_verify(self, shape: Shape) -> int:
-        """How many nodes of a block are worth a place in the target's batch, from the first on.
-
-        A session asks for one guess more at a time, so that none is dropped for what follows it.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ControlReport:
     """What one orchestrator's pilots know and do at the moment, for people."""
@@ -155,7 +109,6 @@ class ControlReport:
     draft_tokens: int
     """Depth of the blocks that are being drafted; 0 while the draft rests."""
     block_tokens: int
-    table_tokens: int
     reason: str
     """Why the last change was made, with the figures that decided it."""
     acceptance: tuple[float, ...]

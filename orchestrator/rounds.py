@@ -14,7 +14,6 @@ from typing import Any
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
 from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, TargetRequest, VerifyReply
-from core.trees import Steady
 from orchestrator import messages as m
 from orchestrator.session import Session
 from orchestrator.side import Side
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_TARGET_CALLS = 1
 """Decoding calls in flight to one target: whoever is ready meanwhile shares the next pass instead of adding one."""
 MAX_DRAFT_CALLS = 8
-"""And to one draft, whose passes are short: nobody's block waits for somebody's table."""
+"""And to one draft, whose passes are short: what ends by itself holds up nobody's next message."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
@@ -210,8 +209,6 @@ class Rounds:
         assert running.draft is not None, "a session drafts only while it holds a lease"
         running.draft_sent_s = self._clock.now()
         self._drafts.send(running.draft, command.request)
-        if command.timeout_s is not None:
-            running.late = self._spawn(running, self._say_late(command.request.stamp, command.timeout_s))
 
     def _grow(self, running: _Running, command: m.Grow) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
@@ -233,8 +230,6 @@ class Rounds:
         stamp = request.stamp
         if (running := self._leased.get(stamp.session)) is None:
             return
-        if running.late is not None and not isinstance(request.growth, Steady):
-            running.late.cancel()
         if isinstance(answer, WorkerLost):
             self._handle(running.session.id, m.DraftLost(stamp.epoch))
         else:

@@ -11,17 +11,14 @@ from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavail
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
-from orchestrator.asked_session import AskedSession
 from orchestrator.control import Controls, Pilots, after_calls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
-from orchestrator.pilot import AskedPilot, ControlReport
+from orchestrator.pilot import ControlReport
 from orchestrator.rounds import Rounds
-from orchestrator.session import Session
 from orchestrator.statistics import DraftWait
 from orchestrator.steady_session import SteadySession
 from orchestrator.text import Tokenizer
-from orchestrator.tree_pilot import TreePilot
 
 
 class Service:
@@ -80,7 +77,7 @@ class Service:
             raise DeadlinePassed("the request's time had run out when it arrived")
         with self._admission:
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-            session = new_session(
+            session = SteadySession(
                 request,
                 self._pair,
                 self._pilots.pilot(request),
@@ -111,19 +108,6 @@ class Service:
         """A name that is unique here whatever ids clients choose."""
         self._num_started += 1
         return f"{request.request_id}#{self._num_started}"
-
-
-def new_session(
-    request: GenerationRequest,
-    pair: Pair,
-    pilot: AskedPilot | TreePilot,
-    detokenizer: IncrementalDetokenizer,
-    session_id: str,
-) -> Session:
-    """Of the kind that its pilot steers."""
-    if isinstance(pilot, TreePilot):
-        return SteadySession(request, pair, pilot, detokenizer, session_id)
-    return AskedSession(request, pair, pilot, detokenizer, session_id)
 
 
 async def _until_the_last(pieces: asyncio.Queue[Chunk | OutriderError]) -> AsyncIterator[Chunk]:

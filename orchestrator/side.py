@@ -42,7 +42,7 @@ class Side(Generic[Port, Request, Reply]):
         self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
-        self._gatherers: dict[tuple[str, bool], Gatherer[Request, Reply]] = {}
+        self._gatherers: dict[str, Gatherer[Request, Reply]] = {}
         """By engine, and apart by whether somebody waits: a call returns with its last request."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
@@ -50,7 +50,7 @@ class Side(Generic[Port, Request, Reply]):
     @property
     def num_engines(self) -> int:
         """Engines that are spoken to."""
-        return len({engine_id for engine_id, _ in self._gatherers})
+        return len(self._gatherers)
 
     async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
         """A lease for this session, whose text is `tokens`, to be given back by `give_back`. Raises: Unavailable."""
@@ -66,7 +66,7 @@ class Side(Generic[Port, Request, Reply]):
 
     def send(self, lease: Lease[Port], request: Request) -> None:
         """Send with the next call to the leased engine; the answer is delivered."""
-        key = (lease.engine_id, isinstance(request, DraftRequest) and request.is_table)
+        key = lease.engine_id
         gatherer = self._gatherers.get(key)
         if gatherer is None:
             gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
@@ -93,8 +93,7 @@ class Side(Generic[Port, Request, Reply]):
         self._num_leases[lease.engine_id] -= 1
         if self._num_leases[lease.engine_id] == 0:
             del self._num_leases[lease.engine_id]
-            for is_table in (False, True):
-                self._gatherers.pop((lease.engine_id, is_table), None)  # a call in flight ends by itself
+            self._gatherers.pop(lease.engine_id, None)  # a call in flight ends by itself
         task = asyncio.ensure_future(self._free(lease))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)

@@ -1,10 +1,9 @@
 """The coupled machines of a session, each in one table; no transition is made anywhere else.
 
 A session drives a target and, when it has one, a draft. The target's machine is the round: it is idle between
-decisions, verifies a block, or waits for the draft to say which is next. The draft's machine says whether the draft can
-be asked, and what it is busy with. They are coupled by the session's decisions, so the draft may be absent, busy or
-late in any state of the target, and the round goes on. A draft that grows steadily is never asked, and has a machine of
-its own in place of the draft's.
+decisions, verifies a block, or waits for the draft to say which is next. The draft's machine says whether the draft
+grows for the session. They are coupled by the session's decisions, so the draft may be absent or late in any state of
+the target, and the round goes on.
 
 `python -m orchestrator.states` prints the diagram that docs/states.md holds.
 """
@@ -23,26 +22,9 @@ class Target(StrEnum):
     """No lease on a target: at the start, and after one was lost."""
     IDLE = "idle"
     """Leased, nothing in flight; left again within the same event."""
-    AWAITING_TABLE = "awaiting table"
-    """The verdict came before the table that may hold the next block."""
     AWAITING_BLOCK = "awaiting block"
     VERIFYING = "verifying"
     """A block, perhaps an empty one, is at the target. Prefill is verifying an empty block after a long suffix."""
-    CLOSED = "closed"
-
-
-class Draft(StrEnum):
-    """Whether the draft can be asked."""
-
-    ABSENT = "absent"
-    """No lease: none wanted, none granted yet, or lost. The session goes on without."""
-    READY = "ready"
-    CATCHING_UP = "catching up"
-    """A prefill is in flight; nobody waits for it."""
-    DRAFTING = "drafting"
-    """A request for a block is in flight."""
-    PREPARING = "preparing"
-    """A request for an outcome table is in flight."""
     CLOSED = "closed"
 
 
@@ -62,16 +44,11 @@ class Trigger(StrEnum):
     PLACED = "placed"
     DRAFT = "draft"
     GROW = "grow"
-    PREPARE = "prepare"
-    CATCH_UP = "catch up"
     VERIFY = "verify"
-    AWAIT_TABLE = "await table"
-    TABLE = "table"
     BLOCK = "block"
     NO_BLOCK = "no block"
     """The draft is late, lost, or answered nonsense: this round goes on without guesses."""
     VERDICT = "verdict"
-    DRAFTED = "drafted"
     MISSING = "missing"
     """The engine does not hold the base of the message; it is sent again from what the engine holds."""
     LOST = "lost"
@@ -84,15 +61,8 @@ TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
         Trigger.END: Target.CLOSED,
     },
     Target.IDLE: {
-        Trigger.AWAIT_TABLE: Target.AWAITING_TABLE,
         Trigger.DRAFT: Target.AWAITING_BLOCK,
         Trigger.VERIFY: Target.VERIFYING,
-        Trigger.LOST: Target.UNPLACED,
-        Trigger.END: Target.CLOSED,
-    },
-    Target.AWAITING_TABLE: {
-        Trigger.TABLE: Target.IDLE,
-        Trigger.NO_BLOCK: Target.IDLE,
         Trigger.LOST: Target.UNPLACED,
         Trigger.END: Target.CLOSED,
     },
@@ -109,39 +79,6 @@ TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
         Trigger.END: Target.CLOSED,
     },
     Target.CLOSED: {},
-}
-
-DRAFT_TABLE: Mapping[Draft, Mapping[Trigger, Draft]] = {
-    Draft.ABSENT: {
-        Trigger.PLACED: Draft.READY,
-        Trigger.END: Draft.CLOSED,
-    },
-    Draft.READY: {
-        Trigger.CATCH_UP: Draft.CATCHING_UP,
-        Trigger.DRAFT: Draft.DRAFTING,
-        Trigger.PREPARE: Draft.PREPARING,
-        Trigger.LOST: Draft.ABSENT,
-        Trigger.END: Draft.CLOSED,
-    },
-    Draft.CATCHING_UP: {
-        Trigger.DRAFTED: Draft.READY,
-        Trigger.MISSING: Draft.READY,
-        Trigger.LOST: Draft.ABSENT,
-        Trigger.END: Draft.CLOSED,
-    },
-    Draft.DRAFTING: {
-        Trigger.DRAFTED: Draft.READY,
-        Trigger.MISSING: Draft.READY,
-        Trigger.LOST: Draft.ABSENT,
-        Trigger.END: Draft.CLOSED,
-    },
-    Draft.PREPARING: {
-        Trigger.DRAFTED: Draft.READY,
-        Trigger.MISSING: Draft.READY,
-        Trigger.LOST: Draft.ABSENT,
-        Trigger.END: Draft.CLOSED,
-    },
-    Draft.CLOSED: {},
 }
 
 GROWING_TABLE: Mapping[Growing, Mapping[Trigger, Growing]] = {
@@ -183,8 +120,7 @@ def diagram() -> str:
     """All tables as Mermaid state diagrams."""
     diagrams = (
         _diagram("Target", TARGET_TABLE),
-        _diagram("Draft", DRAFT_TABLE),
-        _diagram("Draft that grows steadily", GROWING_TABLE),
+        _diagram("Draft", GROWING_TABLE),
     )
     return "\n\n".join(diagrams)
 

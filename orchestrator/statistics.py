@@ -73,7 +73,7 @@ class Statistics:
     def record_found(self, found: Found) -> None:
         """Count whether the next block was there when it was wanted."""
         self.num_hits += found is Found.HIT
-        self.num_misses += found in (Found.MISS, Found.LATE)
+        self.num_misses += found is Found.MISS
 
     def record_verify(self, sent_s: float, received_s: float) -> None:
         """The target was busy with this stream for so long; what the draft did meanwhile was hidden."""
@@ -82,7 +82,7 @@ class Statistics:
         self._verified.append((sent_s, received_s))
 
     def record_draft(self, sent_s: float, received_s: float) -> None:
-        """The draft was busy with a block or a table. A pair of calls is counted when the later of them has ended."""
+        """The draft was busy. A pair of calls is counted when the later of them has ended."""
         self.draft_time_s += received_s - sent_s
         self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._verified)
         self._drafted.append((sent_s, received_s))

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from core.speculation.guesses import Guesser
 from core.speculation.tree import SpeculationTree
 from core.trees import ROOT, Ints, TokenTree
 from orchestrator import messages as m
-from orchestrator.guess import NO_GUESS, Guess, Offer
+from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, Offer
 from orchestrator.held import Held
 from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Shape
@@ -40,7 +41,7 @@ NO_NODES: Ints = np.empty(0, np.int64)
 class SteadyDrafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it.
 
-    Unlike `Drafting` it has several messages in flight: each overtakes the ones before, and the draft says so.
+    Several messages may be in flight: each overtakes the ones before, and the draft says so.
     """
 
     def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
@@ -50,7 +51,9 @@ class SteadyDrafting:
         self._log = completion.log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._held = Held(completion.log, completion.spec)
-        self._tree = SpeculationTree()
+        self._is_drawn = completion.spec.needs_q
+        """Whether the draft samples: what it has drawn is of use for one block."""
+        self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = NO_NODES
         """Of the tree, those in the block that was taken last."""
         self._guesses = NO_NODES
@@ -125,7 +128,7 @@ class SteadyDrafting:
         return self.lose() if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
 
     def _forget(self) -> None:
-        self._tree = SpeculationTree()
+        self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = self._guesses = NO_NODES
 
     def close(self) -> None:
@@ -153,7 +156,7 @@ class SteadyDrafting:
         self._is_behind = len(self._known_to) >= (1 if self._pilot.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
-        is_anew = self._held.num_tokens == 0 or self._tree.has_lost_some
+        is_anew = self._is_drawn or self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
         stamp, base, suffix, spec = self._held.snapshot()
         if is_anew:
@@ -163,7 +166,7 @@ class SteadyDrafting:
         self._known_to[stamp.round] = len(self._log)
         self._is_over, self._num_passes = False, 0
         request = DraftRequest(stamp, base, suffix, steady, spec=spec)
-        return [m.Draft(request, None) if self._pilot.is_in_turn else m.Grow(request)]
+        return [m.Draft(request) if self._pilot.is_in_turn else m.Grow(request)]
 
     @property
     def _room(self) -> int:
@@ -196,8 +199,10 @@ class SteadyDrafting:
         try:
             self._check(grown)
             self._held.num_tokens = min(grown.held, len(self._log) - 1)
-            if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
-                self._tree.add(grown.told, len(self._log) - self._known_to.get(grown.stamp.round, 0))
+            num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
+            is_too_late = self._is_drawn and num_unknown > 0
+            if grown.stamp.round >= self._first_round and not is_too_late:  # else its nodes have other numbers
+                self._tree.add(grown.told, num_unknown)
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -213,6 +218,8 @@ class SteadyDrafting:
         grown.told.check()
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
             raise ValueError("a draft guessed a token outside the vocabulary")
+        if self._is_drawn and len(grown.told.q) < len(tokens):
+            raise ValueError("a draft does not say what it drew from")
         if not 0 <= grown.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")
 
@@ -221,7 +228,7 @@ class SteadyDrafting:
         self._pilot.saw_pass(timing)
         self._stats.record_draft(began_s, now_s)
         self._keep_trace()
-        self._last_pass = CallTrace(Call.TABLE, began_s, now_s, num_grown, timing=timing)
+        self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
 
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
@@ -275,7 +282,7 @@ class SteadyDrafting:
         self._stats.trace.append(trace)
         if is_turn:
             self._stats.record_draft(event.sent_s, event.received_s)
-            self._pilot.saw_draft(DraftSeen(False, event.received_s - event.sent_s, timing))
+            self._pilot.saw_draft(DraftSeen(event.received_s - event.sent_s, timing))
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
@@ -293,31 +300,38 @@ class SteadyDrafting:
 
     # Blocks
 
-    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, int | None, int]:
+    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, Followed]:
         """These tokens were committed: first `num_drafted` guesses of the draft, then others, at last the target's own.
 
-        Whether anything that the draft has told of is left; where the draft's guesses ended: the rank of the text's
-        token among what it has told of there beside the block, None where it has not, and how many those are.
+        Whether anything that the draft has told of is left, and what it had told of where its guesses ended.
         """
         self._num_late_rounds += self._is_late
+        if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
+            self._forget()
+            return Found.NOT_ASKED, NOWHERE
         had_nodes = bool(self._tree.is_drafted.any())
         path = self._tree.path(tokens[:num_drafted])
-        rank, num_listed = None, 0
+        followed = NOWHERE
         if len(path) == num_drafted:
-            rank, num_listed = self._outcome(path[-1] if path else ROOT, tokens[num_drafted])
+            followed = self._followed(path[-1] if path else ROOT, tokens[num_drafted])
         self._tree.reroot(tokens)
         self._taken = self._guesses = NO_NODES
         if not had_nodes or self._pilot.is_in_turn:
-            return Found.NOT_ASKED, rank, num_listed
-        return (Found.HIT if len(self._tree) else Found.MISS), rank, num_listed
+            return Found.NOT_ASKED, followed
+        return (Found.HIT if len(self._tree) else Found.MISS), followed
 
-    def _outcome(self, end: int, token: int) -> tuple[int | None, int]:
+    def _followed(self, end: int, token: int) -> Followed:
         is_guess = np.zeros(len(self._tree), np.bool_)
         is_guess[self._guesses] = True
         children = self._tree.children(end)
         others = children[~is_guess[children]]
         place = np.nonzero(self._tree.tokens[others] == token)[0]
-        return (int(place[0]) if len(place) else None), len(others)
+        return Followed(int(place[0]) if len(place) else None, len(others))
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether the draft has told of anything that may be verified next."""
+        return bool(self._tree.is_drafted.any())
 
     def ask(self, guesser: Guesser) -> None:
         """Have it add to the tree what it thinks may come next."""
@@ -327,13 +341,23 @@ class SteadyDrafting:
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """What the pilot chooses of what has grown."""
         tree = self._tree
-        nodes = self._taken = self._pilot.choose(tree, max_nodes, max_depth)
+        is_drawn = self._is_drawn and self.has_guesses
+        choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
+        nodes = self._taken = choose(max_nodes, max_depth)
         self._guesses = nodes[tree.is_drafted[nodes]]
         if not len(nodes):
             return NO_GUESS
         block = tree.block(nodes)
         leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
-        return Guess(block, Shape(block.parents, ranks, leads, (0.0,) * len(nodes)))
+        return Guess(block, Shape(block.parents, ranks, leads))
+
+    def _keep_draws(self, max_nodes: int, max_depth: int) -> Ints:
+        chain = self._tree.first_chain(min(max_nodes, max_depth))
+        leads = self._tree.leads[chain]
+        num = 0
+        while num < len(chain) and self._pilot.keeps(leads[: num + 1]):
+            num += 1
+        return chain[:num]
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
         """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at

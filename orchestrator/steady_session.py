@@ -15,7 +15,7 @@ from core.speculation.guesses import Guesser
 from core.trees import ROOT, UNRANKED
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.guess import NO_GUESS, Followed, Guess, Offer
+from orchestrator.guess import Guess, Offer
 from orchestrator.lookup import LookupGuesser
 from orchestrator.pair import Pair
 from orchestrator.session import Judged, Session
@@ -44,6 +44,7 @@ class SteadySession(Session):
         self._margin = pilot
         self._growth = SteadyDrafting(self._completion, pilot, self.stats)
         self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
+        self._is_drawn = self._completion.spec.needs_q
         self._offers: dict[int, tuple[Stamp, Offer]] = {}
         """By their rounds: what the target may go on with after the verdict that is awaited."""
         self._last_offer: Offer | None = None
@@ -71,14 +72,14 @@ class SteadySession(Session):
             case Target.IDLE:
                 judged = self._judged
                 told = self._reroot()
-                for guesser in self._guessers:
-                    self._growth.ask(guesser)
+                if not self._is_drawn:
+                    self._look_up()
                 if judged is not None and judged.verdict.continued:
                     return [*self._continue_after(judged), *told]
                 return [*self._send_or_wait(is_waiting=False), *told]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
-            case Target.VERIFYING:
+            case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
                 return self._offer()
         return []
 
@@ -124,11 +125,11 @@ class SteadySession(Session):
         committed = (*(tokens[node] for node in verdict.path), verdict.next_token)
         ranks = judged.guess.shape.ranks
         num_drafted = sum(1 for _ in takewhile(lambda node: ranks[node] != UNRANKED, verdict.path))
-        found, rank, num_listed = self._growth.reroot(committed, num_drafted)
+        found, followed = self._growth.reroot(committed, num_drafted)
         for guesser in self._guessers:
             guesser.saw(committed)
         self.stats.record_found(found)
-        self._tell_pilot(judged, found, Followed(NO_GUESS, rank, num_listed))
+        self._tell_pilot(judged, found, followed)
         if self._growth.is_silent:
             return self._growth.lose()
         return self._growth.rest() if self._growth.wants_rest else self._growth.take_turn(self._max_depth)
@@ -137,11 +138,21 @@ class SteadySession(Session):
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._growth.block(self._max_depth, self._max_nodes)
         wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
+        if wait is None and self._is_drawn and not self._growth.has_guesses:
+            self._look_up()
+            block = self._growth.block(self._max_depth, self._max_nodes)
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:
             self._machine.fire(Trigger.DRAFT)
         return [wait]
+
+    def _look_up(self) -> None:
+        """What others than the draft guess. Where the draft samples it is for want of its draws: a guess that is sent
+        since others agree with what was drawn would be sent because of what it is (docs/exactness.md, section 4).
+        """
+        for guesser in self._guessers:
+            self._growth.ask(guesser)
 
     @property
     def _max_nodes(self) -> int:

@@ -1,7 +1,6 @@
 """What a pilot decides where a draft grows one tree for a session: how it is to grow, what to verify, whether to wait.
 
-Greedy and coupled decoding, where any rule may choose guesses. Knows shapes, chances, costs and times; must not know
-tokens. `marginal` and `named` are the rules.
+Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the rules.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from orchestrator.watching import WatchingPilot
 
 TOLD_RANKS = 8
 """Candidates of a place of which the draft is told how likely they are."""
-CATCH_UP = Steady(1, 1, num_passes=1)
+CATCH_UP = Steady.chain(1)
 """Take in the text, and tell what may follow it: what a draft does out of its turn, where it drafts in turn."""
 
 
@@ -50,7 +49,8 @@ class TreePilot(WatchingPilot):
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
-        self.is_in_turn = not config.pipelining
+        self.is_in_turn = self._is_sampled or not config.pipelining
+        """What is drawn is of use for one block, whose root has to be known."""
         self._num_rows = 1
 
     @property
@@ -84,7 +84,10 @@ class TreePilot(WatchingPilot):
             return None
         if not self.is_in_turn:  # below any outcome of a block as deep as may be lies another
             return self._going_on(min(room, 2 * self._max_depth + 1))
-        return self._in_turn(min(room, turn, self._max_depth)) if turn else CATCH_UP
+        if not turn:
+            return CATCH_UP
+        depth = min(room, turn, self._max_depth)
+        return self._chain(depth) if self._is_sampled else self._in_turn(depth)
 
     def wants_turn(self) -> bool:
         """Whether to draft before the next block, where that is done in turn."""
@@ -101,6 +104,11 @@ class TreePilot(WatchingPilot):
     def _in_turn(self, depth: int) -> Steady:
         """For one block, whose growth ends by itself."""
 
+    def _chain(self, depth: int) -> Steady:
+        """Draws for one block. How long that takes must not depend on them: a block that is late is not used."""
+        self._asked_rows = (1,) * depth
+        return Steady.chain(depth, self.measure)
+
     @property
     def _sureness(self) -> tuple[float, float]:
         return self._fit.line(self._law.at(1)[0])
@@ -113,7 +121,15 @@ class TreePilot(WatchingPilot):
 
     @abstractmethod
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
-        """The nodes to verify next, parents first."""
+        """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
+
+    def keeps(self, leads: Floats) -> bool:
+        """Whether to verify the last of these draws, a chain of which those before it are verified. [N]
+
+        What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
+        nothing of what follows is shown.
+        """
+        return len(leads) <= self.max_nodes
 
     @abstractmethod
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:

@@ -9,10 +9,9 @@ from core.config import SpeculationConfig
 from core.estimators import ConfidenceFit, Level, RankProfile, placed
 from core.records import GenerationRequest, Verification
 from core.shapes import RankLaw
-from core.tables import TableBudget, prepared
-from core.trees import ROOT, Growth, Measure, num_branches
+from core.trees import ROOT, Measure, num_branches
 from orchestrator.knowledge import Doing, Knowledge
-from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape, Source
+from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
 
 PATIENCE = 4.0
 """Times its usual pace that a draft is waited for."""
@@ -35,7 +34,7 @@ def kind_of(request: GenerationRequest) -> str:
 
 
 class WatchingPilot:
-    """What the policies have in common; a policy adds `block`, `table` and what follows from them."""
+    """What the policies have in common; a policy adds what follows from it."""
 
     measure = Measure.CONFIDENCE
     """Of how sure the draft is, as it tells it."""
@@ -47,7 +46,7 @@ class WatchingPilot:
         self._max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
         self._config = config
         self._known = knowledge
-        self._profile: RankProfile = knowledge.profile(self.kind, is_sampled=self._is_sampled)
+        self._profile: RankProfile = knowledge.profile(self.kind)
         self._fit: ConfidenceFit = knowledge.fit((self.kind, self.measure))
         self._level = Level()
         self._law: RankLaw = self.law()
@@ -92,10 +91,7 @@ class WatchingPilot:
         if self._num_rounds % LAW_ROUNDS == 0:
             self._law = self.law()
         self._level.fade()
-        if seen.shape.source is Source.LOOKUP:
-            self._known.lookups.see(len(seen.shape), len(seen.path))
-        else:
-            self._learn(seen)
+        self._learn(seen)
         if seen.found in (Found.HIT, Found.MISS):
             self._known.hits.see(seen.found is Found.HIT)
         if seen.timing is not None:
@@ -121,23 +117,12 @@ class WatchingPilot:
         """Acceptance as it is believed to be for this session."""
         return self._profile.law(self._level.estimate(self._profile.heads()))
 
-    @property
-    def _max_table_tokens(self) -> int:
-        """Of an asked draft: q travels with a table, and takes its room."""
-        return self._config.max_table_tokens // 4
-
     def _tail(self, num_ranks: int) -> tuple[float, ...]:
         """If the target's token is not the draft's first candidate: the chances of so many that follow."""
         head, *others = self._law.at(1)[: num_ranks + 1]
         tail = [chance / (1.0 - head) for chance in others]
         excess = max(1.0, sum(tail))
         return tuple(chance / excess for chance in tail)
-
-    def _table(self, shape: Shape, law: RankLaw, budget: TableBudget) -> Growth:
-        """The best table for a chain."""
-        found = prepared(len(shape), law, budget, is_fed=shape.source is Source.DRAFT)
-        self._asked_rows = found.rows
-        return found.growth
 
     def _learn(self, seen: RoundSeen) -> None:
         shape = seen.shape

@@ -17,7 +17,7 @@ from typing import Any
 from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.trees import ROOT
-from orchestrator.pilot import AskedPilot, RoundSeen
+from orchestrator.pilot import RoundSeen
 from orchestrator.tree_pilot import TreePilot
 from simulation.clock import new_loop
 from simulation.faults import FaultyWire, Happened, break_out
@@ -156,16 +156,16 @@ class _Run:
         return deliver_perhaps_twice
 
     def _count_what_pilots_see(self) -> None:
-        """Hits, misses and late tables, so that a chaos which has become tame is noticed."""
+        """Hits, misses and trees, so that a chaos which has become tame is noticed."""
         pilots = self._rig.service._pilots
         make, counts = pilots.pilot, self._happened.counts
 
-        def watched(request: GenerationRequest) -> AskedPilot | TreePilot:
+        def watched(request: GenerationRequest) -> TreePilot:
             pilot = make(request)
             saw_round = pilot.saw_round
 
             def count_and_pass_on(seen: RoundSeen) -> None:
-                counts[f"table: {seen.found}"] += 1
+                counts[f"next: {seen.found}"] += 1
                 counts["tree verified"] += seen.shape.parents != tuple(range(ROOT, len(seen.shape) - 1))
                 saw_round(seen)
 

@@ -15,11 +15,11 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import Drafted, DraftReply, DraftRequest, GrownTree, Sprouted, Verdict, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, GrownTree, Sprouted, Verdict, VerifyReply, VerifyRequest
 from simulation.cluster import Cluster, Fleet, Wire
 from simulation.engines import SimEngine
 from simulation.hardware import HopLaw
-from simulation.lies import DRAFT_LIES, GROWTH_LIES, TARGET_LIES
+from simulation.lies import GROWTH_LIES, TARGET_LIES
 from simulation.target import SimTarget
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -209,8 +209,6 @@ class FaultyWire(Wire):
         match reply:
             case Verdict():
                 kind, lies = "target", TARGET_LIES
-            case Drafted() if self.rates.draft_lies:
-                kind, lies = "draft", DRAFT_LIES
             case GrownTree() if self.rates.draft_lies:
                 kind, lies = "draft", GROWTH_LIES
             case _:

@@ -13,10 +13,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core.records import Drafted, Missing, Sprouted, Stamp, Verdict
-from core.trees import NO_Q, NO_TOKEN, ROOT, Told
+from core.records import GrownTree, Missing, Sprouted, Stamp, Verdict
+from core.trees import NO_Q, ROOT, Told
 
-DraftLie = Callable[[Drafted, Random], Drafted | Missing]
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
 GrowthLie = Callable[[Any, Random], Any]
 """About `Sprouted` or `GrownTree`."""
@@ -35,24 +34,6 @@ def _tokens(tokens: tuple[int, ...], token: int, random: Random) -> tuple[int, .
 def _other_epoch(stamp: Stamp) -> Stamp:
     return replace(stamp, epoch=stamp.epoch + 1)
 
-
-DRAFT_LIES: dict[str, DraftLie] = {
-    "a token outside the vocabulary": lambda d, r: replace(d, tokens=_tokens(d.tokens, r.choice((10**6, -7)), r)),
-    "a token too many": lambda d, _: replace(d, tokens=(*d.tokens, 1)),
-    "a token too few": lambda d, _: replace(d, tokens=d.tokens[:-1]) if d.tokens else replace(d, held=-1),
-    "one token for all": lambda d, _: replace(d, tokens=(1,) * len(d.tokens)),
-    "other tokens": lambda d, r: replace(d, tokens=tuple(r.randrange(1, 40) for _ in d.tokens)),
-    "holes": lambda d, r: replace(d, tokens=tuple(t if r.random() < 0.5 else NO_TOKEN for t in d.tokens)),
-    "confidence that is no number": lambda d, r: replace(d, confidence=_somewhere(d.confidence, math.nan, r)),
-    "confidence above one": lambda d, r: replace(d, confidence=_somewhere(d.confidence, 3.0, r)),
-    "endless entropy": lambda d, r: replace(d, entropy=_somewhere(d.entropy, math.inf, r)),
-    "too much held": lambda d, r: replace(d, held=d.held + r.randrange(1, 1000)),
-    "too little held": lambda d, r: replace(d, held=d.held - r.randrange(1, 1000)),
-    "no q": lambda d, _: replace(d, q=()),
-    "empty q": lambda d, _: replace(d, q=(NO_Q,) * len(d.tokens)),
-    "another epoch": lambda d, _: replace(d, stamp=_other_epoch(d.stamp)),
-    "missing": lambda d, r: Missing(d.stamp, r.choice((0, d.held, -1, 10**6))),
-}
 
 TARGET_LIES: dict[str, TargetLie] = {
     "a path that is none": lambda v, r: replace(v, path=(r.randrange(300, 400), *v.path)),
@@ -92,5 +73,9 @@ GROWTH_LIES: dict[str, GrowthLie] = {
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
     "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
     "growth that is over": lambda s, _: replace(s, is_over=True) if isinstance(s, Sprouted) else s,
+    "draws from nothing": lambda s, _: _told(s, q=()),
+    "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.told)),
+    "a law too many": lambda s, _: _told(s, q=(*s.told.q, NO_Q)),
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
+    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, GrownTree) else s,
 }

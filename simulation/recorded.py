@@ -38,7 +38,6 @@ class Column(StrEnum):
 
     RANK = "rank"
     PLAIN_RANK = "plain_rank"
-    CORRECTION_RANK = "correction_rank"
     ALPHA = "alpha"
     CONFIDENCE = "confidence"
     PLAIN_CONFIDENCE = "plain_confidence"
@@ -48,7 +47,6 @@ class Column(StrEnum):
 COLUMNS = {
     Column.RANK: 1,
     Column.PLAIN_RANK: 1,
-    Column.CORRECTION_RANK: 1,
     Column.ALPHA: 255,
     Column.CONFIDENCE: 255,
     Column.PLAIN_CONFIDENCE: 255,
@@ -86,7 +84,6 @@ class TraceLaw:
         return Agreement(
             rank=_rank(values[Column.RANK]),
             plain_rank=_rank(values[Column.PLAIN_RANK]),
-            correction_rank=_rank(values[Column.CORRECTION_RANK]),
             alpha=values[Column.ALPHA] / COLUMNS[Column.ALPHA],
             confidence=confidence,
             entropy=values[Column.ENTROPY] / COLUMNS[Column.ENTROPY],

@@ -100,12 +100,12 @@ class Report:
     """Of all rounds: whether the block that was verified next had been prepared."""
     acceptance_rate: float
     hit_rate: float
-    """Of the verdicts for which a table was asked."""
+    """Of the verdicts for which something had grown."""
     time_hidden: float
     """Share of drafting time during which the target was verifying for the same stream."""
     verify_s: float
     """Mean time of a call to the target after the first, the wire included; so are the next two."""
-    table_s: float
+    pass_s: float
     block_s: float
     """Mean time that a round which was not prepared waits for a block; 0 where it goes on without."""
     control: ControlReport
@@ -114,7 +114,7 @@ class Report:
     def formula_tokens_per_s(self) -> float:
         """What one stream makes if each round costs what its calls cost and no more: G of docs/control.md, from the
         acceptance, hits and times that were measured."""
-        hit_s, miss_s = max(self.verify_s, self.table_s), self.verify_s + self.block_s
+        hit_s, miss_s = max(self.verify_s, self.pass_s), self.verify_s + self.block_s
         round_s = self.share_of_hits * hit_s + (1.0 - self.share_of_hits) * miss_s
         return _ratio(self.tokens_per_round, round_s)
 
@@ -128,7 +128,7 @@ def sum_up(seen: Sequence[StreamSeen], cluster: Cluster, control: ControlReport)
     num_hits, num_rounds = sum(s.num_hits for s in stats), sum(s.num_rounds - 1 for s in stats)
     calls = [call for stream in seen for call in stream.calls if call.call is not Call.VERIFY]
     verifying = [call for stream in seen for call in _verifying(stream)[1:]]
-    tables, blocks = (_times_s(calls, kind) for kind in (Call.TABLE, Call.BLOCK))
+    passes, blocks = (_times_s(calls, kind) for kind in (Call.GROWTH, Call.BLOCK))
     return Report(
         num_streams=len(seen),
         num_failed=sum(stream.error is not None for stream in seen),
@@ -148,7 +148,7 @@ def sum_up(seen: Sequence[StreamSeen], cluster: Cluster, control: ControlReport)
         hit_rate=_ratio(num_hits, num_hits + sum(s.num_misses for s in stats)),
         time_hidden=_ratio(sum(s.hidden_draft_time_s for s in stats), sum(s.draft_time_s for s in stats)),
         verify_s=_mean([call.received_s - call.sent_s for call in verifying]),
-        table_s=_mean(tables),
+        pass_s=_mean(passes),
         block_s=_ratio(sum(blocks), num_rounds - num_hits),
         control=control,
     )

@@ -104,8 +104,6 @@ def _speculation(random: Random) -> SpeculationConfig:
         pipelining=random.random() < 0.85,
         max_draft_tokens=random.choice((0, 1, 2, 3, 3, 4, 4, 5, 6)),
         max_block_tokens=random.choice((1, 4, 8, 12)),
-        max_table_tokens=random.choice((0, 4, 16, 16, 24, 32)),
-        table_fanout=random.randrange(1, 5),
         lookup=random.random() < 0.5,
         draft_timeout_s=random.choice((random.uniform(0.001, 0.05), 0.3)),
         draft_retry_s=random.uniform(0.001, 0.1),

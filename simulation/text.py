@@ -43,8 +43,6 @@ class Agreement:
     """Of the target's token among the draft's candidates, both with the shared noise."""
     plain_rank: int
     """The same without noise on the draft's side."""
-    correction_rank: int
-    """The same for a correction that rejection draws, not counting the guess that was rejected."""
     alpha: float
     """Chance that rejection accepts the draft's own sample: sum of min(p, q)."""
     confidence: float
@@ -83,7 +81,6 @@ class SteadyLaw:
         return Agreement(
             rank=_draw_rank(self.shares, fraction(draws[0])),
             plain_rank=_draw_rank(self.plain_shares, fraction(draws[1])),
-            correction_rank=_draw_rank(self.plain_shares, fraction(draws[2])),
             alpha=self.alpha,
             confidence=(1.0 + fraction(draws[3])) / 2.0,
             entropy=2.0 * (1.0 - fraction(draws[3])),
@@ -154,18 +151,12 @@ class Text:
             return Candidates(ranked, agreement.plain_confidence, agreement.entropy)
         return Candidates(ranked, agreement.confidence, agreement.entropy, shares=agreement.shares[:num_ranks])
 
-    def sampled(self, place: Place, num_ranks: int, *, is_right: bool, is_judged: bool) -> Candidates:
-        """What the draft says where it samples by itself. `is_judged`: its sample here is in the block being verified.
-
-        Its sample is right or wrong as the caller has tossed; if it is wrong and judged, the others are corrections.
-        """
+    def sampled(self, place: Place, *, is_right: bool) -> Candidates:
+        """What the draft says where it samples by itself; its sample is right or wrong as the caller has tossed."""
         agreement = self._agreement(place)
-        wrong = self._filler(place, self.vocab_size - 3)
-        sample = place.next_token if is_right and place.is_true else wrong
-        rank = agreement.correction_rank if is_judged else agreement.plain_rank
-        q = SparseDistribution((sample,), (1.0,))
-        ranked = self._ranked(place, rank, num_ranks)
-        return Candidates(ranked, agreement.plain_confidence, agreement.entropy, sample, q)
+        sample = place.next_token if is_right and place.is_true else self._filler(place, self.vocab_size - 3)
+        q = SparseDistribution.certain(sample)
+        return Candidates((sample,), agreement.plain_confidence, agreement.entropy, sample, q)
 
     def is_accepted(self, place: Place) -> bool:
         """A toss of rejection's coin for the draft's sample at a place of the target's text."""

@@ -1,36 +1,33 @@
 """The draft engine: catches up with what was committed, then grows trees of guesses below it.
 
-A block and an outcome table are one kind of work to it: nodes to feed, pass by pass, by the plan of `core.growth`. What
-it has fed stays until it is known to be wrong, so that the block which a verdict picks from a table is not computed
-again. Nothing it says can change the output, only how fast it comes: it uses the target's sampling parameters and, in
-coupled mode, the target's noise, because that is how it guesses best.
+What it has fed stays until it is known to be wrong, so that what lies below a verdict is not computed again. Nothing it
+says can change the output, only how fast it comes: it uses the target's sampling parameters and, in coupled mode, the
+target's noise, because that is how it guesses best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from time import monotonic
 
 from torch import Tensor
 
 from core.config import EngineConfig
-from core.growth import Candidates, Sprout
+from core.growth import Candidates
 from core.protocol import ENDED, OVERTAKEN
-from core.records import Drafted, DraftReply, DraftRequest, Missing, Refused
+from core.records import DraftReply, DraftRequest, Missing, Refused
 from core.speculation.grower import feed_likeliest, take_all
-from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree
-from workers.candidates import Kind, Place, propose
+from core.trees import EMPTY_BLOCK, Steady, TokenTree
+from workers.candidates import propose
 from workers.engine import Answer, Engine
 from workers.engine_stats import EngineStats
 from workers.jobs import Job
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
-from workers.sampling import Row
 from workers.sequences import HeldSequence
 from workers.steady import SteadyJob
-from workers.steps import StepRows
 from workers.transfer import Readback
 
 
@@ -44,120 +41,6 @@ class Room:
     """Positions of the model."""
     kv_tokens: int
     """Rows of the whole KV cache."""
-
-
-@dataclass(eq=False, slots=True)
-class DraftJob(Job[DraftRequest]):
-    """A tree in the making. Its nodes are numbered by the request; `_rows` says which row of KV each one has."""
-
-    room: Room = field(kw_only=True)
-    held_nodes: Mapping[int, int] = field(kw_only=True)
-    """Nodes of the block whose KV and candidates are there from an earlier request."""
-    _sprout: Sprout = field(init=False)
-    _rows: dict[int, int] = field(init=False)
-    _feeding: list[int] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._plant()
-
-    @property
-    def wants_logits(self) -> bool:
-        return len(self.request.growth) > 0
-
-    @property
-    def is_urgent(self) -> bool:
-        return self.wants_logits and not self.request.is_table
-
-    @property
-    def is_done(self) -> bool:
-        return not self.pending and self._sprout.is_done
-
-    @property
-    def num_tree_rows(self) -> int:
-        return len(self._next_nodes())
-
-    def last_rows(self) -> StepRows:
-        """What is pending, and as much of the frontier as a step holds."""
-        self._feeding = self._next_nodes()
-        tree, sprout = self.held.tree, self._sprout
-        rows = self._rows | {node: row for row, node in enumerate(self._feeding, len(tree))}
-        tokens = (*tree.tokens, *(sprout.tokens[node] for node in self._feeding))
-        parents = (*tree.parents, *(rows[sprout.parent(node)] for node in self._feeding))
-        return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree), self.wants_logits)
-
-    def places(self) -> list[Place]:
-        """Of the logits that the last step gave: what the root draws if it was fed, and what each node does."""
-        spec, log = self.held.spec, self.held.log
-        kind = Kind.of(spec.sampling, spec.verification)
-        return [
-            Place(Row(spec.sampling, len(log) + self._sprout.depth(node), self._seen(node), spec.prompt_len), kind, at)
-            for node in self._fed()
-            for at in [self._sprout.place(node)]
-        ]
-
-    def take(self, found: Sequence[Candidates]) -> None:
-        """What the model says after each of `places`: the tree grows, and what was fed is held."""
-        by_node = dict(zip(self._fed(), found, strict=True))
-        for node, candidates in by_node.items():
-            if node == ROOT:
-                self.held.tree.root = candidates
-            else:
-                parent = self._rows[self._sprout.parent(node)]
-                self._rows[node] = self.held.tree.add(parent, self._sprout.tokens[node], candidates)
-        self._sprout.take(by_node)
-        self._prune()
-
-    def begin_again(self) -> None:
-        self.pending = [*self.held.log.tokens, *self.pending]
-        self.held.tree.clear()
-        self.held_nodes = {}
-        self._plant()
-
-    def reply(self) -> Drafted:
-        request, grown = self.request, self._sprout.grown()
-        return Drafted(
-            request.stamp,
-            grown.tokens,
-            request.num_committed,
-            grown.q,
-            grown.confidence,
-            grown.entropy,
-            self.timing(),
-        )
-
-    def _plant(self) -> None:
-        tree = self.held.tree
-        known = {node: tree.candidates[row] for node, row in self.held_nodes.items()}
-        if not self.pending and tree.root is not None:
-            known[ROOT] = tree.root
-        self._sprout = Sprout(self.request, self.held.spec.needs_q, known)
-        self._rows = {ROOT: ROOT, **self.held_nodes}
-        self._prune()
-
-    def _prune(self) -> None:
-        """Drop nodes that the context or the KV cache has no room for."""
-        num_committed = self.request.num_committed
-        nodes = self._frontier()
-        too_deep = [n for n in nodes if num_committed + self._sprout.depth(n) > self.room.context_tokens]
-        self._sprout.drop(too_deep)
-        num_rows = self.room.kv_tokens - num_committed - len(self.held.tree)
-        self._sprout.drop(self._frontier()[max(0, num_rows) :])
-
-    def _frontier(self) -> list[int]:
-        return [node for node in self._sprout.frontier() if node != ROOT]
-
-    def _next_nodes(self) -> list[int]:
-        return self._frontier()[: max(1, self.room.step_tokens - len(self.pending))]
-
-    def _fed(self) -> Iterator[int]:
-        """The nodes of the last step, in the order of its logits."""
-        if ROOT in self._sprout.frontier():
-            yield ROOT
-        yield from self._feeding
-
-    def _seen(self, node: int) -> Sequence[int]:
-        """All tokens before what is drawn after `node`; penalties count them."""
-        return [*self.held.log.tokens, *self._sprout.path(node)] if self.held.spec.sampling.has_penalties else ()
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
@@ -268,7 +151,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             if not job.grower.feeding:
                 self._answer(job, job.reply())
 
-    def _begin_steady(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
+    def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
         rebased = self._store.follow(held, held.rebase_to_grow(request, self._within_context(request)))
         job = SteadyJob(ticket, request, held, rebased.pending)
         if job.ends:
@@ -280,38 +163,28 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _within_context(self, request: DraftRequest) -> Steady:
         """What is asked for, no deeper than the model has positions: the deepest nodes are told, and not fed."""
-        assert isinstance(request.growth, Steady), "others have jobs that end"
         num_left = self._room.context_tokens - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
-    def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
-        if isinstance(request.growth, Steady):
-            self._begin_steady(ticket, request, held)
-            return
-        rebased = self._store.follow(held, held.rebase_to_draft(request))
-        job = DraftJob(ticket, request, held, rebased.pending, room=self._room, held_nodes=rebased.nodes)
-        self._jobs.append(job)
-        self._answer_if_done(job)
-
-    def _finish(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[SteadyJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
         if growing:
             self._grow(growing, logits)
         for job in jobs:
-            if isinstance(job, DraftJob) or job.ends:
+            if job.ends:
                 self._answer_if_done(job)
             elif job.held.session in self._steady:
                 self._answers.append((job.ticket, job.sprouted(self._since_s)))
         return bool(growing)
 
-    def _answer_if_done(self, job: DraftJob | SteadyJob) -> None:
+    def _answer_if_done(self, job: SteadyJob) -> None:
         if job.is_done and job in self._jobs:
             self._answer(job, job.reply())
 
-    def _grow(self, jobs: Sequence[DraftJob | SteadyJob], logits: Tensor) -> None:
+    def _grow(self, jobs: Sequence[SteadyJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
         readback = Readback()
         places = [job.places() for job in jobs]
@@ -327,10 +200,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._steady.pop(job.held.session, None)
                 self._answer(job, Refused(job.request.stamp, "NaN or infinite scores of the draft for this sequence"))
                 continue
-            if isinstance(job, SteadyJob):
-                job.hold(sound)
-                heard.append((job, sound))
-            else:
-                job.take(sound)
+            job.hold(sound)
+            heard.append((job, sound))
             self._publish(job.held)
         take_all([job.grower for job, _ in heard], [sound for _, sound in heard])

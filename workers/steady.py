@@ -29,7 +29,6 @@ class SteadyJob(Job[DraftRequest]):
 
     @property
     def steady(self) -> Steady:
-        assert isinstance(self.request.growth, Steady), "others are DraftJobs"
         return self.request.growth
 
     @property
@@ -85,8 +84,9 @@ class SteadyJob(Job[DraftRequest]):
     def _place(self, depth: int, seen: Sequence[int] = ()) -> Place:
         spec = self.held.spec
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
+        sample = depth if spec.needs_q else None
         # chances are shared out among those that follow the first
-        return Place(row, Kind.of(spec.sampling, spec.verification), num_ranks=MAX_TOLD + 1)
+        return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
 
     def hold(self, found: Sequence[Candidates]) -> None:
         """What the model says after each of `places`, of which the grower is still to be told."""
@@ -97,6 +97,7 @@ class SteadyJob(Job[DraftRequest]):
         self.pending = [*self.held.log.tokens, *self.pending]
         self.held.tree.clear()
         self.grower.begin()
+        self.grower.go_on(self.grower.steady)  # with all of its passes
 
     @property
     def is_done(self) -> bool:

@@ -3,6 +3,7 @@
 Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model by
 it and the simulator a law of agreement. Best first, as the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv 2406.16858),
 but without an end: a verdict makes another node the root, what lies below stays, and growing goes on from there.
+Where the draft samples, what grows is a chain of its draws, as long as was fixed beforehand (docs/exactness.md, 4).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import chain, islice, repeat
 
 from core.growth import Candidates
 from core.speculation.chances import chances_of
-from core.trees import ROOT, Measure, Steady, Told
+from core.trees import NO_TOKEN, ROOT, Measure, Steady, Told
 
 MIN_REACH = 4e-4
 """What is less likely is neither fed nor told."""
@@ -155,14 +156,16 @@ class Grower:
         self.num_told += len(self) - start
         self.numbers += range(first, self.num_told)
         parents = self.parents[start:]
+        rows = [self.rows[parent] for parent in parents]
         return Told(
             first,
             [self.numbers[parent] for parent in parents],
             self.tokens[start:],
             self.ranks[start:],
             self.chances[start:],
-            [self._sureness[self.rows[parent]] for parent in parents],
+            [self._sureness[row] for row in rows],
             self.numbers[0],
+            [self._said[row].q for row in rows if self._said[row].sampled != NO_TOKEN],
             is_own=True,
         )
 
@@ -243,9 +246,9 @@ class Grower:
         row, depth, reach = self.rows[node], self.depths[node] + 1, self.reach[node]
         if depth > self.steady.max_depth or self._sureness[row] < self.steady.min_sureness:
             return
-        children, new = self._children[row], list[float]()
+        children, new, tokens = self._children[row], list[float](), self._said[row].guesses
         num_there = len(children)
-        for chance in chances[num_there:]:
+        for chance in chances[num_there : len(tokens)]:
             if reach * chance < MIN_REACH:
                 break
             new.append(reach * chance)
@@ -253,7 +256,7 @@ class Grower:
             return
         first, num, end = len(self.tokens), len(new), num_there + len(new)
         children += range(first, first + num)
-        self.tokens += self._said[row].ranked[num_there:end]
+        self.tokens += tokens[num_there:end]
         self.parents += repeat(node, num)
         self.ranks += range(num_there, end)
         self.depths += repeat(depth, num)

@@ -36,7 +36,7 @@ class Guesses:
 
 
 class Guesser(Protocol):
-    """One session's source of guesses. Greedy and coupled decoding only: there any rule may choose what is verified."""
+    """One session's source of guesses. Where the draft samples it is asked only when there is no draw."""
 
     def propose(self, text: Sequence[int], tree: SpeculationTree) -> Guesses:
         """What may follow `text`, all of which is committed."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.speculation.guesses import Guesses
-from core.trees import ROOT, UNRANKED, Floats, Ints, TokenTree, Told
+from core.trees import ROOT, UNRANKED, Floats, Ints, SparseDistribution, TokenTree, Told
 
 GONE = -(1 << 40)
 """Where a node was, that no verdict can lead to any more."""
@@ -33,13 +33,17 @@ class SpeculationTree:
     A *place* is a node, or `ROOT`, or a committed token: k tokens before the root it is `ROOT - k`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_drawn: bool = False) -> None:
+        """`is_drawn`: whether blocks tell what each guess was drawn from, as rejection and block verification ask."""
+        self._is_drawn = is_drawn
         self.num_told = 0
         """Numbers that the draft has used: its next message begins there, or one was lost."""
         self.has_lost_some = False
         """Whether the draft knows nodes below the root of which it has told, and which are not here."""
         self._take_columns(np.empty((4, 0), np.int64), np.empty((4, 0)))
         self._has_local = False
+        self._q: dict[int, SparseDistribution] = {}
+        """Of each node that was drawn, what it was drawn from. It is of use for one block: a verdict forgets it."""
         self._numbers: Ints = np.empty((2, 0), np.int64)
         """The draft's numbers of what a verdict can lead to, or has led to, rising; below each its place."""
         self._trail: Ints = np.empty(0, np.int64)
@@ -160,6 +164,9 @@ class SpeculationTree:
     def _extend(self, places: Ints, tokens: Ints, told: Told, part: slice, is_new: Bools) -> None:
         """New nodes of the draft's."""
         above = places[is_new]
+        if told.q:
+            new = np.nonzero(is_new)[0] + part.start
+            self._q |= {len(self) + place: told.q[node] for place, node in enumerate(new.tolist())}
         depths, reach = np.append(self.depths, 0)[above], np.append(self.reach, 1.0)[above]  # -1 finds the root's
         chances = told.chances[part][is_new]
         self._append_columns(
@@ -253,7 +260,13 @@ class SpeculationTree:
         """These nodes, whose parents are among them and come first."""
         number = np.full(len(self) + 1, ROOT, np.int64)
         number[nodes] = np.arange(len(nodes))
-        return TokenTree(tuple(self.tokens[nodes].tolist()), tuple(number[self.parents[nodes]].tolist()))
+        tokens, parents = self.tokens[nodes].tolist(), number[self.parents[nodes]].tolist()
+        return TokenTree(tuple(tokens), tuple(parents), self._laws_of(nodes) if self._is_drawn else ())
+
+    def _laws_of(self, nodes: Ints) -> tuple[SparseDistribution, ...]:
+        """What each was drawn from; what was not drawn is sure of itself."""
+        drawn, tokens = self._q, self.tokens
+        return tuple(drawn.get(node) or SparseDistribution.certain(int(tokens[node])) for node in nodes.tolist())
 
     def open_reach(self, max_depth: int) -> Floats:
         """Of the places above `max_depth` that the draft feeds in its next passes, falling: that the text goes on there
@@ -362,6 +375,7 @@ class SpeculationTree:
         self._take_columns(self._ints[:, kept], self._floats[:, kept])
         self.parents[:] = moved[self.parents]
         self._has_local = False
+        self._q.clear()
         if was_guessed:
             self.guessed[:] = 0.0
             self._rate()

@@ -21,7 +21,7 @@ from deploy.link.address import LinkAddress
 from deploy.link.frames import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
 
-VERSION = 3
+VERSION = 4
 KEY_BYTES = NONCE_BYTES = 32
 MAX_HANDSHAKE_BYTES = 256
 """Of a frame from somebody who is not known yet."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import Drafted, GrownTree, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import GrownTree, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
 from core.trees import Told
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
@@ -14,7 +14,7 @@ from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | Drafted | GrownTree | Sprouted | Missing | Refused
+Reply = Verdict | GrownTree | Sprouted | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
 """Of columns."""
 Numbered = tuple[int, Reply]
@@ -46,8 +46,6 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
     match reply:
         case Verdict():
             return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
-        case Drafted():
-            return pb.Reply(number=number, stamp=stamp, drafted=_encode_drafted(reply))
         case Sprouted():
             return pb.Reply(number=number, stamp=stamp, sprouted=_encode_growth(reply, is_over=reply.is_over))
         case GrownTree():
@@ -65,8 +63,6 @@ def _decode(message: pb.Reply) -> Reply:
     match message.WhichOneof("content"):
         case "verdict":
             return _decode_verdict(stamp, message.verdict)
-        case "drafted":
-            return _decode_drafted(stamp, message.drafted)
         case "sprouted":
             return Sprouted(stamp, *_decode_growth(message.sprouted), message.sprouted.is_over)
         case "grown":
@@ -101,29 +97,6 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
     )
 
 
-def _encode_drafted(drafted: Drafted) -> pb.Drafted:
-    return pb.Drafted(
-        tokens=drafted.tokens,
-        held=drafted.held,
-        q=encode_distributions(drafted.q),
-        confidence=drafted.confidence,
-        entropy=drafted.entropy,
-        timing=_encode_timing(drafted.timing),
-    )
-
-
-def _decode_drafted(stamp: Stamp, message: pb.Drafted) -> Drafted:
-    return Drafted(
-        stamp,
-        tuple(message.tokens),
-        message.held,
-        decode_distributions(message.q),
-        tuple(message.confidence),
-        tuple(message.entropy),
-        _decode_timing(message.timing) if message.HasField("timing") else None,
-    )
-
-
 def _encode_growth(sprouted: Sprouted | GrownTree, *, is_over: bool) -> pb.Sprouted:
     told = sprouted.told
     return pb.Sprouted(
@@ -137,6 +110,7 @@ def _encode_growth(sprouted: Sprouted | GrownTree, *, is_over: bool) -> pb.Sprou
         root=told.root,
         timing=_encode_timing(sprouted.timing),
         is_over=is_over,
+        q=encode_distributions(told.q),
     )
 
 
@@ -149,6 +123,7 @@ def _decode_growth(message: pb.Sprouted) -> tuple[Told, int, Timing | None]:
         np.frombuffer(message.chances, FLOAT),
         np.frombuffer(message.leads, FLOAT),
         message.root,
+        decode_distributions(message.q),
     )
     return told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
 

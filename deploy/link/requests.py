@@ -15,14 +15,11 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.trees import NO_GROWTH, Growth, Steady
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.trees import (
-    decode_growth,
     decode_steady,
     decode_tree,
-    encode_growth,
     encode_steady,
     encode_tree,
 )
@@ -101,15 +98,11 @@ def _decode_offer(message: pb.Continuation) -> Continuation:
 
 
 def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
-    growth = request.growth
     return pb.DraftRequest(
         stamp=encode_stamp(request.stamp),
         base=_encode_base(request.base),
         suffix=request.suffix,
-        nodes=encode_growth(growth) if isinstance(growth, Growth) else None,
-        steady=encode_steady(growth) if isinstance(growth, Steady) else None,
-        block=encode_tree(request.block),
-        is_table=request.is_table,
+        growth=encode_steady(request.growth),
         spec=_encode_spec(request.spec),
     )
 
@@ -119,20 +112,9 @@ def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
         decode_stamp(message.stamp),
         Base(message.base.num_tokens, message.base.prefix_hash),
         tuple(message.suffix),
-        _decode_growth(message),
-        decode_tree(message.block),
-        message.is_table,
+        decode_steady(message.growth),
         _decode_spec(message.spec) if message.HasField("spec") else None,
     )
-
-
-def _decode_growth(message: pb.DraftRequest) -> Growth | Steady:
-    match message.WhichOneof("growth"):
-        case "nodes":
-            return decode_growth(message.nodes)
-        case "steady":
-            return decode_steady(message.steady)
-    return NO_GROWTH
 
 
 def _encode_base(base: Base) -> pb.Base:

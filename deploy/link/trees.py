@@ -1,11 +1,11 @@
-"""Trees, growths and distributions of core.trees as protobuf, and back; each decoder checks what it makes."""
+"""Trees, growth and distributions of core.trees as protobuf, and back; each decoder checks what it makes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, Measure, SparseDistribution, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, Measure, SparseDistribution, Steady, TokenTree
 from protos.outrider.link.v1 import link_pb2 as pb
 
 _MEASURES = {
@@ -56,16 +56,6 @@ def _split(message: pb.Distributions) -> Iterator[SparseDistribution]:
     for length in message.lengths:
         yield SparseDistribution(token_ids[start : start + length], probs[start : start + length])
         start += length
-
-
-def encode_growth(growth: Growth) -> pb.Growth | None:
-    """None for the empty one."""
-    return pb.Growth(parents=growth.parents, ranks=growth.ranks) if len(growth) else None
-
-
-def decode_growth(message: pb.Growth) -> Growth:
-    """Raises: ValueError when it is none."""
-    return Growth(tuple(message.parents), tuple(message.ranks)) if message.parents or message.ranks else NO_GROWTH
 
 
 def encode_steady(steady: Steady) -> pb.Steady:

@@ -19,8 +19,8 @@ def verify(sent_s, received_s, computed_s=0.0, used=0, **rest):
     return call(pb.CALL_VERIFY, sent_s, received_s, computed_s, used, **rest)
 
 
-def table(sent_s, received_s, computed_s=0.0, used=0, **rest):
-    return call(pb.CALL_TABLE, sent_s, received_s, computed_s, used, **rest)
+def grew(sent_s, received_s, computed_s=0.0, used=0, **rest):
+    return call(pb.CALL_GROWTH, sent_s, received_s, computed_s, used, **rest)
 
 
 def block(sent_s, received_s, computed_s=0.0, **rest):
@@ -37,7 +37,7 @@ def test_prefill_is_no_round_and_the_last_verification_has_no_next_block():
 
 
 def test_a_round_on_a_hit_is_one_call_and_what_is_not_model_is_the_rest_of_it():
-    (round_,) = rounds_of([PREFILL, verify(2, 2.5, 0.4, used=3), table(2, 2.4, 0.35, used=4), verify(2.52, 3)])
+    (round_,) = rounds_of([PREFILL, verify(2, 2.5, 0.4, used=3), grew(2, 2.4, 0.35, used=4), verify(2.52, 3)])
     assert round_.is_hit
     assert round_.was_asked
     assert round_.num_tokens == 4
@@ -49,9 +49,9 @@ def test_time_in_an_engines_queue_is_not_model_time():
     assert round_.not_model_s == pytest.approx(0.6)
 
 
-def test_a_table_that_comes_after_the_verdict_is_waited_for_and_shared_time_counts_once():
-    """The verification computes from 2.05 to 2.45, the table from 2.05 to 2.75; the round takes 0.85."""
-    calls = [PREFILL, verify(2, 2.5, 0.4), table(2, 2.8, 0.7, used=2), verify(2.85, 3)]
+def test_growth_that_comes_after_the_verdict_is_waited_for_and_shared_time_counts_once():
+    """The verification computes from 2.05 to 2.45, growth from 2.05 to 2.75; the round takes 0.85."""
+    calls = [PREFILL, verify(2, 2.5, 0.4), grew(2, 2.8, 0.7, used=2), verify(2.85, 3)]
     (round_,) = rounds_of(calls)
     assert round_.not_model_s == pytest.approx(0.85 - 0.7)
 
@@ -64,13 +64,13 @@ def test_a_sequential_round_is_two_calls():
 
 
 def test_a_table_that_nobody_waited_for_takes_no_time_of_the_round():
-    calls = [PREFILL, verify(2, 2.5, 0.4), table(2, 2.9, 0.8), verify(2.6, 3), verify(3, 4)]
+    calls = [PREFILL, verify(2, 2.5, 0.4), grew(2, 2.9, 0.8), verify(2.6, 3), verify(3, 4)]
     assert rounds_of(calls)[0].not_model_s == pytest.approx(0.2)
 
 
 def test_tables_belong_to_the_verification_that_they_were_sent_with():
     """A moment before or after it; a block that was drafted in time belongs to the verdict before it."""
-    early, late = table(1.999, 2.4, used=1), table(3.001, 3.4, used=2)
+    early, late = grew(1.999, 2.4, used=1), grew(3.001, 3.4, used=2)
     first, second = rounds_of([PREFILL, early, verify(2, 2.5), verify(3, 3.5), late, verify(4, 5)])
     assert first.drafts == (early,)
     assert second.drafts == (late,)
@@ -82,9 +82,9 @@ def test_tables_belong_to_the_verification_that_they_were_sent_with():
 
 def test_the_share_hidden_is_of_the_tables_that_were_picked():
     calls = [
-        *(PREFILL, verify(2, 3), table(2, 2.5, used=1)),  # hidden whole
-        *(verify(3, 4), table(3, 4.5, used=1)),  # two thirds of 1.5
-        *(verify(5, 6), table(5, 9)),  # a miss: does not count
+        *(PREFILL, verify(2, 3), grew(2, 2.5, used=1)),  # hidden whole
+        *(verify(3, 4), grew(3, 4.5, used=1)),  # two thirds of 1.5
+        *(verify(5, 6), grew(5, 9)),  # a miss: does not count
         *(verify(10, 11), verify(12, 13)),
     ]
     assert hidden_share(rounds_of(calls)) == pytest.approx((0.5 + 1.0) / 2.0)
@@ -97,7 +97,7 @@ def test_no_share_leaves_its_bounds(steps):
     for wire_s, waited_s, computed_s, pause_s, offset_s, draft_s in steps:
         end_s = now_s + wire_s + waited_s + computed_s
         calls.append(verify(now_s, end_s, computed_s, waited_s=waited_s))
-        calls.append(table(now_s + offset_s / 100, now_s + offset_s + draft_s, draft_s * offset_s, used=1))
+        calls.append(grew(now_s + offset_s / 100, now_s + offset_s + draft_s, draft_s * offset_s, used=1))
         now_s = end_s + pause_s
     rounds = rounds_of([*calls, verify(now_s, now_s + 1)])
     assert 0 <= hidden_share(rounds) <= 1 + 1e-9

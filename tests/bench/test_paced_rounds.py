@@ -99,16 +99,16 @@ def test_more_rows_take_the_pass_that_the_law_says():
 
 
 def test_a_draft_that_answers_after_the_verdict_was_awaited():
-    """The verdict is there at 1.8; a table that came before it, and one that came after the next block, was not."""
+    """The verdict is there at 1.8; growth that came before it, and some that came after the next block, was not."""
     block = call(pb.CALL_BLOCK, 1.9, 2.3, 0.3)
-    apart = taken_apart(call(pb.CALL_TABLE, 1.0, 1.7, 0.6), block, call(pb.CALL_TABLE, 1.0, 2.9, 1.5))
+    apart = taken_apart(call(pb.CALL_GROWTH, 1.0, 1.7, 0.6), block, call(pb.CALL_GROWTH, 1.0, 2.9, 1.5))
     assert (apart["awaited draft"], apart["orchestrator"]) == (0.5, 0.2)
 
 
 def test_hits_and_others_are_taken_apart_by_themselves(case):
-    """Of two rounds one goes on with a table."""
-    table = call(pb.CALL_TABLE, 1.0, 1.7, 0.6, used=2)
-    found = results(case, repeat() | {PIPELINED: [run(2.0, drafts=[table])]})
+    """Of two rounds one goes on with what grew."""
+    growth = call(pb.CALL_GROWTH, 1.0, 1.7, 0.6, used=2)
+    found = results(case, repeat() | {PIPELINED: [run(2.0, drafts=[growth])]})
     hit = found["a round beside its target pass, pipelined, hits"]
     other = found["a round beside its target pass, pipelined, others"]
     assert (hit.value, hit.settings["rounds"], hit.settings["orchestrator, ms"]) == (500.0, 1, 200.0)

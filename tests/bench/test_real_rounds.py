@@ -29,10 +29,10 @@ def run(decode_s, tokens=TOKENS, drafts=()):
 
 
 def repeat(pipelined_s=2.0, sequential_s=4.0, static_s=3.0, tokens=TOKENS):
-    table = call(pb.CALL_TABLE, 2, 2.8, 0.7, used=2, passes=4)
+    growth = call(pb.CALL_GROWTH, 2, 2.8, 0.7, used=2, passes=4)
     block = call(pb.CALL_BLOCK, 3, 3.1, 0.09 * 2, passes=2)
     return {
-        PIPELINED: [run(pipelined_s, tokens, [table])],
+        PIPELINED: [run(pipelined_s, tokens, [growth])],
         SEQUENTIAL: [run(sequential_s)],
         STATIC: [run(static_s, drafts=[block])],
         PLAIN: [run(6.0)],

@@ -17,7 +17,7 @@ from core.speculation.chances import chances_of
 from core.speculation.grower import MIN_REACH, Grower, feed_likeliest, take_all
 from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, UNRANKED, Measure, Steady
+from core.trees import NO_Q, ROOT, UNRANKED, Measure, SparseDistribution, Steady
 
 STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
 
@@ -352,6 +352,18 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
     assert (told.parents.tolist(), set(told.ranks.tolist())) == ([ROOT, 0, 1, 2, 3], {0})
 
 
+def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
+    one = Grower()
+    one.go_on(Steady.chain(40))
+    depths = []
+    while one.being_fed:
+        depths += [one.depths[node] for node in one.being_fed]
+        one.take([Candidates((1, 2), 0.01, shares=(0.01, 0.01))])
+        one.made_pass()
+        one.feed_pass(64)
+    assert (depths, len(one.tell())) == (list(range(40)), 40)
+
+
 def test_it_ends_where_a_pass_reaches_too_little():
     whole, ended = passes(ending(num_passes=9, max_depth=9)), passes(ending(num_passes=9, max_depth=9, min_reach=0.5))
     assert 1 < len(ended) < len(whole)
@@ -390,3 +402,73 @@ def test_a_pass_feeds_no_more_than_there_is_room_for():
     one.put_back()
     one.feed_pass(0)
     assert not one.feeding
+
+
+# Draws
+
+
+LAWS = st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.0, 2.0)), min_size=4, max_size=4)
+"""How sure the draft is after each of so many tokens, and the entropy there."""
+
+
+def drawn_after(laws, depth, choice):
+    """What a draft says that samples: its candidates in order, and a draw that is any of them."""
+    confidence, entropy = laws[min(depth, len(laws) - 1)]
+    ranked = (10 * depth + 1, 10 * depth + 2, 10 * depth + 3)
+    q = SparseDistribution(ranked, (confidence, (1 - confidence) * 0.75, (1 - confidence) * 0.25))
+    return Candidates(ranked, confidence, entropy, ranked[choice], q)
+
+
+def drawing(steady, laws, choices):
+    """Growth to its end; each place's draw is the candidate of that rank. How many nodes were fed, and what was told"""
+    one, num_fed = Grower(), 0
+    one.go_on(steady)
+    while one.being_fed:
+        depths = [one.depths[node] for node in one.being_fed]
+        num_fed += len(depths)
+        one.take([drawn_after(laws, depth, choices[depth]) for depth in depths])
+        one.made_pass()
+        one.feed_pass(64)
+    return num_fed, one.tell()
+
+
+def test_a_draft_that_samples_grows_a_chain_of_its_draws_and_tells_what_each_was_drawn_from():
+    """However many rows and candidates were asked for: there is one draw at a place."""
+    laws = [(0.5, 0.1)] * 4
+    num_fed, told = drawing(Steady(4, 5, num_passes=5, tail=(0.5, 0.25)), laws, (2, 0, 1, 2, 1))
+    assert num_fed == 5
+    assert told.tokens.tolist() == [3, 11, 22, 33, 42]
+    assert told.parents.tolist() == [ROOT, 0, 1, 2, 3]
+    assert told.q == tuple(drawn_after(laws, depth, 0).q for depth in range(5))
+
+
+@given(
+    laws=LAWS,
+    first=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+    other=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+    min_reach=st.sampled_from([0.0, 0.1, 0.4]),
+    min_sureness=st.sampled_from([0.0, 0.2, 0.6]),
+    measure=st.sampled_from(Measure),
+)
+def test_whether_growth_goes_on_below_a_node_does_not_depend_on_what_was_drawn_there(
+    laws, first, other, min_reach, min_sureness, measure
+):
+    """The third trap of docs/exactness.md, section 4: here q is the same whatever was drawn, and so the block's length,
+    what is told of each guess, and what was fed must be."""
+    steady = Steady(
+        2, 6, min_reach, num_passes=6, tail=(0.5, 0.25), measure=measure, min_sureness=min_sureness, sureness=(0.3, 0.9)
+    )
+    (num_fed, told), (num_others_fed, others) = (drawing(steady, laws, draws) for draws in (first, other))
+    assert (num_fed, len(told)) == (num_others_fed, len(others))
+    assert told.q == others.q
+    for column in ("parents", "ranks", "chances", "leads"):
+        assert getattr(told, column).tolist() == getattr(others, column).tolist()
+
+
+def test_what_was_chosen_has_no_law():
+    one = grower()
+    feed([one], 1)
+    told = one.tell()
+    assert len(told) > 0
+    assert told.q == ()
+    assert said_after((0,)).q == NO_Q

@@ -11,14 +11,14 @@ from core.growth import Candidates
 from core.protocol import EndedSessions, HeldTokens, missing_of, refusal_of
 from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Stamp, Verification, VerifyRequest
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Growth, Steady, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, Steady, TokenTree
 
 EPOCH, VOCAB_SIZE = 3, 100
 SPEC = SequenceSpec(2, Sampling(temperature=0.0))
 SAMPLED = SequenceSpec(2, Sampling(temperature=1.0, seed=1), Verification.REJECTION)
 STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25))
 STAMP = Stamp("s", EPOCH, 5)
-CHAIN = Growth.chain(2)
+CHAIN = Steady.chain(2)
 FORK = TokenTree((7, 8), (ROOT, ROOT))
 
 
@@ -44,9 +44,8 @@ def verify(before=(), suffix=(1, 2), block=EMPTY_BLOCK, spec=None):
     return VerifyRequest(STAMP, base(*before), suffix, block, spec or (None if before else SPEC))
 
 
-def draft(before=(), suffix=(1, 2), growth=CHAIN, block=EMPTY_BLOCK, spec=None, **settings):
-    spec = spec or (None if before else SPEC)
-    return DraftRequest(STAMP, base(*before), suffix, growth, block, spec=spec, **settings)
+def draft(before=(), suffix=(1, 2), growth=CHAIN, spec=None):
+    return DraftRequest(STAMP, base(*before), suffix, growth, spec or (None if before else SPEC))
 
 
 def refusal(request, of=None, *, epoch=EPOCH, has_ended=False):
@@ -85,14 +84,10 @@ def test_what_is_stale_is_named_before_what_is_malformed_and_the_incarnation_fir
         (verify(suffix=(1, -1)), "a token id"),
         (verify(suffix=(VOCAB_SIZE, 1)), "a token id"),
         (verify(block=TokenTree.chain((1, VOCAB_SIZE))), "a guess"),
-        (draft(block=TokenTree.chain((-1,)), is_table=True), "a guess"),
+        (verify(block=TokenTree.chain((-1,))), "a guess"),
+        (draft(suffix=(VOCAB_SIZE,)), "a token id"),
         (verify(block=FORK, spec=SAMPLED), "chains only"),
-        (draft(block=FORK), "only a table"),
-        (draft(block=TokenTree((7, 7), (ROOT, ROOT)), is_table=True), "twice"),
-        (draft(growth=STEADY, is_table=True), "is_table must be false"),
-        (draft(growth=STEADY, spec=SAMPLED), "may not choose"),
-        (draft(growth=Growth((1,), (0,))), "come before it"),
-        (draft(growth=Growth((-2,), (0,))), "come before it"),
+        (draft(growth=STEADY, spec=SAMPLED), "a length that is fixed beforehand"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(request_, reason):
@@ -101,11 +96,35 @@ def test_what_cannot_be_computed_is_refused(request_, reason):
 
 def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
     assert "chains only" in refusal(verify((1, 2), (3,), FORK), held(1, 2, spec=SAMPLED))
+    assert "a length that is fixed beforehand" in refusal(draft((1, 2), (3,), growth=STEADY), held(1, 2, spec=SAMPLED))
     assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but what it says comes first"
 
 
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+@pytest.mark.parametrize(
+    ("changes", "is_taken"),
+    [
+        ({}, True),
+        ({"is_anew": True}, True),
+        ({"measure": Measure.ENTROPY}, True),
+        ({"num_passes": 0}, False),
+        ({"num_passes": 1}, False),
+        ({"min_reach": 0.1}, False),
+        ({"min_sureness": 0.1}, False),
+        ({"sureness": (0.0, 1.0)}, False),
+        ({"rows_per_pass": 2}, False),
+        ({"fanout": 2}, False),
+    ],
+)
+def test_how_long_a_draft_draws_must_not_depend_on_what_it_draws(verification, changes, is_taken):
+    """A block that takes too long is not used: were it long for what was drawn, that draw would be rarer."""
+    growth = replace(Steady.chain(3), **changes)
+    reason = refusal(draft(growth=growth, spec=replace(SAMPLED, verification=verification)))
+    assert reason is None if is_taken else "a length that is fixed beforehand" in reason
+
+
 @pytest.mark.parametrize("growth", [STEADY, replace(STEADY, num_passes=2)])
-def test_a_greedy_draft_may_choose_under_every_verification(growth):
+def test_a_greedy_draft_may_grow_without_end_under_every_verification(growth):
     greedy = replace(SAMPLED, sampling=Sampling(temperature=0.0))
     assert refusal(draft(growth=growth, spec=greedy)) is None
 
@@ -172,45 +191,24 @@ GUESSES = ((7, ROOT), (8, ROOT), (9, 0), (10, 2))
 """7 9 10, and 8 beside them; their rows are 0, 1, 2, 3."""
 
 
-def test_guesses_that_were_committed_stay_and_the_block_below_them():
+def test_guesses_that_were_committed_stay_and_no_others():
     known = held(1, 2, guesses=GUESSES)
-    block = TokenTree((9, 6, 10), (ROOT, ROOT, 0))
-    rebased = known.rebase_to_draft(draft((1, 2), (7,), block=block, is_table=True))
-    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [0, 2, 3], [])
-    assert rebased.nodes == {0: 0, 2: 1}, "9 and 10; nobody has fed 6"
-    assert known.log.tokens == [1, 2, 7]
-    assert (known.tree.tokens, known.tree.root) == ([9, 10], said(7))
-
-
-def test_of_a_suffix_that_leaves_the_tree_what_lies_in_it_stays_and_no_guess():
-    known = held(1, 2, guesses=GUESSES)
-    rebased = known.rebase_to_draft(draft((1, 2), (7, 5, 9)))
-    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending, rebased.nodes) == (2, [0], [5, 9], {})
-    assert (list(known.log.tokens), known.tree.tokens, known.tree.root) == ([1, 2, 7], [], None)
+    rebased = known.rebase_to_verify(verify((1, 2), (7, 9, 5)))
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [0, 2], [5])
+    assert (list(known.log.tokens), known.tree.tokens, known.tree.root) == ([1, 2, 7, 9], [], None)
 
 
 def test_guesses_below_tokens_that_were_wrong_are_forgotten():
     known = held(1, 2, guesses=GUESSES)
-    rebased = known.rebase_to_draft(draft((1,), (3, 7)))
+    rebased = known.rebase_to_grow(draft((1,), (3, 7)), CHAIN)
     assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (1, [], [3, 7])
     assert known.tree.tokens == []
-
-
-def test_a_block_without_a_table_is_drawn_anew_where_samples_count():
-    """The last token again, and no guess: with q its sample must be the one that is sent."""
-    known = held(1, 2, spec=SAMPLED, guesses=GUESSES)
-    rebased = known.rebase_to_draft(draft((1, 2), (7,)))
-    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [], [7])
-    assert (list(known.log.tokens), known.tree.tokens) == ([1, 2], [])
-    known = held(1, 2, guesses=GUESSES)
-    assert known.rebase_to_draft(draft((1, 2), (7,))).pending == [], "greedy: what was said is as good"
 
 
 def test_the_root_is_computed_again_where_nobody_knows_what_is_said_after_it():
     known = held(1, 2)
     known.tree.root = None
-    assert known.rebase_to_draft(draft((1,), (2,), growth=Growth())).pending == [], "nothing is to grow"
-    assert known.rebase_to_draft(draft((1,), (2,))).pending == [2]
+    assert known.rebase_to_grow(draft((1,), (2,)), CHAIN).pending == [2]
     assert known.log.tokens == [1]
 
 
@@ -305,3 +303,54 @@ def test_who_has_lost_what_was_told_is_told_again():
     anew = replace(STEADY, is_anew=True)
     known.rebase_to_grow(draft((5,), (6,), growth=anew), anew)
     assert len(known.grower.tell()) == num_told > 0
+
+
+# Draws
+
+
+Q = SparseDistribution((7, 8), (0.5, 0.5))
+
+
+def drawing(num_drawn, verification=Verification.REJECTION):
+    """5 6, and below it so many draws: 10, 11, ... of which all but the last are fed, as a chain in turn leaves it."""
+    known = held(5, spec=replace(SAMPLED, verification=verification))
+    known.rebase_to_grow(draft((5,), (6,)), Steady.chain(num_drawn))
+    known.log.extend([6])
+    for place in range(num_drawn):
+        drawn = [replace(said(0), sampled=10 + place, q=Q)]
+        known.hold(drawn)
+        known.grower.take(drawn)
+        known.grower.feed_pass(1)
+    known.grower.put_back()
+    assert known.grower.tell().tokens.tolist() == [10 + place for place in range(num_drawn)]
+    return known
+
+
+@pytest.mark.parametrize(
+    ("suffix", "num_tokens", "guesses", "pending"),
+    [
+        ((9,), 2, [], [9]),  # the first draw was rejected
+        ((10, 9), 2, [0], [9]),  # the second
+        ((10, 11, 12, 9), 2, [0, 1], [12, 9]),  # none: the last of them was not fed
+        ((10, 11), 2, [0], [11]),  # the text ends at a node that was fed, and said something that was drawn at row 2
+        ((10,), 2, [], [10]),
+    ],
+)
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_after_a_verdict_everything_is_drawn_anew_from_its_root_on(verification, suffix, num_tokens, guesses, pending):
+    """What was computed of committed tokens stays; of what was drawn after them nothing does (docs/exactness.md, 4)."""
+    known = drawing(3, verification)
+    rebased = known.rebase_to_grow(draft((5, 6), suffix), CHAIN)
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (num_tokens, guesses, pending)
+    assert [*known.log.tokens, *pending] == [5, 6, *suffix]
+    assert (len(known.tree), known.tree.root, known.grower.has_root) == (0, None, False)
+    assert (len(known.grower), known.grower.children(0)) == (1, [])
+    assert known.grower.num_told == 0
+
+
+def test_the_same_text_once_more_is_drawn_once_more():
+    """The last token is computed again: its draw is part of a block that may have been seen."""
+    known = drawing(2)
+    rebased = known.rebase_to_grow(draft((5,), (6,)), CHAIN)
+    assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (1, [], [6])
+    assert (len(known.tree), known.tree.root, list(known.log.tokens)) == (0, None, [5])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, TokenTree, Told
+from core.trees import ROOT, SparseDistribution, TokenTree, Told
 
 
 def told(first, *nodes, root=ROOT):
@@ -267,3 +267,53 @@ def test_it_is_what_a_list_of_paths_would_be(data):
             assert paths(tree) == pytest.approx(plain.paths())
     order = tree.reach[tree.best(len(tree), max_depth=99)]
     assert (np.diff(order) <= 0).all()
+
+
+# Draws
+
+
+LAWS = tuple(SparseDistribution((5 + place, 90), (0.75, 0.25)) for place in range(3))
+CHAIN = Told(0, (ROOT, 0, 1), (5, 6, 90), (0,) * 3, (0.75,) * 3, (0.75,) * 3, q=LAWS)
+
+
+@pytest.fixture
+def drawn():
+    tree = SpeculationTree(is_drawn=True)
+    assert tree.add(CHAIN) == 3
+    return tree
+
+
+@pytest.mark.parametrize("num_nodes", [0, 1, 3])
+def test_a_block_of_draws_tells_what_each_was_drawn_from(drawn, num_nodes):
+    block = drawn.block(drawn.first_chain(num_nodes))
+    assert block == TokenTree.chain([5, 6, 90][:num_nodes], LAWS[:num_nodes])
+
+
+def test_the_law_of_a_draw_is_that_of_its_node_in_whatever_messages_it_was_told():
+    tree = SpeculationTree(is_drawn=True)
+    guessed(tree, ROOT, (30, 0.9))  # a node before them, so that numbers are not places
+    for place in range(3):
+        tree.add(Told(place, (place - 1,), (CHAIN.tokens[place],), (0,), (0.75,), (0.75,), q=(LAWS[place],)))
+    assert tree.block(tree.first_chain(9)) == TokenTree.chain([5, 6, 90], LAWS)
+    assert tree.block(tree.first_chain(9)[:2]).q == LAWS[:2]
+
+
+def test_what_was_looked_up_is_sure_of_itself(drawn):
+    tree = SpeculationTree(is_drawn=True)
+    guessed(tree, ROOT, (30, 0.9), (31, 0.5))
+    certain = tuple(SparseDistribution((token,), (1.0,)) for token in (30, 31))
+    assert tree.block(tree.best(2, 9)) == TokenTree.chain([30, 31], certain)
+    guessed(drawn, 2, (40, 0.5))
+    assert drawn.block(np.arange(4)).q == (*LAWS, SparseDistribution((40,), (1.0,))), "behind draws, too"
+
+
+def test_no_law_outlasts_its_verdict(drawn):
+    """Nodes stay, and places move: a law that stayed would be another node's."""
+    assert drawn.reroot([5])
+    assert len(drawn) == 2
+    block = drawn.block(np.arange(2))
+    assert block == TokenTree.chain([6, 90], [SparseDistribution((token,), (1.0,)) for token in (6, 90)])
+
+
+def test_where_nothing_is_drawn_blocks_carry_no_q(tree):
+    assert tree.block(tree.best(3, 9)).q == ()

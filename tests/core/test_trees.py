@@ -6,17 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.trees import (
-    NO_Q,
-    NO_TOKEN,
-    ROOT,
-    Growth,
-    SparseDistribution,
-    TokenTree,
-    depths,
-    grown,
-    subtree,
-)
+from core.trees import NO_Q, ROOT, SparseDistribution, Steady, TokenTree, Told, depths, subtree
 
 Q = [SparseDistribution((n,), (1.0,)) for n in range(20)]
 
@@ -52,18 +42,11 @@ def test_what_is_no_tree_is_not_made(tokens, parents, q):
         TokenTree(tokens, parents, q)
 
 
-@pytest.mark.parametrize(("parents", "ranks"), [((ROOT,), ()), ((ROOT,), (-1,)), ((ROOT, 0, 0), (0, 1, 1))])
-def test_what_is_no_growth_is_not_made(parents, ranks):
-    with pytest.raises(ValueError, match="growth"):
-        Growth(parents, ranks)
-
-
 def test_a_chain_is_the_tree_of_width_one():
     chain = TokenTree.chain([7, 8, 9])
     assert (chain.parents, chain.depths, chain.is_chain) == ((ROOT, 0, 1), (1, 2, 3), True)
     assert TokenTree().is_chain
     assert not TokenTree((7, 8), (ROOT, ROOT)).is_chain
-    assert Growth.chain(3) == Growth((ROOT, 0, 1), (0, 0, 0))
 
 
 @given(trees())
@@ -97,43 +80,48 @@ def test_a_subtree_is_all_that_hangs_below(tree, data):
     assert list(nodes) == sorted(nodes), "what is likelier stays in front"
 
 
-@given(trees(has_q=False), st.data())
-def test_what_is_grown_is_the_block_and_the_nodes_that_have_a_token(block, data):
-    parents, tokens, ranks = [], [], []
-    for index in range(data.draw(st.integers(0, 8))):
-        parents.append(data.draw(st.integers(ROOT, len(block) + index - 1)))
-        above_is_there = parents[-1] < len(block) or tokens[parents[-1] - len(block)] != NO_TOKEN
-        tokens.append(100 + index if above_is_there and data.draw(st.booleans()) else NO_TOKEN)
-        ranks.append(index)
-    q = Q[: len(tokens)] if data.draw(st.booleans()) else []
-    tree, kept = grown(block, Growth(tuple(parents), tuple(ranks)), tokens, q)
-    assert tree.prefix(len(block)) == TokenTree(block.tokens, block.parents, (NO_Q,) * len(block) if q else ())
-    assert [tree.tokens[len(block) + new] for new in range(len(kept))] == [tokens[index] for index in kept]
-    assert [index for index, token in enumerate(tokens) if token != NO_TOKEN] == list(kept)
-    by_number = {ROOT: [], **{n: path(block, n) for n in range(len(block))}}
-    for new, index in enumerate(kept):
-        by_number[len(block) + index] = [*by_number[parents[index]], tokens[index]]
-        assert path(tree, len(block) + new) == by_number[len(block) + index]
-        assert not q or tree.q[len(block) + new] == q[index]
+# What a draft is asked for, and what it tells
+
+
+def test_a_chain_in_turn_ends_at_its_length():
+    """One candidate a place, one node a pass, and the root's pass included."""
+    chain = Steady.chain(3)
+    assert (chain.fanout, chain.rows_per_pass, chain.max_depth, chain.num_passes) == (1, 1, 3, 3)
+
+
+LAW, OTHER = SparseDistribution((7, 8), (0.75, 0.25)), SparseDistribution((9,), (1.0,))
+
+
+def drawn(*q):
+    return Told(0, (ROOT, 0), (7, 9), (0, 0), (0.75, 1.0), (0.75, 1.0), q=q)
+
+
+@pytest.mark.parametrize("q", [(), (LAW, OTHER)])
+def test_of_each_node_that_is_told_there_is_a_law_or_of_none(q):
+    assert drawn(*q).q == q
 
 
 @pytest.mark.parametrize(
-    ("tokens", "problem"),
-    [((NO_TOKEN, 5, 6), "below none"), ((3, 5, 6), "the same node twice")],
-    ids=["orphan", "twin"],
+    "q",
+    [
+        (LAW,),
+        (LAW, OTHER, OTHER),
+        (LAW, SparseDistribution((9,), (1.0, 0.0))),
+        (LAW, SparseDistribution((9, 8), (1.0,))),
+        (LAW, SparseDistribution((9,), (1.5,))),
+        (LAW, SparseDistribution((9, 8), (1.5, -0.5))),
+        (LAW, SparseDistribution((9,), (float("nan"),))),
+        (LAW, SparseDistribution((9, 8), (0.5, 0.25))),
+        (LAW, NO_Q),
+    ],
+    ids=["too few", "too many", "more probabilities", "fewer", "above 1", "below 0", "NaN", "a part", "nothing"],
 )
-def test_a_corrupt_answer_is_told(tokens, problem):
-    """Below the block's one guess, 3: a child of nothing, and another 3."""
-    with pytest.raises(ValueError, match=problem):
-        grown(TokenTree.chain([3]), Growth((ROOT, 1, 0), (0, 0, 0)), tokens)
+def test_what_is_no_law_is_not_told(q):
+    with pytest.raises(ValueError, match="the law that it was drawn from"):
+        drawn(*q)
 
 
-def test_a_verdict_is_a_walk_down_the_table():
-    """The block 1-2; for the outcomes 1-9 and 1-2-8 something is prepared, for 1-7 nothing but the token."""
-    growth = Growth((0, 1, 0, 2, 3), (0, 0, 1, 0, 0))
-    table, _ = grown(TokenTree.chain([1, 2]), growth, [9, 8, 7, 5, 6])
-    after_rejection = table.child(0, 9)
-    assert subtree(table, after_rejection)[0] == TokenTree.chain([5])
-    assert subtree(table, table.child(1, 8))[0] == TokenTree.chain([6])
-    assert len(subtree(table, table.child(0, 7))[0]) == 0
-    assert table.child(ROOT, 4) is None
+def test_what_was_told_differs_where_the_laws_do():
+    assert drawn(LAW, OTHER) == drawn(LAW, OTHER)
+    assert drawn(LAW, OTHER) != drawn(OTHER, LAW)
+    assert drawn(LAW, OTHER) != drawn()

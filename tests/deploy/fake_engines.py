@@ -16,7 +16,8 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
-from core.records import Base, Drafted, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, GrownTree, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.trees import ROOT, Told
 from deploy.engines import CONTROL, DraftActor, TargetActor
 from deploy.ports import ServeLeases
 from workers.engine_stats import EngineStats
@@ -93,10 +94,12 @@ class FakeTargetEngine(FakeEngine):
 
 
 class FakeDraftEngine(FakeEngine):
-    def _reply(self, request: Any) -> Drafted:
-        last = request.suffix[-1]
-        guesses = range(last + 1, last + 1 + len(request.growth))
-        return Drafted(request.stamp, tuple(guesses), request.num_committed)
+    def _reply(self, request: Any) -> GrownTree:
+        last, num_guesses = request.suffix[-1], request.growth.num_passes
+        chances = (0.5,) * num_guesses
+        guesses = range(last + 1, last + 1 + num_guesses)
+        told = Told(0, range(ROOT, num_guesses - 1), guesses, (0,) * num_guesses, chances, chances)
+        return GrownTree(request.stamp, told, request.num_committed)
 
 
 class FakeTargetActor(TargetActor):

@@ -45,7 +45,6 @@ REPORT = ControlReport(
     num_sessions=2,
     draft_tokens=5,
     block_tokens=12,
-    table_tokens=48,
     reason="draft length 4 -> 5: 61.5 > 60.0 tokens/s",
     acceptance=(0.8, 0.7),
     hit_rate=0.9,
@@ -142,7 +141,7 @@ def greeting() -> list[Chunk]:
         num_continued=4,
     )
     prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
-    table = CallTrace(Call.TABLE, 0.011, 0.014, 40, 6)
+    growth = CallTrace(Call.GROWTH, 0.011, 0.014, 40, 6)
     verify = CallTrace(Call.VERIFY, 0.015, 0.025, 6, len(guessed), Timing(0.0, 0.008, 1, 7))
     return [
         Chunk("hello", hello, (False,) * len(hello), Usage(3, len(hello)), trace=(prefill,)),
@@ -154,7 +153,7 @@ def greeting() -> list[Chunk]:
             finish_reason=FinishReason.STOP,
             matched_stop="!",
             stats=stats,
-            trace=(table, verify),
+            trace=(growth, verify),
         ),
     ]
 

@@ -123,7 +123,7 @@ def test_a_trace_shows_the_rounds_of_each_prompt(tmp_path, capsys):
         "stream 2: two",
     }
     assert [event["args"]["text"] for event in events if event.get("cat") == "round"].count(" word") == 2
-    assert sum(event["name"] == "table of 40: hit" for event in events) == 2
+    assert sum(event["name"] == "grew 40: hit" for event in events) == 2
     assert sum(event["ph"] == "f" for event in events) == 2
 
 

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 from core.config import EngineConfig
 from core.errors import CheckpointError, WorkerLost
 from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Sprouted, Stamp, VerifyRequest
-from core.trees import Growth, Steady, Told
+from core.trees import Steady, Told
 from deploy import engines
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeDraftEngine, FakeTargetActor
 from workers.findings import Findings, this_machine
@@ -65,8 +65,8 @@ async def test_what_is_known_of_the_place_reaches_the_engine():
 async def test_a_draft_actor_drafts():
     actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
     await actor.load()
-    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Growth.chain(2), spec=SPEC)])
-    assert drafted.tokens == (3, 4)
+    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Steady.chain(2), SPEC)])
+    assert drafted.told.tokens.tolist() == [3, 4]
     await actor._running.close()
 
 

@@ -131,8 +131,8 @@ def test_a_failure_has_the_code_that_its_client_sees(error, code):
 
 def test_control_shows_what_is_decided_and_by_what(meters, record):
     meters.saw_control(REPORT)
-    shown = {name: record[name] for name in ("gamma", "block_tokens", "table_tokens", "draft_resting")}
-    assert shown == {"gamma": 5, "block_tokens": 12, "table_tokens": 48, "draft_resting": 0}
+    shown = {name: record[name] for name in ("gamma", "block_tokens", "draft_resting")}
+    assert shown == {"gamma": 5, "block_tokens": 12, "draft_resting": 0}
     assert record["estimated_hit_rate"] == 0.9
     assert record["estimated_wire_seconds"] == 0.001
     assert record["estimated_branch_seconds"] == 0.0004

@@ -137,7 +137,7 @@ def check_an_idle_server(endpoints: Endpoints) -> None:
     """All that alerts and boards ask for is there before the first request, and stays."""
     counters = {(metric.name, label) for metric, label in zeros(ORCHESTRATOR_CATALOGUE, GAMMA)}
     engines = {(metric.name, None) for metric in ENGINE_CATALOGUE}
-    names = ("num_requests_running", "num_requests_drafted", "gamma", "table_tokens", "draft_resting", "draft_ready")
+    names = ("num_requests_running", "num_requests_drafted", "gamma", "draft_resting", "draft_ready")
     gauges: set[tuple[str, str | None]] = {(name, None) for name in names}
     found = until_there(endpoints, counters | engines | gauges)
     assert {found[key] for key in counters} == {0.0}

@@ -89,7 +89,7 @@ async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
     first, last = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
     assert [call.call for call in first.trace] == [pb.CALL_VERIFY]
     assert first.trace[0].timing == pb.Timing(waited_s=0.001, computed_s=0.005, passes=1, rows=3)
-    assert last.trace[0] == pb.CallTrace(call=pb.CALL_TABLE, sent_s=0.011, received_s=0.014, guesses=40, used=6)
+    assert last.trace[0] == pb.CallTrace(call=pb.CALL_GROWTH, sent_s=0.011, received_s=0.014, guesses=40, used=6)
     assert not last.trace[0].HasField("timing")
     response = await servicer(*greeting()).Generate(REQUEST, Context())
     assert list(response.trace) == [*first.trace, *last.trace]
@@ -260,7 +260,7 @@ async def test_model_info_says_what_is_served_and_what_unset_fields_take():
 async def test_model_info_explains_how_far_is_drafted_and_why():
     control = (await servicer().GetModelInfo(pb.GetModelInfoRequest(), Context())).control
     assert control == pb.ControlReport(
-        policy="adaptive", sessions=2, draft_tokens=5, block_tokens=12, table_tokens=48, reason=rpc.REPORT.reason,
+        policy="adaptive", sessions=2, draft_tokens=5, block_tokens=12, reason=rpc.REPORT.reason,
         acceptance=[0.8, 0.7], hit_rate=0.9, verify_s={1: 0.01, 8: 0.0125}, draft_s={1: 0.002}, wire_s=0.001, changes=3,
         branch_s=0.0004,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from core.records import Verification
 from deploy import cli, simulation_svg, simulation_table
 from deploy.simulate import MIN_STREAMS, add_simulate, by_streams, scenario_of
 from simulation.compare import compare
-from simulation.lies import DRAFT_LIES, TARGET_LIES
+from simulation.lies import GROWTH_LIES, TARGET_LIES
 from simulation.presets import PRESETS
 from simulation.scenario import Arrivals, Closed
 from tests.simulation.test_mutations import PLANTED
@@ -216,5 +216,5 @@ def test_points_stand_where_their_values_belong(quick):
 def test_the_essay_names_every_preset_and_lie_count():
     essay = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     assert all(f"| `{name}` |" in essay for name in PRESETS)
-    assert f"{len(DRAFT_LIES)} lies of a draft, {len(TARGET_LIES)} of a target" in essay
+    assert f"{len(GROWTH_LIES)} lies of a draft, {len(TARGET_LIES)} of a target" in essay
     assert f"plants {len(PLANTED)} faults" in essay

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deploy.timeline import Kind, Side, Slice, Stream, Timeline, timeline
 from protos.outrider.v1 import generation_pb2 as pb
-from tests.deploy.traces import STREAM, block, call, catch_up, chunk, prefill, table, verify
+from tests.deploy.traces import STREAM, block, call, catch_up, chunk, grew, prefill, verify
 
 
 def picture(*chunks: pb.GenerateChunk) -> Timeline:
@@ -51,9 +51,9 @@ def test_what_was_computed_is_shared_out_between_kept_and_wasted():
         (verify(0, 10, 3, 3, computed=8), ["kept 4 of 4 rows"]),
         (verify(0, 10, 3, 0, computed=8), ["kept 1 of 4 rows", "wasted 3 of 4 rows"]),
         (prefill(0, 10, computed=8), ["kept 1 of 1 rows"]),
-        (table(0, 10, 40, 8, computed=8), ["kept 8 of 40 nodes", "wasted 32 of 40 nodes"]),
-        (table(0, 10, 40, 0, computed=8), ["wasted 40 of 40 nodes"]),
-        (table(0, 10, 0, 0, computed=8), []),
+        (grew(0, 10, 40, 8, computed=8), ["kept 8 of 40 nodes", "wasted 32 of 40 nodes"]),
+        (grew(0, 10, 40, 0, computed=8), ["wasted 40 of 40 nodes"]),
+        (grew(0, 10, 0, 0, computed=8), []),
         (catch_up(0, 10, computed=8), []),
         (prefill(0, 10), []),
     ],
@@ -79,8 +79,8 @@ def test_calls_are_named_by_what_came_of_them():
     assert [piece.name for piece in of(shown, Kind.CALL, side=Side.DRAFT)] == [
         "catch up",
         "block of 4",
-        "table of 30: hit",
-        "table of 30: miss",
+        "grew 30: hit",
+        "grew 30",
         "block of 4: late",
     ]
 
@@ -116,12 +116,12 @@ def test_streams_stand_where_they_began():
 
 
 def test_an_arrow_joins_a_block_to_the_verification_that_it_went_to():
-    assert arrows(timeline([STREAM])) == [("block of 4", 16), ("table of 30: hit", 26)]
+    assert arrows(timeline([STREAM])) == [("block of 4", 16), ("grew 30: hit", 26)]
 
 
-def test_a_table_that_comes_before_its_verdict_is_used_after_it():
-    shown = picture(chunk("", 1, verify(0, 30, 4, 1), table(1, 5, 20, 3), verify(30, 40, 3, 0)))
-    assert arrows(shown) == [("table of 20: hit", 30)]
+def test_what_grew_before_a_verdict_is_used_after_it():
+    shown = picture(chunk("", 1, verify(0, 30, 4, 1), grew(1, 5, 20, 3), verify(30, 40, 3, 0)))
+    assert arrows(shown) == [("grew 20: hit", 30)]
 
 
 def test_no_arrow_leads_past_a_verification_without_guesses():
@@ -148,7 +148,7 @@ TIMED = st.none() | st.tuples(st.integers(0, 10), st.integers(0, 10))
 
 @st.composite
 def draft_calls(draw: st.DrawFn) -> pb.CallTrace:
-    kind = draw(st.sampled_from([pb.CALL_BLOCK, pb.CALL_TABLE, pb.CALL_PREFILL]))
+    kind = draw(st.sampled_from([pb.CALL_BLOCK, pb.CALL_GROWTH, pb.CALL_PREFILL]))
     sent, guesses, timed = draw(TIMES), draw(st.integers(0, 9)), draw(TIMED)
     return call(kind, sent, sent + draw(TIMES), guesses, draw(st.integers(0, guesses)), *timed or ())
 

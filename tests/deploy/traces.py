@@ -27,8 +27,8 @@ def verify(sent: float, received: float, guesses: int, used: int, **timing: floa
     return call(pb.CALL_VERIFY, sent, received, guesses, used, **timing)
 
 
-def table(sent: float, received: float, guesses: int, used: int, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_TABLE, sent, received, guesses, used, **timing)
+def grew(sent: float, received: float, guesses: int, used: int, **timing: float) -> pb.CallTrace:
+    return call(pb.CALL_GROWTH, sent, received, guesses, used, **timing)
 
 
 def block(sent: float, received: float, guesses: int, **timing: float) -> pb.CallTrace:
@@ -49,9 +49,9 @@ STREAM = Stream(
     [
         chunk("a", 1, catch_up(2, 6, computed=3), prefill(2, 12, waited=1, computed=7)),
         chunk("b c d", 3, block(12, 16, 4, computed=3), verify(16, 26, 4, 2, waited=1, computed=7)),
-        chunk("e", 5, table(16, 24, 30, 4, computed=6), verify(26, 36, 4, 4, waited=0, computed=8)),
-        chunk("", 0, table(26, 34, 30, 0, computed=6)),
+        chunk("e", 5, grew(16, 24, 30, 4, computed=6), verify(26, 36, 4, 4, waited=0, computed=8)),
+        chunk("", 0, grew(26, 34, 30, 0, computed=6)),
         chunk(".", 1, prefill(50, 60, computed=8), block(36, 55, 4, computed=18)),
     ],
 )
-"""Prefill; a block drafted just in time; a table that hit; one that missed, and a block that came too late for it."""
+"""Prefill; a block drafted just in time; growth that hit; some that did not, and a block that came too late."""

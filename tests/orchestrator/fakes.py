@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.growth import Candidates, Sprout
+from core.growth import Candidates
 from core.protocol import HeldTokens, missing_of
 from core.records import (
-    Drafted,
     DraftReply,
     DraftRequest,
     GenerationRequest,
@@ -21,13 +20,17 @@ from core.records import (
     Missing,
     ModelInfo,
     Sampling,
+    Timing,
     Verdict,
     VerifyReply,
     VerifyRequest,
 )
+from core.speculation.tree import SpeculationTree
 from core.token_log import TokenLog
-from core.trees import NO_GROWTH, Growth, SparseDistribution, Steady
-from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen, Shape
+from core.trees import Floats, Ints, SparseDistribution, Steady
+from orchestrator.knowledge import Lookups
+from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen
+from orchestrator.tree_pilot import CATCH_UP
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -108,84 +111,96 @@ def candidates(prefix: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 + token % (VOCAB_SIZE - 1) for token in order)
 
 
-def sure(ranked: tuple[int, ...]) -> Candidates:
-    """Of a draft whose sample is always its likeliest candidate."""
-    return Candidates(ranked, sampled=ranked[0], q=SparseDistribution(ranked[:1], (1.0,)))
+def said_after(tokens: Sequence[int], *, is_drawn: bool) -> Candidates:
+    """Where it samples, what it draws is its first candidate, of two that it thought as likely."""
+    ranked = candidates(tokens)
+    if not is_drawn:
+        return Candidates(ranked, 0.9)
+    return Candidates(ranked, 0.5, sampled=ranked[0], q=SparseDistribution(ranked[:2], (0.5, 0.5)))
 
 
-class FakeDraftEngine(FakeEngine):
-    """Grows what it is asked for from `candidates`."""
+class FakeDraftEngine:
+    """Grows what it is asked for from `candidates`, by the rule that real drafts follow."""
 
     def __init__(self, epoch: int = 1) -> None:
-        super().__init__(epoch)
+        self.epoch = epoch
         self.held: dict[str, HeldTokens] = {}
 
-    def draft(self, request: DraftRequest) -> DraftReply:
-        if isinstance(request.growth, Steady):
-            return self._grow(request, request.growth)
-        log = self._extend(request)
-        if isinstance(log, Missing):
-            return log
-        sprout = Sprout(request, samples=True, known={})
-        while not sprout.is_done:
-            sprout.take({n: sure(candidates([*log.tokens, *sprout.path(n)])) for n in sprout.frontier()})
-        grown = sprout.grown()
-        return Drafted(request.stamp, grown.tokens, held=len(log), q=grown.q)
+    @property
+    def logs(self) -> dict[str, TokenLog]:
+        """Of its sessions."""
+        return {session: held.log for session, held in self.held.items()}
 
-    def _grow(self, request: DraftRequest, steady: Steady) -> GrownTree | Missing:
+    def draft(self, request: DraftRequest) -> DraftReply:
         """What grows by itself until it ends, each guess as good as sure."""
+        assert request.stamp.epoch == self.epoch, "a message for another incarnation"
         session = request.stamp.session
         if request.spec is not None:
             self.held[session] = HeldTokens(request.spec)
         if (missing := missing_of(request, self.held.get(session))) is not None:
             return missing
         held = self.held[session]
-        held.log.extend(held.rebase_to_grow(request, steady).pending)
+        held.log.extend(held.rebase_to_grow(request, request.growth).pending)
         grower = held.grower
         while grower.being_fed:
             texts = [[*held.log.tokens, *grower.path(node)] for node in grower.being_fed]
-            grower.take([Candidates(candidates(tokens), 0.9) for tokens in texts])
+            grower.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
             grower.made_pass()
-            grower.feed_pass(steady.rows_per_pass)
+            grower.feed_pass(request.growth.rows_per_pass)
         return GrownTree(request.stamp, grower.tell(), request.num_committed)
+
+    def forget(self, session: str) -> None:
+        self.held.pop(session, None)
 
 
 @dataclass
 class FakePilot:
-    """Always the same: chains of `gamma`, and below each place where a block may end `fanout` of them."""
+    """Always the same: in turn, chains of `gamma`."""
 
     gamma: int = 4
-    fanout: int = 2
-    num_lookups: int = 0
-    wants_draft: bool = True
     patience_s: float = 2.0
     seen: list[object] = field(default_factory=list)
     num_late: int = 0
     is_closed: bool = False
+    lookups: Lookups = field(default_factory=Lookups)
+    is_in_turn = True
+    num_outcomes = 0
+    wants_rest = False
+    pass_s = first_pass_s = 0.003
 
-    def block(self, max_depth: int) -> Growth:
-        return Growth.chain(min(self.gamma, max_depth))
+    @property
+    def max_depth(self) -> int:
+        return self.gamma
 
-    def table(self, shape: Shape, max_depth: int) -> Growth:
-        parents: list[int] = []
-        ranks: list[int] = []
-        if self.gamma == 0:
-            return NO_GROWTH
-        for end in range(-1, len(shape)):
-            for rank in range(self.fanout):
-                top = len(shape) + len(parents)
-                parents += [end, *range(top, top + min(self.gamma, max_depth))]
-                ranks += [rank, *[0] * min(self.gamma, max_depth)]
-        return Growth(tuple(parents), tuple(ranks))
+    def steady(self, room: int, turn: int) -> Steady | None:
+        if min(room, self.gamma) < 1:
+            return None
+        return Steady.chain(min(room, turn, self.gamma)) if turn else CATCH_UP
 
-    def num_to_verify(self, shape: Shape) -> int:
-        return len(shape)
+    def wants_turn(self) -> bool:
+        return True
 
-    def num_to_look_up(self, max_depth: int) -> int:
-        return self.num_lookups
+    def choose(self, tree: SpeculationTree, max_nodes: int, max_depth: int) -> Ints:
+        chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
+        return chain if tree.is_drafted.any() else tree.best(min(max_nodes, self.gamma), max_depth)
+
+    def keeps(self, leads: Floats) -> bool:
+        return True
+
+    def is_worth_waiting(self, *_: object) -> bool:
+        return False
+
+    def is_worth_going_on(self, *_: object) -> bool:
+        return False
 
     def saw_round(self, seen: RoundSeen) -> None:
         self.seen.append(seen)
+
+    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+        """It does not learn."""
+
+    def saw_pass(self, timing: Timing) -> None:
+        """It does not learn."""
 
     def saw_draft(self, seen: DraftSeen) -> None:
         self.seen.append(seen)
@@ -202,16 +217,15 @@ class FakePilots:
     """Gives every session a FakePilot of its own."""
 
     gamma: int = 4
-    fanout: int = 2
     made: list[FakePilot] = field(default_factory=list)
 
     def pilot(self, request: GenerationRequest) -> FakePilot:
         asked = request.max_draft_tokens
-        self.made.append(FakePilot(self.gamma if asked is None else min(asked, self.gamma), self.fanout))
+        self.made.append(FakePilot(self.gamma if asked is None else min(asked, self.gamma)))
         return self.made[-1]
 
     def report(self) -> ControlReport:
-        return ControlReport("fake", 0, self.gamma, self.gamma, 0, "it never changes", (), 0.0)
+        return ControlReport("fake", 0, self.gamma, self.gamma, "it never changes", (), 0.0)
 
 
 class FakeTokenizer:

@@ -19,11 +19,10 @@ def rounds_seen(world):
     return [seen for seen in world.pilot.seen if isinstance(seen, RoundSeen)]
 
 
-@pytest.mark.parametrize("fanout", [0, 2])
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])
-def test_the_pilot_is_told_each_verdict_once_and_the_last_one_too(tokenizer, fanout, max_tokens):
+def test_the_pilot_is_told_each_verdict_once_and_the_last_one_too(tokenizer, max_tokens):
     """What no round follows says nothing of whether the next block was there."""
-    world = World(request(max_tokens=max_tokens), tokenizer, gamma=3, fanout=fanout).start().run()
+    world = World(request(max_tokens=max_tokens), tokenizer, gamma=3).start().run()
     seen, stats = rounds_seen(world), world.chunks[-1].stats
     assert len(seen) == stats.num_rounds
     assert sum(len(each.path) for each in seen) == stats.num_accepted_tokens

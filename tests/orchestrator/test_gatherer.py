@@ -10,7 +10,7 @@ from test_rounds import settle
 from core.config import DECODE_TOKENS
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
-from core.trees import EMPTY_BLOCK
+from core.trees import EMPTY_BLOCK, Steady
 from orchestrator.gatherer import Gatherer
 from orchestrator.side import Side
 
@@ -231,8 +231,8 @@ async def test_engines_are_counted_not_their_gatherers(engine, side):
     leases = [await side.take(name, ()) for name in ("a", "other")]
     for lease in leases:
         side.send(lease, message(lease.name))
-    table = DraftRequest(Stamp("table", 1, 1), Base(0, 0), (1,), is_table=True)
-    side.send(leases[0], table)
+    prompt = DraftRequest(Stamp("long", 1, 1), Base(0, 0), (1,) * (DECODE_TOKENS + 1), Steady.chain(1))
+    side.send(leases[0], prompt)
     assert side.num_engines == 2
     await settle()
     for index in range(3):

@@ -28,8 +28,8 @@ CONFIG = SpeculationConfig(policy="static", pipelining=False, max_draft_tokens=G
 class Stage:
     """One session between a fake target and a fake draft, whose replies come when they are asked for."""
 
-    def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT):
-        asked = request(prompt, max_tokens, wants_trace=True)
+    def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT, **changes):
+        asked = request(prompt, max_tokens, wants_trace=True, **changes)
         pair = Pair(model_info(), model_info("draft"), config, Limits())
         pilot = Controls(config).pilot(asked)
         self.session = SteadySession(asked, pair, pilot, IncrementalDetokenizer(tokenizer, (), False), "s")

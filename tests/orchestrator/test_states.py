@@ -6,17 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.states import DRAFT_TABLE, TARGET_TABLE, Draft, IllegalTransition, Machine, Target, Trigger, diagram
+from orchestrator.states import (
+    GROWING_TABLE,
+    TARGET_TABLE,
+    Growing,
+    IllegalTransition,
+    Machine,
+    Target,
+    Trigger,
+    diagram,
+)
 
 
-@pytest.mark.parametrize(("table", "states"), [(TARGET_TABLE, Target), (DRAFT_TABLE, Draft)])
+@pytest.mark.parametrize(("table", "states"), [(TARGET_TABLE, Target), (GROWING_TABLE, Growing)])
 def test_every_state_is_in_its_table_and_can_end(table, states):
     assert set(table) == set(states)
     for state in states:
         assert (Trigger.END in table[state]) == (state is not states.CLOSED)
 
 
-@pytest.mark.parametrize(("table", "start"), [(TARGET_TABLE, Target.UNPLACED), (DRAFT_TABLE, Draft.ABSENT)])
+@pytest.mark.parametrize(("table", "start"), [(TARGET_TABLE, Target.UNPLACED), (GROWING_TABLE, Growing.ABSENT)])
 def test_every_state_can_be_reached(table, start):
     reached, frontier = {start}, [start]
     while frontier:

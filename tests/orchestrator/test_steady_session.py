@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from itertools import product
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,20 +11,17 @@ from fakes import FakeTargetEngine, model_info, next_token, plain, request
 
 from core.config import Limits, SpeculationConfig
 from core.economy import WIDTHS
-from core.records import Call, Missing, Policy, Refused, Sampling, Sprouted, Stamp, Timing, Verification
+from core.records import Call, Missing, Refused, Sprouted, Stamp, Timing
 from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
-from orchestrator.asked_session import AskedSession
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.knowledge import Knowledge
 from orchestrator.marginal import FIRST_PAUSE_S, MAX_PAUSE_S, REST_ROUNDS, TRIAL_ROUNDS, MarginalPilot
 from orchestrator.pair import Pair
-from orchestrator.pilot import Found, RoundSeen, Shape, Source
-from orchestrator.service import new_session
+from orchestrator.pilot import Found, RoundSeen, Shape
 from orchestrator.steady_drafting import MAX_OPEN
 from orchestrator.steady_session import SteadySession
-from orchestrator.tree_pilot import TreePilot
 
 PROMPT = (3, 1, 4)
 CONFIG = SpeculationConfig(lookup=False)
@@ -417,7 +412,7 @@ def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
         traced += command.chunk.trace if isinstance(command, m.Emit) else ()
     stage.grows((3, 1))
     traced += stage.session.stats.trace
-    assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.TABLE] == [(2, 0), (2, 3)]
+    assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.GROWTH] == [(2, 0), (2, 3)]
 
 
 @pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])
@@ -558,27 +553,6 @@ def pilot(config=CONFIG, **changes):
     return Controls(config).pilot(request(PROMPT, 40, **changes))
 
 
-def test_only_where_any_rule_may_choose_is_there_steady_growth():
-    sampling = Sampling(temperature=1.0)
-    for policy, pipelining in product(get_args(Policy), (True, False)):
-        changes = {"policy": policy, "pipelining": pipelining}
-        assert isinstance(pilot(**changes), TreePilot)
-        assert isinstance(pilot(sampling=sampling, **changes), TreePilot)
-        assert isinstance(pilot(verification=Verification.REJECTION, **changes), TreePilot), "greedy needs no q"
-        for verification in (Verification.REJECTION, Verification.BLOCK):
-            assert not isinstance(pilot(sampling=sampling, verification=verification, **changes), TreePilot)
-
-
-def test_a_session_is_of_its_pilots_kind(tokenizer):
-    pair = Pair(model_info(), None, CONFIG, Limits())
-    for verification, kind in ((Verification.COUPLED, SteadySession), (Verification.BLOCK, AskedSession)):
-        asked = request(PROMPT, 4, sampling=Sampling(temperature=1.0), verification=verification)
-        found = new_session(
-            asked, pair, Controls(CONFIG).pilot(asked), IncrementalDetokenizer(tokenizer, (), False), "s"
-        )
-        assert type(found) is kind
-
-
 def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
     """A pilot that knows what passes cost, and makes 100 tokens a second."""
     found = pilot(config)
@@ -635,9 +609,9 @@ def test_no_more_is_hoped_for_than_a_pass_feeds():
     assert not one.adds_enough(_array([0.9]), _array([0.05] * 64), next_s=0.003)
 
 
-def round_seen(found, num_guesses=0, source=Source.DRAFT, rank=0):
+def round_seen(found, num_guesses=0, rank=0):
     unsure = (0.5,) * num_guesses
-    shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure, unsure, source)
+    shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure)
     return RoundSeen(shape, (), found, None, 0, 0.02, None)
 
 
@@ -663,10 +637,8 @@ def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
         one.saw_round(round_seen(Found.HIT))
     one.saw_round(round_seen(Found.NOT_ASKED))
     assert not one.wants_rest, "a draft that has nothing yet is not judged"
-    one.saw_round(round_seen(Found.HIT, 2, Source.LOOKUP))
-    assert one.wants_rest, "what was looked up is none of its merits"
     one.saw_round(round_seen(Found.HIT, 2, rank=UNRANKED))
-    assert one.wants_rest, "nor where it is part of the tree"
+    assert one.wants_rest, "what was looked up is none of its merits"
     assert one._known.doing.draft_tokens > 0
     assert one.rest() == FIRST_PAUSE_S
     assert (one._known.doing.draft_tokens, "gamma 8 -> 0" in one._known.reason) == (0, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -11,29 +10,30 @@ from fakes import FakeDraftEngine, FakePilot, FakeTargetEngine, model_info
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
-from core.records import Chunk, Drafted, DraftRequest, GenerationRequest
+from core.records import Chunk, DraftRequest, GenerationRequest, GrownTree
+from core.trees import ROOT, Told
 from orchestrator import messages as m
-from orchestrator.asked_session import AskedSession
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
+from orchestrator.steady_session import SteadySession
 
 
 class World:
     """Holds what has been asked and not yet been answered; `deliver` answers one of it."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer, *, gamma=4, fanout=0, with_draft=True, limits=None, num_lookups=0
+        self, request: GenerationRequest, tokenizer, *, gamma=4, with_draft=True, limits=None, lookup=False
     ) -> None:
         pair = Pair(
             model_info(),
             model_info("draft") if with_draft else None,
-            SpeculationConfig(max_draft_tokens=gamma),
+            SpeculationConfig(max_draft_tokens=gamma, lookup=lookup),
             limits or Limits(),
         )
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
         asked = request.max_draft_tokens
-        self.pilot = FakePilot(gamma if asked is None else min(asked, gamma), fanout, num_lookups)
-        self.session = AskedSession(request, pair, self.pilot, detokenizer, "s")
+        self.pilot = FakePilot(gamma if asked is None else min(asked, gamma))
+        self.session = SteadySession(request, pair, self.pilot, detokenizer, "s")
         self.target = FakeTargetEngine(epoch=1)
         self.draft = FakeDraftEngine(epoch=1)
         self.waiting: list[Callable[[], m.Event]] = []
@@ -167,18 +167,17 @@ class FaultyWorld(World):
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)
 
 
-def nonsense(random: Random, asked: DraftRequest) -> Drafted:
+def nonsense(random: Random, asked: DraftRequest) -> GrownTree:
     """An answer to `asked` that no sound draft gives."""
-    num, held = len(asked.growth), asked.num_committed
-    answer = Drafted(asked.stamp, (5,) * num, held)
+    sound = Told(0, (ROOT,), (5,), (0,), (0.5,), (0.5,))
+    answer = GrownTree(asked.stamp, sound, asked.num_committed)
     return random.choice(
         [
-            replace(answer, tokens=(10_000,) * (num or 1)),
-            replace(answer, tokens=(5,) * (num + 60)),
-            replace(answer, tokens=(-7,) * (num or 1)),
+            replace(answer, told=replace(sound, tokens=(10_000,))),
+            replace(answer, told=replace(sound, tokens=(-7,))),
+            replace(answer, told=Told(60, (ROOT,), (5,), (0,), (0.5,), (0.5,))),
             replace(answer, held=10**6),
             replace(answer, held=-1),
-            replace(answer, confidence=(math.nan,) * (num or 1)),
         ]
     )
 

@@ -11,18 +11,15 @@ from dataclasses import replace
 import pytest
 
 from core.errors import WorkerLost
-from core.trees import subtree
-from orchestrator import guess
 from orchestrator.admission import Admission
-from orchestrator.drafting import Drafting
 from orchestrator.gatherer import Gatherer
-from orchestrator.guess import OutcomeTable
+from orchestrator.guess import Offer
 from orchestrator.held import Held
 from orchestrator.output import Output
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.side import Side
-from orchestrator.states import Draft
+from orchestrator.steady_drafting import SteadyDrafting
 from simulation.chaos import run_seed
 
 MAX_SEEDS = 1000
@@ -114,44 +111,20 @@ def engine_not_told_of_the_end(patch):
     patch(Side, "_free", staticmethod(silently))
 
 
-def lateness_timer_not_cancelled(patch):
-    answer = Rounds._on_draft_answer
-
-    def without(self, request, reply):
-        running = self._leased.get(request.stamp.session)
-        late = running.late if running is not None else None
-        if running is not None:
-            running.late = None
-        answer(self, request, reply)
-        if running is not None and running.late is None:
-            running.late = late
-
-    patch(Rounds, "_on_draft_answer", without)
+def wait_that_does_not_end(patch):
+    """A draft that is late is waited for."""
+    patch(SteadyDrafting, "late", lambda self, stamp: [])
 
 
-def table_of_the_previous_round(patch):
-    """A table that came too late for its own round answers for the next one."""
+def wrong_block_after_an_offer(patch):
+    """The target goes on with what follows one outcome, and the session with what follows another."""
+    follow = Offer.follow
 
-    def keep_the_table(self):
-        self._is_late = False
+    def other(self, end, token):
+        tops = [node for node in range(self.num_block, len(self.tree)) if self.tree.parents[node] == end]
+        return follow(self, end, self.tree.tokens[tops[-1]] if tops else token)
 
-    patch(Drafting, "_forget", keep_the_table)
-    patch(Drafting, "_is_for", lambda self, verified, num_committed: True)
-
-
-def wrong_subtree_after_a_hit(patch):
-    """The block below the last outcome is verified, whichever outcome came true."""
-    follow = OutcomeTable.follow
-
-    def last(self, end, token):
-        followed = follow(self, end, token)
-        outcomes = [n for n in range(self.num_block, len(self.tree)) if self.tree.parents[n] == end]
-        if not len(followed.guess):
-            return followed
-        block, nodes = subtree(self.tree, outcomes[-1])
-        return replace(followed, guess=guess.Guess(block, guess._select(self.shape, nodes, block.parents)))
-
-    patch(OutcomeTable, "follow", last)
+    patch(Offer, "follow", other)
 
 
 def resend_with_the_wrong_base(patch):
@@ -191,7 +164,7 @@ def verdict_not_checked(patch):
 
 
 def draft_not_checked(patch):
-    patch(guess, "_check", lambda *args, **kwargs: None)
+    patch(SteadyDrafting, "_check", lambda self, grown: None)
 
 
 def replies_not_matched(patch):
@@ -208,21 +181,6 @@ def replies_not_matched(patch):
 
 def loss_of_the_target_not_noticed(patch):
     patch(Session, "_on_target_lost", lambda self, event: [])
-
-
-def loss_of_the_draft_not_noticed(patch):
-    patch(Session, "_on_draft_lost", lambda self, event: [])
-
-
-def late_draft_asked_again(patch):
-    """A draft that is late counts as ready."""
-    late = Drafting.late
-
-    def impatient(self, stamp):
-        late(self, stamp)
-        self._machine.state = Draft.READY
-
-    patch(Drafting, "late", impatient)
 
 
 def output_not_cut(patch):
@@ -276,9 +234,8 @@ PLANTED = [
     lost_release_of_the_draft,
     release_of_the_wrong_lease,
     engine_not_told_of_the_end,
-    lateness_timer_not_cancelled,
-    table_of_the_previous_round,
-    wrong_subtree_after_a_hit,
+    wait_that_does_not_end,
+    wrong_block_after_an_offer,
     resend_with_the_wrong_base,
     message_lacks_a_token,
     closed_session_revived,
@@ -286,8 +243,6 @@ PLANTED = [
     draft_not_checked,
     replies_not_matched,
     loss_of_the_target_not_noticed,
-    loss_of_the_draft_not_noticed,
-    late_draft_asked_again,
     output_not_cut,
     resumed_tokens_not_sent,
     cancellation_ignored,
@@ -296,7 +251,7 @@ PLANTED = [
 ]
 
 
-LATE = (table_of_the_previous_round, resend_with_the_wrong_base)
+LATE = (resend_with_the_wrong_base,)
 """Caught by one seed in hundreds."""
 
 

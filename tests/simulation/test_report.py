@@ -46,7 +46,7 @@ STATS = SpeculationStats(
 )
 CALLS = [
     CallTrace(Call.VERIFY, 0.0, 1.0, 0),
-    CallTrace(Call.TABLE, 0.25, 0.75, 9),
+    CallTrace(Call.GROWTH, 0.25, 0.75, 9),
     CallTrace(Call.VERIFY, 1.0, 2.0, 4),
     CallTrace(Call.BLOCK, 2.0, 2.5, 4),
     CallTrace(Call.VERIFY, 2.5, 4.5, 4),
@@ -66,7 +66,7 @@ def test_streams_are_summed_up_over_all_replicas_and_failed_ones_as_far_as_they_
     assert (report.num_rounds, report.tokens_per_round) == (2, 2.5)
     assert (report.share_of_hits, report.hit_rate, report.acceptance_rate) == (1 / 2, 1 / 4, 2 / 8)
     assert report.time_hidden == 1 / 4
-    assert (report.verify_s, report.table_s, report.block_s) == (1.5, 0.5, 0.5), "a block for the one round of two"
+    assert (report.verify_s, report.pass_s, report.block_s) == (1.5, 0.5, 0.5), "a block for the one round of two"
     assert report.formula_tokens_per_s == pytest.approx(2.5 / (0.5 * 1.5 + 0.5 * 2.0))
 
 

@@ -12,8 +12,8 @@ import pytest
 from core.config import SpeculationConfig
 from core.pass_law import PassLaw
 from core.records import Verification
-from core.tables import prepared
 from core.theory import expected_tokens
+from orchestrator.marginal import passes_worth
 from simulation.compare import plain, sequential
 from simulation.hardware import EngineLaw, HopLaw
 from simulation.presets import PRESETS, Hardware
@@ -39,9 +39,7 @@ BY_HAND = Scenario(
     load=Closed(1, 3),
     prompt_tokens=8,
     max_tokens=NUM_TOKENS,
-    speculation=SpeculationConfig(
-        policy="static", lookup=False, max_draft_tokens=GAMMA, max_block_tokens=GAMMA, table_fanout=1
-    ),
+    speculation=SpeculationConfig(policy="static", lookup=False, max_draft_tokens=GAMMA, max_block_tokens=GAMMA),
 )
 LEASE_S = HOP_S
 """To the lease and back, once a stream."""
@@ -59,7 +57,7 @@ def test_an_infallible_draft_behind_verification_makes_each_round_cost_one_verif
     assert report.time_hidden > 0.97
     assert report.acceptance_rate == 1.0
     assert report.verify_s == pytest.approx(VERIFY_S)
-    assert report.table_s == pytest.approx(DRAFT_S), "of a pass"
+    assert report.pass_s == pytest.approx(DRAFT_S), "of a pass"
     assert report.block_s == 0.0
 
 
@@ -84,7 +82,7 @@ def test_a_draft_that_takes_longer_than_verification_sets_the_pace():
     slow = replace(HARDWARE, draft=EngineLaw(PassLaw.flat(0.010, 10_000)))
     report = simulate(replace(BY_HAND, hardware=slow))
     assert report.hit_rate > 0.9, "what follows a block is told while it is verified, but for the first"
-    assert report.table_s == pytest.approx(0.010), "of a pass"
+    assert report.pass_s == pytest.approx(0.010), "of a pass"
     assert report.tokens_per_s_a_stream == pytest.approx((GAMMA + 1) / (5 * 0.010), rel=0.03)
     assert report.time_hidden == pytest.approx(VERIFY_S / (5 * 0.010), rel=0.25), "a pass is hidden in part"
 
@@ -125,21 +123,19 @@ class TwoOfFour:
     """Block verification accepts two guesses of each block, however long."""
 
     def at(self, seed, index):
-        return Agreement(rank=0, plain_rank=0, correction_rank=0, alpha=1.0, confidence=0.9)
+        return Agreement(rank=0, plain_rank=0, alpha=1.0, confidence=0.9)
 
     def num_accepted_of_block(self, seed, index, num_guesses):
         return min(2, num_guesses)
 
 
-@pytest.mark.parametrize("is_pipelined", [False, True])
-def test_block_verification_accepts_what_was_recorded_of_whole_blocks(is_pipelined):
-    """Whether a block was drafted in turn or comes from a table."""
+def test_block_verification_accepts_what_was_recorded_of_whole_blocks():
     scenario = replace(
         BY_HAND, law=TwoOfFour(), temperature=1.0, max_tokens=1 + 3 * 12, verification=Verification.BLOCK
     )
-    report = simulate(scenario if is_pipelined else sequential(scenario, GAMMA))
+    report = simulate(scenario)
     assert report.tokens_per_round == 3.0
-    assert report.hit_rate == (1.0 if is_pipelined else 0.0)
+    assert report.hit_rate == 0.0, "what is drawn is drafted in turn"
 
 
 def test_streams_that_share_a_target_share_its_passes():
@@ -198,11 +194,11 @@ def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
 
 
 def test_what_the_process_did_before_changes_no_figure():
-    """Tables are remembered for the whole process, so that searches take less time; but they go no further."""
+    """Forecasts are remembered for the whole process; but they go no further."""
     scenario = Scenario(
         hardware=PRESETS["this-machine"], law=HARD, load=Closed(16, 16), prompt_tokens=24, max_tokens=24
     )
-    prepared.cache_clear()
+    passes_worth.cache_clear()
     first = simulate(scenario)
     assert simulate(scenario) == first
 

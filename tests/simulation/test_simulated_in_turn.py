@@ -10,7 +10,6 @@ import pytest
 
 from core.config import SpeculationConfig
 from core.records import Policy
-from core.trees import Steady
 from simulation.draft import SimDraft
 from simulation.engines import SimEngine
 from simulation.presets import PRESETS
@@ -74,11 +73,11 @@ def test_a_chain_in_turn_costs_as_many_passes_as_guesses(passes):
 
 @pytest.mark.parametrize("policy", get_args(Policy))
 @pytest.mark.parametrize("pipelining", [True, False])
-def test_only_drafts_that_sample_are_asked_for_growth_that_is_planned(policy, pipelining, monkeypatch):
+def test_growth_ends_by_itself_in_turn_and_where_the_draft_samples(policy, pipelining, monkeypatch):
     asked, begin = [], SimDraft._begin
 
     def noted(self, request, held, *rest):
-        asked.append((held.spec.needs_q, isinstance(request.growth, Steady)))
+        asked.append((held.spec.needs_q, request.growth.num_passes > 0))
         return begin(self, request, held, *rest)
 
     monkeypatch.setattr(SimDraft, "_begin", noted)
@@ -88,5 +87,5 @@ def test_only_drafts_that_sample_are_asked_for_growth_that_is_planned(policy, pi
             replace(played, temperature=temperature, verification=type(played.verification)(verification))
         )
         assert report.num_failed == 0
-    assert {is_steady != needs_q for needs_q, is_steady in asked} == {True}
+    assert set(asked) == {(True, True), (False, not pipelining)}
     assert len(set(asked)) == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core.records import (
-    Drafted,
     DraftRequest,
+    GrownTree,
     Missing,
     Sampling,
     SequenceSpec,
@@ -13,7 +15,7 @@ from core.records import (
     VerifyRequest,
 )
 from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, NO_GROWTH, Growth, TokenTree, grown
+from core.trees import EMPTY_BLOCK, Steady, TokenTree
 
 EPOCH = 7
 
@@ -50,11 +52,10 @@ class Driver:
         stamp, base, suffix, spec = self._message()
         return VerifyRequest(stamp, base, suffix, block, spec)
 
-    def draft_request(self, growth=NO_GROWTH, block=EMPTY_BLOCK, *, is_table=False):
-        """Of a growth, or of a chain of so many tokens."""
+    def draft_request(self, growth):
+        """Of steady growth, or of a chain of so many tokens."""
         stamp, base, suffix, spec = self._message()
-        growth = Growth.chain(growth) if isinstance(growth, int) else growth
-        return DraftRequest(stamp, base, suffix, growth, block, is_table, spec)
+        return DraftRequest(stamp, base, suffix, Steady.chain(growth) if isinstance(growth, int) else growth, spec)
 
     def verify(self, block=EMPTY_BLOCK):
         """Verify, commit, and return the verdict."""
@@ -64,31 +65,36 @@ class Driver:
         self.held = verdict.held
         return verdict
 
-    def ask(self, *args, **kwargs):
+    def ask(self, growth):
         """The reply to a draft request, and the request again when the engine misses what comes before it."""
-        reply = answer(self.engine, self.draft_request(*args, **kwargs))
+        reply = answer(self.engine, self.draft_request(growth))
         while isinstance(reply, Missing):
             self.held = reply.held
-            reply = answer(self.engine, self.draft_request(*args, **kwargs))
+            reply = answer(self.engine, self.draft_request(growth))
         self.engine.check_integrity()
-        if isinstance(reply, Drafted):
+        if isinstance(reply, GrownTree):
             self.held = reply.held
         return reply
 
-    def draft(self, growth, **kwargs):
-        """The block that the draft grows, all of which has to be there."""
-        growth = Growth.chain(growth) if isinstance(growth, int) else growth
-        drafted = self.ask(growth, **kwargs)
-        return TokenTree(drafted.tokens, growth.parents, drafted.q)
-
-    def table(self, growth, block=EMPTY_BLOCK, **kwargs):
-        """The reply to a table below `block`, and the tree that it makes."""
-        drafted = self.ask(growth, block, is_table=True, **kwargs)
-        return drafted, grown(block, growth, drafted.tokens, drafted.q)[0]
+    def draft(self, growth):
+        """All that has grown below the text; or a chain of so many tokens, all of which have to be there."""
+        steady = Steady.chain(growth) if isinstance(growth, int) else growth
+        tree = tree_of(self.ask(replace(steady, is_anew=True)))
+        if not isinstance(growth, int):
+            return tree
+        assert len(tree) >= growth, "there is room for every guess"
+        return tree.prefix(growth)
 
     def run(self, num_tokens):
         """Plain decoding: the next `num_tokens` tokens."""
         return [self.verify().next_token for _ in range(num_tokens)]
+
+
+def tree_of(reply):
+    """What a draft has grown that tells of all it has."""
+    told = reply.told
+    assert told.first == 0
+    return TokenTree(tuple(told.tokens.tolist()), tuple(told.parents.tolist()), told.q)
 
 
 def wrong(token):

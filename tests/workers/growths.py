@@ -1,4 +1,4 @@
-"""Random trees, growths and tables, and what a draft that remembers nothing says to the same request."""
+"""Random growth that ends by itself, and what a draft that remembers nothing says to the same request."""
 
 from __future__ import annotations
 
@@ -7,66 +7,63 @@ from dataclasses import replace
 from driving import EPOCH, answer
 from hypothesis import strategies as st
 
-from core.records import Drafted, DraftRequest, Stamp
+from core.records import DraftRequest, GrownTree, Stamp
 from core.token_log import TokenLog
-from core.trees import ROOT, Growth, TokenTree
+from core.trees import ROOT, Measure, Steady
 from tests.checkpoints import VOCAB_SIZE
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
+CHANCES = {"sureness": (0.0, 0.0), "tail": (0.12,) * 7}
+
+growths = st.builds(
+    Steady,
+    rows_per_pass=st.integers(1, 4),
+    max_depth=st.integers(1, 5),
+    min_reach=st.sampled_from([0.0, 0.05, 0.5]),
+    sureness=st.sampled_from([(0.5, 1.0), (3.0, 0.0)]),
+    tail=st.sampled_from([(0.4, 0.2, 0.1), ()]),
+    num_passes=st.integers(1, 4),
+    fanout=st.integers(1, 4),
+    measure=st.sampled_from(Measure),
+    min_sureness=st.sampled_from([0.0, 0.02]),
+    is_anew=st.just(True),
+)
+"""Any growth of which all is told."""
 
 
-@st.composite
-def trees(draw, max_size=6):
-    """Any tree in which no node has the same guess below it twice."""
-    tokens, parents = [], []
-    for node in range(draw(st.integers(0, max_size))):
-        parent, token = draw(st.integers(ROOT, node - 1)), draw(TOKENS)
-        if (parent, token) not in zip(parents, tokens, strict=True):
-            tokens.append(token)
-            parents.append(parent)
-        else:
-            tokens.append(token)
-            parents.append(node - 1)
-    return TokenTree(tuple(tokens), tuple(parents))
+def allowed(growth, spec):
+    """The same growth, where the draft may choose; a chain of as many draws where it must not."""
+    return replace(Steady.chain(growth.num_passes, growth.measure), is_anew=True) if spec.needs_q else growth
 
 
-@st.composite
-def growths(draw, num_block=0, max_size=10, max_rank=3):
-    """Any growth below a block of so many nodes; the ranks below a node begin anywhere."""
-    parents, ranks, used = [], [], {}
-    for index in range(draw(st.integers(1, max_size))):
-        parent = draw(st.integers(ROOT, num_block + index - 1))
-        used[parent] = used.get(parent, -1) + draw(st.integers(1, max_rank))
-        parents.append(parent)
-        ranks.append(used[parent])
-    return Growth(tuple(parents), tuple(ranks))
+def wide(num_rows=8, num_passes=3):
+    """So many nodes a pass, wherever they hang."""
+    return Steady(num_rows, num_passes, sureness=(0.0, 0.0), tail=(0.05,) * 7, num_passes=num_passes)
 
 
-def below(growth, num_block, top):
-    """What of a growth is below its node `top` (in the request's numbers), as a block of its own; and its nodes."""
-    kept, nodes = {top: ROOT}, []
-    for index, parent in enumerate(growth.parents):
-        if parent in kept:
-            kept[num_block + index] = len(nodes)
-            nodes.append(index)
-    parents = tuple(kept[growth.parents[index]] for index in nodes)
-    return Growth(parents, tuple(growth.ranks[index] for index in nodes)), nodes
-
-
-def fresh_reply(engine, spec, committed, request):
-    """What a session that begins with this very request is answered."""
+def fresh_reply(engine, spec, committed, growth):
+    """What a session is answered that begins with this very request."""
     log = TokenLog(committed)
-    asked = DraftRequest(
-        Stamp("fresh", EPOCH, 1), log.base(0), tuple(committed), request.growth, request.block, request.is_table,
-        spec=spec,
-    )  # fmt: skip
+    asked = DraftRequest(Stamp("fresh", EPOCH, 1), log.base(0), tuple(committed), growth, spec)
     reply = answer(engine, asked, ticket=10**6)
+    assert isinstance(reply, GrownTree)
     engine._store.drop("fresh")
     return reply
 
 
-def assert_same_reply(got, want):
-    """Equal in all but stamp and timing."""
-    assert isinstance(got, Drafted)
-    assert isinstance(want, Drafted)
-    assert replace(got, stamp=want.stamp, timing=None) == replace(want, timing=None)
+def fresh_candidates(engine, spec, committed, growth):
+    """After this text: the tokens that the draft says, likeliest first, and how sure it is there."""
+    alone = replace(growth, rows_per_pass=1, max_depth=1, num_passes=1, fanout=8, min_sureness=0.0, **CHANCES)
+    told = fresh_reply(engine, spec, committed, alone).told
+    return told.tokens.tolist(), float(told.leads[0])
+
+
+def places_of(told, text=()):
+    """Of what was told of a tree anew: after each text the tokens by their ranks, and how sure the draft was there."""
+    texts, found = [], {}
+    columns = (told.parents, told.tokens, told.ranks, told.leads)
+    for parent, token, rank, lead in zip(*(column.tolist() for column in columns), strict=True):
+        above = tuple(text) if parent == ROOT else texts[parent]
+        texts.append((*above, token))
+        found.setdefault(above, ({}, lead))[0][rank] = token
+    return found

@@ -1,6 +1,6 @@
-"""What a draft keeps from one request to the next changes no reply: it only saves passes.
+"""What a draft keeps from one request to the next changes nothing that it says: it only saves passes.
 
-Every reply of a session with a past is compared with that of a session which begins with the same request. Both run in
+Every reply of a session with a past is compared with what a session says that begins with the same text. Both run in
 deterministic steps, where a row's bits do not depend on its company: so equal means equal.
 """
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
-from driving import EPOCH, Driver, answer, wrong
-from growths import TOKENS, assert_same_reply, fresh_reply, growths, trees
+from driving import EPOCH, Driver, answer, tree_of, wrong
+from growths import TOKENS, allowed, fresh_candidates, fresh_reply, growths, places_of, wide
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.config import EngineConfig
-from core.records import Drafted, Missing, Sampling, Verification
-from core.trees import EMPTY_BLOCK, NO_TOKEN, ROOT, Growth, grown, subtree
+from core.records import GrownTree, Missing, Sampling, Verification
+from core.trees import EMPTY_BLOCK, ROOT, Steady, subtree
 from tests.checkpoints import write
 from workers.draft import DraftEngine
 
@@ -30,8 +30,6 @@ SAMPLINGS = [
 ]
 NUM_KV_TOKENS = 160
 PROMPT = [5, 17, 99, 4, 200, 31]
-TABLE = Growth((ROOT, 0, 1, 2, *(3, 4, 5, 6), *(7, 8, 9, 10)), (0,) * 12)
-"""Below a chain of three: one outcome wherever it may end, and two guesses below each."""
 
 
 @cache
@@ -60,35 +58,27 @@ class Past(RuleBasedStateMachine):
         self.seen = EMPTY_BLOCK
         self.num_others = 0
 
-    def check(self, request, reply):
-        assert isinstance(reply, Drafted)
+    def check(self, growth, reply):
+        assert isinstance(reply, GrownTree)
         self.driver.held = reply.held
-        committed = list(self.driver.log.tokens)
-        assert_same_reply(reply, fresh_reply(reference(), self.driver.spec, committed, request))
-        self.seen = grown(request.block, request.growth, reply.tokens)[0]
+        spec, text = self.driver.spec, list(self.driver.log.tokens)
+        self.seen = tree_of(reply)
+        if spec.needs_q:
+            assert reply.told == fresh_reply(reference(), spec, text, growth).told
+            return
+        for above, (by_rank, lead) in places_of(reply.told, text).items():
+            tokens, lead_there = fresh_candidates(reference(), spec, above, growth)
+            assert by_rank == dict(enumerate(tokens[: len(by_rank)]))
+            assert lead == lead_there
 
-    def ask(self, *args, **kwargs):
-        request = self.driver.draft_request(*args, **kwargs)
-        reply = answer(self.engine, request)
+    @rule(growth=growths)
+    def ask(self, growth):
+        growth = allowed(growth, self.driver.spec)
+        reply = answer(self.engine, self.driver.draft_request(growth))
         if isinstance(reply, Missing):
             self.driver.held = reply.held
-            request = self.driver.draft_request(*args, **kwargs)
-            reply = answer(self.engine, request)
-        self.check(request, reply)
-
-    @rule(growth=growths())
-    def block(self, growth):
-        self.ask(growth)
-
-    @rule(data=st.data())
-    def table(self, data):
-        """Over what was seen last, or over a block of somebody else's."""
-        block = data.draw(st.sampled_from([self.seen.prefix(8), data.draw(trees())]))
-        self.ask(data.draw(growths(len(block))), block, is_table=True)
-
-    @rule()
-    def prefill(self):
-        self.ask()
+            reply = answer(self.engine, self.driver.draft_request(growth))
+        self.check(growth, reply)
 
     @rule(data=st.data())
     def commit(self, data):
@@ -113,19 +103,18 @@ class Past(RuleBasedStateMachine):
         """The session's messages begin with nothing, as after a change of mind about what the engine holds."""
         self.driver.held = 0
 
-    @rule(data=st.data())
-    def overtake(self, data):
-        """A table in the making gives way to something else after a few steps."""
-        growth = data.draw(growths(len(self.seen), max_size=20))
-        first = self.driver.draft_request(growth, self.seen, is_table=True)
-        self.engine.add(99, first)
+    @rule(first=growths, num_steps=st.integers(0, 3), second=growths)
+    def overtake(self, first, num_steps, second):
+        """A tree in the making gives way to another after a few steps."""
+        first = allowed(first, self.driver.spec)
+        self.engine.add(99, self.driver.draft_request(first))
         replies = {}
-        for _ in range(data.draw(st.integers(0, 3))):
+        for _ in range(num_steps):
             replies.update(self.engine.step())
         self.engine.check_integrity()
-        if 99 in replies:
+        if isinstance(replies.get(99), GrownTree):
             self.check(first, replies[99])
-        self.ask(data.draw(growths()))
+        self.ask(second)
 
     @rule(num_tokens=st.integers(40, 150))
     def preempt(self, num_tokens):
@@ -133,7 +122,7 @@ class Past(RuleBasedStateMachine):
         self.num_others += 1
         session = f"other {self.num_others}"
         other = Driver(self.engine, [7] * num_tokens, session=session)
-        assert isinstance(other.ask(Growth.chain(1)), Drafted)
+        assert isinstance(other.ask(1), GrownTree)
         self.engine.release([session])
 
     @invariant()
@@ -164,44 +153,40 @@ def cost(engine, action):
     return after.num_steps - before.num_steps, after.num_rows - before.num_rows, answered
 
 
-def test_a_table_feeds_of_its_block_only_what_was_not_fed_before(engine, driver):
-    block = driver.draft(3)
-    passes, rows, (drafted, _) = cost(engine, lambda: driver.table(TABLE, block))
-    assert NO_TOKEN not in drafted.tokens
-    assert (passes, rows) == (3, (1 + 3) + (3 + 1) + 1), (
-        "the last guess goes along with three outcomes; its own comes after"
-    )
-
-
-def test_after_a_hit_neither_committed_tokens_nor_the_block_are_fed_again(engine, driver):
-    """All were fed as nodes of the table, but for the last guesses of it, which wait for nothing and are fed now."""
-    block = driver.draft(3)
-    _, table = driver.table(TABLE, block)
-    outcome = table.child(1, table.tokens[5])
-    driver.log.extend([*block.tokens[:2], table.tokens[outcome]])
-    after, _ = subtree(table, outcome)
-    passes, rows, (drafted, _) = cost(engine, lambda: driver.table(Growth((ROOT, 0, 2, 3), (0, 0, 0, 0)), after))
-    assert NO_TOKEN not in drafted.tokens
-    assert (passes, rows) == (1, 2), "two outcomes; root and first guess are held, the second has nothing below it"
-    passes, rows, _ = cost(engine, lambda: driver.table(Growth((ROOT, 0, 1), (0, 0, 0)), after))
-    assert (passes, rows) == (1, 1), "the second guess"
-    passes, rows, _ = cost(engine, lambda: driver.table(Growth((ROOT, 0, 1), (1, 1, 1)), after))
-    assert (passes, rows) == (0, 0), "all that this asks is known"
-
-
-def test_after_a_miss_only_the_correction_is_fed(engine, driver):
-    block = driver.draft(3)
-    driver.table(TABLE, block)
+def test_what_was_accepted_is_not_fed_again(driver, engine):
+    block = driver.draft(4)
     driver.log.extend([*block.tokens[:2], wrong(block.tokens[2])])
-    assert cost(engine, lambda: driver.draft(1))[:2] == (1, 1)
+    assert cost(engine, lambda: driver.draft(1))[:2] == (1, 1), "the correction alone"
+    block = driver.draft(3)
+    driver.log.extend(block.tokens[:2])
+    assert cost(engine, lambda: driver.draft(1))[:2] == (0, 0), "the text ends at what was fed"
 
 
-@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-def test_a_sample_of_the_root_is_drawn_anew_and_a_table_needs_none(engine, verification):
+DRAWN = pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+
+
+@DRAWN
+def test_where_a_draft_samples_it_draws_anew_and_feeds_again_no_more_than_the_last_token(engine, verification):
     driver = Driver(engine, PROMPT, Sampling(temperature=0.9, seed=3), verification, session=verification)
-    block = driver.draft(2)
+    block = driver.draft(4)
     assert cost(engine, lambda: driver.draft(2))[:2] == (2, 2), "the last token again, and the first guess"
-    assert cost(engine, lambda: driver.table(Growth((ROOT, 0), (0, 0)), block))[:2] == (0, 0)
+    driver.draft(4)
+    driver.log.extend([*block.tokens[:2], wrong(block.tokens[2])])
+    assert cost(engine, lambda: driver.draft(2))[:2] == (2, 2), "the correction, and the first guess"
+    block = driver.draft(4)
+    driver.log.extend(block.tokens[:3])
+    assert cost(engine, lambda: driver.draft(1))[:2] == (1, 1), "the last token of what was fed"
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+def test_a_tree_is_right_where_windows_slide(family):
+    engine, driver = load(family), Driver(load(family), range(40, 80), Sampling(temperature=0.9, seed=3))
+    growth = wide(num_rows=4, num_passes=5)
+    places = places_of(driver.ask(growth).told, driver.log.tokens)
+    assert len(places) == 1 + 4 * 4
+    for above, (by_rank, lead) in places.items():
+        tokens, lead_there = fresh_candidates(engine, driver.spec, above, growth)
+        assert (by_rank, lead) == (dict(enumerate(tokens[: len(by_rank)])), lead_there)
 
 
 def test_a_shorter_or_another_prefix_keeps_nothing_below_it(engine, driver):
@@ -230,20 +215,23 @@ def test_other_sampling_parameters_make_other_guesses(engine, driver):
     assert after != before
 
 
-def test_a_tree_in_the_making_begins_again_when_it_loses_its_room():
-    """Two tables need more KV than there is: the older is done first, both are right, and nobody waits for ever."""
+@pytest.mark.parametrize("verification", Verification)
+def test_a_tree_in_the_making_begins_again_when_it_loses_its_room(verification):
+    """Three need more KV than there is: the oldest is done first, all are right, and nobody waits for ever."""
     small = load("llama", kv_cache_tokens=40, share_prefixes=False)
-    drivers = [Driver(small, PROMPT, session=f"{n}") for n in range(3)]
-    growth = Growth((*[ROOT] * 8, *range(8), *range(8, 16)), (*range(8), *[0] * 16))
-    for ticket, driver in enumerate(drivers):
-        small.add(ticket, driver.draft_request(growth, is_table=True))
+    spec = Sampling(temperature=0.9, seed=3), verification
+    growth = wide() if verification is Verification.COUPLED else Steady.chain(20)
+    for ticket in range(3):
+        small.add(ticket, Driver(small, PROMPT, *spec, session=f"{ticket}").draft_request(growth))
     replies = {}
     for _ in range(200):
         replies.update(small.step())
         small.check_integrity()
     assert set(replies) == {0, 1, 2}
-    want = Driver(reference(), PROMPT, session="room").ask(growth, is_table=True)
-    assert {reply.tokens for reply in replies.values()} == {want.tokens}
+    want = Driver(reference(), PROMPT, *spec, session=f"room {verification}").ask(growth)
+    for reply in replies.values():
+        assert (reply.told.first, reply.told.root) == (0, ROOT)
+        assert reply.told == want.told
     assert small.stats().num_preemptions > 0
 
 
@@ -251,9 +239,9 @@ def test_guesses_are_given_up_before_a_session_is():
     """The neighbour's room is found in the idle session's tree; so its next message needs no more than its suffix."""
     small = load("llama", kv_cache_tokens=40)
     first = Driver(small, PROMPT, session="first")
-    first.ask(Growth((*[ROOT] * 8, *range(8), *range(8, 16)), (*range(8), *[0] * 16)), is_table=True)
+    first.ask(wide())
     assert small.stats().num_free_blocks < 5
-    assert isinstance(Driver(small, [7] * 20, session="second").ask(Growth.chain(1)), Drafted)
+    assert isinstance(Driver(small, [7] * 20, session="second").ask(1), GrownTree)
     assert small.stats().num_preemptions == 0
     first.log.extend([9])
-    assert isinstance(answer(small, first.draft_request(1)), Drafted), "it is not Missing"
+    assert isinstance(answer(small, first.draft_request(1)), GrownTree), "it is not Missing"

@@ -6,17 +6,16 @@ from time import monotonic
 
 import pytest
 import torch
-from driving import EPOCH, Driver, answer
+from driving import EPOCH, Driver, answer, tree_of
+from growths import places_of, wide
 
 from core.config import EngineConfig
-from core.records import Drafted, DraftRequest, Refused, Sampling, Verification
-from core.trees import EMPTY_BLOCK, NO_TOKEN, ROOT, Growth, TokenTree
-from tests.checkpoints import VOCAB_SIZE, write
+from core.records import GrownTree, Refused, Sampling, Verification
+from tests.checkpoints import write
 from workers.draft import DraftEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
-WIDE = Growth((*[ROOT] * 8, *range(8), *range(8, 16)), (*range(8), *[0] * 16))
-"""Eight guesses, one below each, and one below each of those."""
+WIDE = wide()
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,9 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def load(checkpoint):
     def load(**settings):
-        config = EngineConfig(checkpoint, **{"block_tokens": 4, "kv_cache_tokens": 512} | settings)
+        config = EngineConfig(
+            checkpoint, **{"block_tokens": 4, "kv_cache_tokens": 512, "deterministic": True} | settings
+        )
         return DraftEngine.load(config, EPOCH, 16, lambda _: None)
 
     return load
@@ -47,31 +48,46 @@ def run(engine):
     return replies
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9, seed=3)])
-def test_where_the_context_ends_the_tree_ends_and_the_request_is_served(load, sampling):
-    """A guess may stand on the position after the last: it is drawn there, but cannot be fed."""
+WAYS = pytest.mark.parametrize(
+    "way",
+    [
+        (Sampling(temperature=0.0),),
+        (Sampling(temperature=0.9, seed=3),),
+        (Sampling(temperature=0.9, seed=3), Verification.REJECTION),
+        (Sampling(temperature=0.9, seed=3), Verification.BLOCK),
+    ],
+)
+
+
+@WAYS
+def test_where_the_context_ends_growth_ends_and_the_request_is_served(load, way):
+    """A guess may stand on the position after the last: it is said there, but cannot be fed."""
     small = load(max_context_tokens=len(PROMPT) + 2)
-    want = Driver(load(), PROMPT, sampling).draft(5).tokens
-    assert Driver(small, PROMPT, sampling).draft(5).tokens == (*want[:3], NO_TOKEN, NO_TOKEN)
-    full = Driver(small, [*PROMPT, 1, 2], sampling, session="full")
-    assert full.ask(2).tokens[1] == NO_TOKEN
-    assert isinstance(Driver(small, [*PROMPT, 1, 2, 3], session="beyond").ask(1), Refused)
+    want = Driver(load(), PROMPT, *way).draft(5)
+    assert tree_of(Driver(small, PROMPT, *way).ask(5)) == want.prefix(3)
+    full = Driver(small, [*PROMPT, 1, 2], *way, session="full")
+    assert len(full.ask(2).told) == 1
+    assert isinstance(Driver(small, [*PROMPT, 1, 2, 3], *way, session="beyond").ask(1), Refused)
 
 
-def test_where_the_kv_cache_ends_the_tree_ends_and_the_request_is_served(load):
-    small = load(kv_cache_tokens=16)
-    want = Driver(load(), PROMPT).ask(WIDE)
-    got = Driver(small, PROMPT).ask(WIDE)
-    assert got.tokens[:16] == want.tokens[:16], "ten rows are free: the eight guesses, and two of the second row"
-    assert got.tokens[16:18] == want.tokens[16:18]
-    assert set(got.tokens[18:]) == {NO_TOKEN}
-    assert isinstance(Driver(small, [7] * 17, session="beyond").ask(1), Refused)
-    assert isinstance(Driver(small, [7] * 16, session="all of it").ask(1), Drafted)
+@WAYS
+def test_where_the_kv_cache_ends_a_chain_ends_and_the_request_is_served(load, way):
+    small = load(kv_cache_tokens=8)
+    want = Driver(load(), PROMPT, *way).draft(5)
+    assert tree_of(Driver(small, PROMPT, *way).ask(5)) == want.prefix(3), "two are fed, and the last one needs no row"
+    assert isinstance(Driver(small, [7] * 9, *way, session="beyond").ask(1), Refused)
+    assert isinstance(Driver(small, [7] * 8, *way, session="all of it").ask(1), GrownTree)
+
+
+def test_where_the_kv_cache_ends_a_tree_ends(load):
+    small, driver = load(kv_cache_tokens=16), Driver(load(), PROMPT)
+    want, got = (places_of(each.ask(WIDE).told) for each in (driver, Driver(small, PROMPT)))
+    assert len(small._store.find("s").tree) == len(got) - 1 == 10, "rows of ten guesses are free"
+    assert got == {above: want[above] for above in got}, "those that come first"
 
 
 @pytest.mark.parametrize("max_step_tokens", [1, 3, 7])
-def test_a_frontier_larger_than_a_step_is_fed_in_parts(load, max_step_tokens):
-    want = Driver(load(), PROMPT).ask(WIDE)
+def test_a_pass_feeds_no_more_than_a_step_holds(load, max_step_tokens):
     narrow = load(max_step_tokens=max_step_tokens)
     forward = narrow._runtime.forward
     sizes = []
@@ -81,49 +97,23 @@ def test_a_frontier_larger_than_a_step_is_fed_in_parts(load, max_step_tokens):
         return forward(batch)
 
     narrow._runtime.forward = noting
-    driver = Driver(narrow, [*PROMPT, 1])
-    driver.log.truncate(len(PROMPT))
-    driver.ask()
+    driver = Driver(narrow, PROMPT)
+    driver.draft(1)
     sizes.clear()
-    assert driver.ask(WIDE).tokens == want.tokens
-    assert max(sizes) <= max_step_tokens
-    assert sum(sizes) == 1 + 16
+    places = places_of(driver.ask(WIDE).told)
+    assert sizes == [max_step_tokens] * 3, "the root is known"
+    assert len(places) == 1 + sum(sizes)
+    assert Driver(narrow, PROMPT, session="chain").draft(5) == Driver(load(), PROMPT).draft(5)
 
 
-def test_a_long_prompt_and_its_tree_share_the_last_step(load):
-    engine = load(max_step_tokens=16)
+def test_a_tree_below_a_long_prompt_is_what_it_is_where_the_prompt_is_one_step(load):
     prompt = PROMPT * 8
-    want = Driver(load(), prompt).ask(WIDE, TokenTree.chain([4, 5]), is_table=True)
-    got = Driver(engine, prompt).ask(WIDE, TokenTree.chain([4, 5]), is_table=True)
-    assert got.tokens == want.tokens
-
-
-@pytest.mark.parametrize(
-    ("growth", "block", "is_table", "problem"),
-    [
-        (Growth((0,), (0,)), EMPTY_BLOCK, False, "come before it"),
-        (Growth((ROOT, 2), (0, 0)), EMPTY_BLOCK, False, "come before it"),
-        (Growth((-2,), (0,)), EMPTY_BLOCK, False, "come before it"),
-        (Growth((1,), (0,)), TokenTree.chain([3]), True, "come before it"),
-        (Growth((ROOT,), (0,)), TokenTree.chain([3]), False, "only a table"),
-        (Growth((ROOT,), (0,)), TokenTree.chain([VOCAB_SIZE]), True, "vocabulary"),
-        (Growth((ROOT,), (0,)), TokenTree.chain([-1]), True, "vocabulary"),
-        (Growth((ROOT,), (0,)), TokenTree((3, 3), (ROOT, ROOT)), True, "twice"),
-    ],
-)
-def test_a_malformed_growth_is_refused_and_harms_nobody(engine, growth, block, is_table, problem):
-    expected = Driver(engine, PROMPT, session="before").draft(3)
-    driver = Driver(engine, PROMPT)
-    driver.draft(3)
-    reply = driver.ask(growth, block, is_table=is_table)
-    assert isinstance(reply, Refused)
-    assert problem in reply.reason
-    assert driver.draft(3) == expected
+    assert Driver(load(max_step_tokens=16), prompt).draft(WIDE) == Driver(load(), prompt).draft(WIDE)
 
 
 @pytest.mark.parametrize("bad_row", [0, 3])
 def test_a_tree_that_leads_to_nan_is_refused_alone_and_leaves_nothing_behind(engine, bad_row):
-    expected = Driver(engine, PROMPT, session="before").ask(WIDE).tokens
+    expected = Driver(engine, PROMPT, session="before").draft(WIDE)
     forward = engine._runtime.forward
     drivers = [Driver(engine, PROMPT, session=f"{n}") for n in range(2)]
     for ticket, driver in enumerate(drivers):
@@ -136,13 +126,14 @@ def test_a_tree_that_leads_to_nan_is_refused_alone_and_leaves_nothing_behind(eng
         return logits
 
     engine._runtime.forward = poisoned
-    engine.step()
+    replies = dict(engine.step())
     engine.check_integrity()
     engine._runtime.forward = forward
-    replies = run(engine)
-    assert replies[1].tokens == expected
+    replies |= run(engine)
+    assert isinstance(replies[0], Refused)
+    assert tree_of(replies[1]) == expected
     drivers[0].held = len(PROMPT)
-    assert drivers[0].ask(WIDE).tokens == expected
+    assert drivers[0].draft(WIDE) == expected
 
 
 def test_nan_is_reported_to_the_one_that_it_concerns(engine):
@@ -157,18 +148,6 @@ def test_nan_is_reported_to_the_one_that_it_concerns(engine):
     assert "NaN" in Driver(engine, PROMPT).ask(WIDE).reason
 
 
-def test_what_a_round_waits_for_goes_before_tables(load):
-    """A step has room for one of them: the block, though it came last."""
-    engine = load(max_step_tokens=12)
-    drivers = [Driver(engine, PROMPT, session=f"{n}") for n in range(3)]
-    for driver in drivers:
-        driver.ask()
-        driver.log.extend([1])
-    for ticket, is_table in enumerate((True, True, False)):
-        engine.add(ticket, drivers[ticket].draft_request(WIDE, is_table=is_table))
-    assert list(run(engine)) == [2, 0, 1]
-
-
 def test_a_reply_says_what_it_cost(engine):
     driver = Driver(engine, PROMPT)
     request = driver.draft_request(WIDE)
@@ -179,45 +158,27 @@ def test_a_reply_says_what_it_cost(engine):
     replies = run(engine)
     ended_s = monotonic()
     timing = replies[1].timing
-    assert (timing.num_passes, timing.num_rows) == (3, 6 + 12 + 8 + 1 + 8 + 1)
+    assert (timing.num_passes, timing.num_rows) == (3, (6 + 12) + (8 + 1) + (8 + 1))
     assert 0 <= timing.waited_s <= ended_s - began_s - timing.computed_s
     assert 0 < timing.computed_s <= ended_s - between_s
     assert replies[2].timing.num_rows == timing.num_rows
 
 
-def test_what_is_answered_without_a_pass_cost_none(engine):
-    driver = Driver(engine, PROMPT)
-    block = driver.draft(2)
-    timing = driver.table(Growth((ROOT, 0), (0, 0)), block)[0].timing
-    assert (timing.num_passes, timing.num_rows) == (0, 0)
-    assert timing.computed_s == pytest.approx(0, abs=0.05)
-
-
-def test_a_block_is_drafted_alike_alone_and_in_company(engine):
-    """Blocks, tables and a prefill of many lengths in the same steps."""
+def test_growth_is_alike_alone_and_in_company(engine):
+    """Chains, trees and draws below prompts of many lengths in the same steps."""
     requests, alone = [], []
-    for n, (growth, block, is_table) in enumerate(
-        [
-            (4, EMPTY_BLOCK, False),
-            (WIDE, TokenTree.chain([4, 5]), True),
-            (0, EMPTY_BLOCK, False),
-            (WIDE, EMPTY_BLOCK, False),
-        ]
-    ):
+    for n, growth in enumerate((4, WIDE, 1, wide(num_rows=3, num_passes=5))):
         for verification in (Verification.COUPLED, Verification.BLOCK):
             for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.8, seed=n)):
                 prompt = (PROMPT * 20)[: 3 + 17 * n + len(alone)]
                 names = [f"{place} {n} {verification} {sampling.temperature}" for place in ("alone", "together")]
-                for name in names:
-                    driver = Driver(engine, prompt, sampling, verification, session=name)
-                    request = driver.draft_request(growth, block, is_table=is_table)
-                    if name == names[0]:
-                        alone.append(answer(engine, request))
-                        engine.release([name])
-                    else:
-                        requests.append(request)
+                drivers = [Driver(engine, prompt, sampling, verification, session=name) for name in names]
+                is_chosen = not (drivers[0].spec.needs_q and not isinstance(growth, int))
+                first, second = (each.draft_request(growth if is_chosen else 5) for each in drivers)
+                alone.append(answer(engine, first))
+                engine.release(names[:1])
+                requests.append(second)
     for ticket, request in enumerate(requests):
-        assert isinstance(request, DraftRequest)
         engine.add(ticket, request)
     replies = run(engine)
-    assert [replies[ticket].tokens for ticket in range(len(alone))] == [reply.tokens for reply in alone]
+    assert [replies[ticket].told for ticket in range(len(alone))] == [reply.told for reply in alone]

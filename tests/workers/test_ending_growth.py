@@ -10,8 +10,8 @@ from driving import EPOCH, Driver, answer
 
 from core.config import EngineConfig
 from core.protocol import OVERTAKEN
-from core.records import GrownTree, Refused, Sampling, Verification
-from core.trees import ROOT, Growth, Measure, Steady
+from core.records import GrownTree, Refused, Sampling
+from core.trees import ROOT, Measure, Steady
 from workers.draft import DraftEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
@@ -46,17 +46,16 @@ def grown(engine, driver, steady):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_chain_is_what_a_draft_grows_that_is_asked_for_one(engine, sampling):
+def test_a_chain_is_told_once_and_goes_on_below_what_was_told(engine, sampling):
     driver = Driver(engine, PROMPT, sampling, session="s")
-    asked = Driver(engine, PROMPT, sampling, session="asked")
-    for _ in range(3):
+    for number in range(3):
         reply = grown(engine, driver, CHAIN)
-        assert tuple(reply.told.tokens.tolist()) == answer(engine, asked.draft_request(Growth.chain(4))).tokens
+        tokens = reply.told.tokens.tolist()
+        assert tuple(tokens) == Driver(engine, driver.log.tokens, sampling, session=f"{number}").draft(4).tokens
         assert reply.told.parents[1:].tolist() == list(range(reply.told.first, reply.told.first + 3))
         assert reply.told.parents[0] == ROOT or reply.told.parents[0] == reply.told.root
         assert reply.timing.num_passes == 4
-        for each in (driver, asked):
-            each.log.extend([*reply.told.tokens.tolist(), 7])
+        driver.log.extend([*tokens, 7])
 
 
 def test_the_reply_comes_with_the_last_pass_and_not_behind_the_next_of_others(engine):
@@ -117,11 +116,3 @@ def test_beside_growth_that_goes_on_both_get_their_rows(engine):
     reply = answer(engine, ending.draft_request(CHAIN), ticket=2)
     assert isinstance(reply, GrownTree)
     assert len(reply.told) == 4
-
-
-@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
-def test_a_draft_that_samples_does_not_choose(engine, verification):
-    driver = Driver(engine, PROMPT, SAMPLINGS[1], verification, session="s")
-    reply = answer(engine, driver.draft_request(CHAIN))
-    assert isinstance(reply, Refused)
-    assert "may not choose" in reply.reason

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 import torch
 from driving import EPOCH, Driver, answer, chain, wrong
+from growths import wide
 from safetensors.torch import load_file, save_file
 from test_target import random_tree
 
 from core.config import EngineConfig
 from core.records import Missing, Refused, Sampling, Verdict
-from core.trees import Growth
 from tests.checkpoints import write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
@@ -265,7 +265,7 @@ def test_a_draft_begins_with_what_others_left_and_guesses_the_same(checkpoint):
         config = EngineConfig(checkpoint, block_tokens=BLOCK, deterministic=True, kv_cache_tokens=2048, **settings)
         return DraftEngine.load(config, EPOCH, 8, lambda _: None)
 
-    engine, growth = load(), Growth((-1, -1, 0, 0, 1), (0, 1, 0, 1, 0))
+    engine, growth = load(), wide()
     Driver(engine, PROMPT, session="first").draft(growth)
     before = engine.stats().num_rows
     got = Driver(engine, PROMPT, session="second").draft(growth)

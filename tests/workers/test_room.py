@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 from driving import EPOCH, Driver, answer, chain
+from growths import wide
 
 from core.config import EngineConfig
-from core.records import Drafted, Missing, Refused, Sampling, Verdict
-from core.trees import ROOT, Growth
+from core.records import GrownTree, Missing, Refused, Sampling, Verdict
 from tests.checkpoints import write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31]
-TABLE = Growth((ROOT, 0, 1, 2, *(3, 4, 5, 6), *(7, 8, 9, 10)), (0,) * 12)
-"""Below a chain of three: one outcome wherever it may end, and two guesses below each."""
+TREE = wide(num_rows=4, num_passes=5)
 
 
 @pytest.fixture(scope="module")
@@ -97,53 +96,54 @@ def test_of_those_in_progress_the_newest_begins_again(target):
 def test_the_newest_idle_session_gives_up_its_guesses_first(draft):
     engine = draft(40)
     for name in "ab":
-        Driver(engine, PROMPT, session=name).ask(Growth((ROOT,) * 8 + tuple(range(8)), (*range(8), *[0] * 8)))
+        Driver(engine, PROMPT, session=name).ask(wide(num_passes=2))
     assert [len(engine._store.find(name).tree) for name in "ab"] == [8, 8]
-    assert isinstance(Driver(engine, [7] * 12, session="c").ask(), Drafted)
+    assert isinstance(Driver(engine, [7] * 12, session="c").ask(1), GrownTree)
     assert [len(engine._store.find(name).tree) for name in "ab"] == [8, 0]
     assert engine.stats().num_preemptions == 0
 
 
-def begun_table(engine):
-    """A session in the middle of a table, below guesses that it holds from the block before; and the right reply."""
-    driver = Driver(engine, PROMPT, Sampling(temperature=0.9, seed=3), session="table")
-    block = driver.draft(3)
-    engine.add(1, driver.draft_request(TABLE, block, is_table=True))
+def begun_tree(engine):
+    """A session in the middle of a tree, below guesses that it holds from the block before."""
+    driver = Driver(engine, PROMPT, Sampling(temperature=0.9, seed=3), session="tree")
+    driver.draft(3)
+    engine.add(1, driver.draft_request(TREE))
     assert not engine.step(), "it takes several passes"
-    return block
 
 
-def right_table(draft, block):
-    return Driver(draft(512), PROMPT, Sampling(temperature=0.9, seed=3)).ask(TABLE, block, is_table=True).tokens
+def right_tree(draft, *, has_begun):
+    """The same where there is room, with or without the guesses that it holds."""
+    driver = Driver(draft(512), PROMPT, Sampling(temperature=0.9, seed=3))
+    if has_begun:
+        driver.draft(3)
+    return driver.ask(TREE).told
 
 
-def test_a_table_below_guesses_that_are_held_begins_again_when_it_loses_its_room(draft):
-    """The guesses that it stands on go with the rest, and are computed once more."""
+def test_a_tree_below_guesses_that_are_held_begins_again_when_it_loses_its_room(draft):
+    """The guesses that it stands on go with the rest, and are computed once more. Who came first keeps its room."""
     engine = draft(40)
-    urgent = Driver(engine, PROMPT, session="urgent")
-    urgent.ask()
-    block = begun_table(engine)
-    urgent.log.extend([7] * 26)
-    engine.add(2, urgent.draft_request(2))
+    engine.add(2, Driver(engine, PROMPT, session="first").draft_request(25))
+    begun_tree(engine)
     replies = run(engine)
-    assert isinstance(replies[2], Drafted)
-    assert replies[1].tokens == right_table(draft, block)
+    assert isinstance(replies[2], GrownTree)
+    got, want = replies[1].told, right_tree(draft, has_begun=False)
+    assert (got.tokens.tolist(), got.ranks.tolist()) == (want.tokens.tolist(), want.ranks.tolist())
     assert engine.stats().num_preemptions > 0
 
 
-def test_a_table_in_progress_keeps_its_guesses_while_somebody_rests(draft):
+def test_a_tree_in_progress_keeps_its_guesses_while_somebody_rests(draft):
     engine = draft(40)
     urgent, idle = (Driver(engine, PROMPT, session=name) for name in ("urgent", "idle"))
     for driver in (urgent, idle):
-        driver.ask()
-    block = begun_table(engine)
-    urgent.log.extend([7] * 14)
+        driver.ask(1)
+    begun_tree(engine)
+    urgent.log.extend([7] * 5)
     engine.add(2, urgent.draft_request(1))
     replies = run(engine)
-    assert isinstance(replies[2], Drafted)
-    assert held(engine) == ["urgent", "table"]
-    assert replies[1].tokens == right_table(draft, block)
-    assert replies[1].timing.num_passes == 3, "it did not begin again"
+    assert isinstance(replies[2], GrownTree)
+    assert held(engine) == ["urgent", "tree"]
+    assert replies[1].told == right_tree(draft, has_begun=True)
+    assert replies[1].timing.num_passes == 5, "it did not begin again"
 
 
 def test_a_message_that_comes_twice_is_answered_once_and_computed_once(target):

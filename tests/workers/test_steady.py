@@ -11,10 +11,20 @@ import pytest
 from driving import EPOCH, Driver, answer, wrong
 
 from core.config import EngineConfig
-from core.records import Drafted, DraftRequest, Missing, Refused, Sampling, SequenceSpec, Sprouted, Stamp, Verification
+from core.records import (
+    DraftRequest,
+    GrownTree,
+    Missing,
+    Refused,
+    Sampling,
+    SequenceSpec,
+    Sprouted,
+    Stamp,
+    Verification,
+)
 from core.speculation.tree import SpeculationTree
 from core.token_log import TokenLog
-from core.trees import ROOT, Growth, Steady
+from core.trees import ROOT, Steady
 from tests.checkpoints import write
 from workers.draft import DraftEngine
 from workers.target import TargetEngine
@@ -26,6 +36,8 @@ PENALISED = Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_pe
 CERTAIN = Sampling(temperature=0.0, logit_bias=((7, 60.0),))
 """Says one token for ever, and is sure of it."""
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, PENALISED])
+CANDIDATES = Steady(1, 1, sureness=(0.0, 0.0), tail=(0.12,) * 7, num_passes=1)
+"""Those of the root."""
 STEADY = Steady(8, 12, 0.02, (1.0, 1.0), (0.4, 0.2, 0.1))
 
 
@@ -54,10 +66,9 @@ def says(checkpoint):
         if key not in known:
             log = TokenLog(text)
             request = DraftRequest(
-                Stamp("fresh", EPOCH, 1), log.base(0), text, Growth((ROOT,) * 8, tuple(range(8))),
-                spec=SequenceSpec(prompt_len, sampling),
-            )  # fmt: skip
-            known[key] = answer(engine, request).tokens
+                Stamp("fresh", EPOCH, 1), log.base(0), text, CANDIDATES, SequenceSpec(prompt_len, sampling)
+            )
+            known[key] = answer(engine, request).told.tokens.tolist()
             engine._store.drop("fresh")
         return known[key]
 
@@ -97,6 +108,7 @@ class Session:
         if not isinstance(reply, Sprouted):
             self.ends.append(reply)
             self.held = reply.held if isinstance(reply, Missing) else self.held
+        if not isinstance(reply, Sprouted | GrownTree) or not self.roots:  # or somebody else asked in its name
             return
         told = reply.told
         if reply.stamp.round in self.anew:
@@ -354,7 +366,7 @@ def test_an_idle_draft_makes_room_for_a_prompt_and_a_prompt_goes_before_guesses(
     other = Driver(bench.engine, list(range(60)), session="other")
     bench.add(session_of := Session(bench, "other"), other.draft_request(1))
     bench.step()
-    assert isinstance(session_of.ends[0], Drafted)
+    assert isinstance(session_of.ends[0], GrownTree)
     bench.run()
     session.tell(session.said[session.text][0])
     bench.run()
@@ -389,7 +401,7 @@ def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
     session = Session(bench, "s", steady=replace(STEADY, min_reach=1.0))
     session.tell()
     bench.run()
-    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), Drafted)
+    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), GrownTree)
     bench.run()
     assert [type(end) for end in session.ends] == [Missing]
     session.tell()
@@ -538,48 +550,34 @@ def test_who_must_sample_is_refused(bench, verification):
     session = Session(bench, "s", sampling=COUPLED, verification=verification)
     session.tell()
     bench.run()
-    assert [end.reason for end in session.ends] == ["a draft may not choose which of its samples are sent"]
+    assert [end.reason for end in session.ends] == [
+        "a draft that samples grows a chain of a length that is fixed beforehand"
+    ]
     assert bench.engine.stats().num_jobs == 0
 
 
-def test_a_table_is_refused(bench):
-    request = Driver(bench.engine, PROMPT).draft_request(STEADY, is_table=True)
-    bench.add(session := Session(bench, request.stamp.session), request)
-    bench.run()
-    assert "is_table must be false" in session.ends[0].reason
-
-
-# Messages of both kinds
+# Growth of both kinds
 
 
 @SAMPLINGS
 @pytest.mark.parametrize("seed", range(4))
-def test_messages_that_grow_steadily_and_others_may_alternate(bench, says, sampling, seed):
+def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sampling, seed):
     random, session = Random(seed), Session(bench, "s", sampling=sampling)
     session.tell()
     for _ in range(12):
         bench.grow(random.randrange(5))
         tokens = walk(session, random, random.randrange(4)) or [random.randrange(250)]
-        if random.random() < 0.5:
-            session.tell(*tokens, base=0 if random.random() < 0.3 else None)
-            continue
-        session.log.extend(tokens)
-        session.round += 1
-        base = min(session.held, len(session.log) - 1)
-        growth = Growth((ROOT, ROOT, 0, 1), (0, 1, 0, 0))
-        stamp = Stamp("s", EPOCH, session.round)
-        request = DraftRequest(
-            stamp, session.log.base(base), session.log.since(base), growth, spec=None if base else session.spec
-        )
-        drafted = answer_of(bench, request)
-        assert isinstance(drafted, Drafted)
-        assert drafted.tokens[:2] == says(session.text, len(PROMPT), sampling)[:2]
-        session.held = drafted.held
+        session.steady = random.choice([STEADY, Steady(2, 3, tail=(0.4, 0.2), num_passes=3)])
+        session.tell(*tokens, base=0 if random.random() < 0.3 else None)
+        if session.steady.num_passes:
+            bench.run()
+            assert isinstance(session.ends[-1], GrownTree)
+    session.steady = STEADY
     session.tell()
     bench.run()
     session.check(says)
-    num_steady = len(session.roots)
-    assert len(session.ends) == num_steady - 1
+    assert {type(end) for end in session.ends} == {Refused, GrownTree}
+    assert len(session.ends) == session.round - 1, "each message has one end, but for the last"
 
 
 def test_numbers_begin_anew_where_the_whole_text_is_sent_again(bench, says):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.config import EngineConfig
 from core.records import Sampling, Verification
-from core.trees import EMPTY_BLOCK, ROOT, Growth, TokenTree
+from core.trees import EMPTY_BLOCK, ROOT, Steady, TokenTree
 from tests import checkpoints
 from tests.workers.driving import EPOCH, Driver
 from tests.workers.readbacks import counted
@@ -154,7 +154,7 @@ def test_a_draft_waits_once_a_pass(runtime: ModelRuntime, monkeypatch: pytest.Mo
     drivers = sessions(engine)
     for ticket, driver in enumerate(drivers):
         is_coupled = driver.spec.verification is Verification.COUPLED
-        growth = Growth((ROOT, ROOT, 0, 0, 1, 2), (0, 1, 0, 1, 0, 0)) if is_coupled else Growth.chain(3)
+        growth = Steady(2, 3, tail=(0.4, 0.2), num_passes=3) if is_coupled else Steady.chain(3)
         engine.add(ticket, driver.draft_request(growth))
     num_steps, answers = 0, []
     with counted(monkeypatch) as waits:

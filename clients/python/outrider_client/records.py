@@ -138,7 +138,6 @@ class Control:
     draft_tokens: int
     """Depth of a block; 0 while the draft rests."""
     block_tokens: int
-    table_tokens: int
     reason: str
     """Why the last change was made."""
     acceptance: tuple[float, ...]

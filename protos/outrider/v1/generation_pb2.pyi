@@ -25,7 +25,7 @@ class Call(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CALL_UNSPECIFIED: _ClassVar[Call]
     CALL_VERIFY: _ClassVar[Call]
     CALL_BLOCK: _ClassVar[Call]
-    CALL_TABLE: _ClassVar[Call]
+    CALL_GROWTH: _ClassVar[Call]
     CALL_PREFILL: _ClassVar[Call]
 VERIFICATION_UNSPECIFIED: Verification
 VERIFICATION_COUPLED: Verification
@@ -37,7 +37,7 @@ FINISH_REASON_LENGTH: FinishReason
 CALL_UNSPECIFIED: Call
 CALL_VERIFY: Call
 CALL_BLOCK: Call
-CALL_TABLE: Call
+CALL_GROWTH: Call
 CALL_PREFILL: Call
 
 class GenerateRequest(_message.Message):
@@ -328,7 +328,7 @@ class GetModelInfoResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., target: _Optional[_Union[ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[ModelInfo, _Mapping]] = ..., max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., control: _Optional[_Union[ControlReport, _Mapping]] = ...) -> None: ...
 
 class ControlReport(_message.Message):
-    __slots__ = ("policy", "sessions", "draft_tokens", "block_tokens", "table_tokens", "reason", "acceptance", "hit_rate", "verify_s", "draft_s", "wire_s", "changes", "branch_s")
+    __slots__ = ("policy", "sessions", "draft_tokens", "block_tokens", "reason", "acceptance", "hit_rate", "verify_s", "draft_s", "wire_s", "changes", "branch_s")
     class VerifySEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -347,7 +347,6 @@ class ControlReport(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     HIT_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -360,7 +359,6 @@ class ControlReport(_message.Message):
     sessions: int
     draft_tokens: int
     block_tokens: int
-    table_tokens: int
     reason: str
     acceptance: _containers.RepeatedScalarFieldContainer[float]
     hit_rate: float
@@ -369,7 +367,7 @@ class ControlReport(_message.Message):
     wire_s: float
     changes: int
     branch_s: float
-    def __init__(self, policy: _Optional[str] = ..., sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., table_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., acceptance: _Optional[_Iterable[float]] = ..., hit_rate: _Optional[float] = ..., verify_s: _Optional[_Mapping[int, float]] = ..., draft_s: _Optional[_Mapping[int, float]] = ..., wire_s: _Optional[float] = ..., changes: _Optional[int] = ..., branch_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, policy: _Optional[str] = ..., sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., acceptance: _Optional[_Iterable[float]] = ..., hit_rate: _Optional[float] = ..., verify_s: _Optional[_Mapping[int, float]] = ..., draft_s: _Optional[_Mapping[int, float]] = ..., wire_s: _Optional[float] = ..., changes: _Optional[int] = ..., branch_s: _Optional[float] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "add_special_tokens")

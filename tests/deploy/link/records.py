@@ -11,7 +11,6 @@ from core.ranges import MAX_SEED
 from core.records import (
     Base,
     Continuation,
-    Drafted,
     DraftRequest,
     GrownTree,
     Missing,
@@ -26,7 +25,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.trees import NO_TOKEN, ROOT, Growth, Measure, SparseDistribution, Steady, TokenTree, Told
+from core.trees import ROOT, Measure, SparseDistribution, Steady, TokenTree, Told
 
 MAX_TOKEN = 2**31 - 1
 
@@ -80,9 +79,12 @@ def trees(draw):
     return TokenTree(tokens, parents, q)
 
 
-growths = st.sets(st.tuples(st.integers(ROOT, 40), st.integers(0, 31)), max_size=8).map(
-    lambda nodes: Growth(tuple(parent for parent, _ in nodes), tuple(rank for _, rank in nodes))
+laws = st.lists(st.tuples(token_ids, st.floats(0.01, 1)), min_size=1, max_size=5).map(
+    lambda entries: SparseDistribution(
+        tuple(i for i, _ in entries), tuple(p / sum(p for _, p in entries) for _, p in entries)
+    )
 )
+"""What something can have been drawn from."""
 steadies = st.builds(
     Steady,
     sizes,
@@ -110,6 +112,7 @@ def tolds(draw):
             for column in (token_ids, st.integers(0, 2**31 - 1), singles.filter(bool), singles)
         ),
         draw(st.integers(ROOT, first - 1)),
+        tuple(draw(laws) for _ in range(num_nodes)) if draw(st.booleans()) else (),
     )
 
 
@@ -120,9 +123,7 @@ draft_requests = st.builds(
     stamps,
     bases,
     tuples(token_ids),
-    growth=growths | steadies,
-    block=trees(),
-    is_table=st.booleans(),
+    growth=steadies,
     spec=st.none() | specs,
 )
 replies = st.one_of(
@@ -135,16 +136,6 @@ replies = st.one_of(
         logprobs=tuples(logprobs),
         timing=st.none() | timings,
         continued=st.integers(0, 2**63),
-    ),
-    st.builds(
-        Drafted,
-        stamps,
-        tuples(token_ids | st.just(NO_TOKEN)),
-        counts,
-        q=tuples(distributions),
-        confidence=tuples(shares),
-        entropy=tuples(st.floats(0)),
-        timing=st.none() | timings,
     ),
     st.builds(Sprouted, stamps, tolds(), counts, st.none() | timings, st.booleans()),
     st.builds(GrownTree, stamps, tolds(), counts, st.none() | timings),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.trees import SparseDistribution, TokenTree
+from core.records import Base, DraftRequest, GrownTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.trees import ROOT, SparseDistribution, Steady, TokenTree, Told
 from deploy.link.frames import LinkError
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
@@ -43,7 +43,7 @@ def test_replies_arrive_as_they_were_sent(replies):
 
 
 def test_what_is_left_to_its_default_arrives_as_the_default():
-    for request in (VerifyRequest(STAMP, Base(0, 0), (1,)), DraftRequest(STAMP, Base(0, 0), (1,))):
+    for request in (VerifyRequest(STAMP, Base(0, 0), (1,)), DraftRequest(STAMP, Base(0, 0), (1,), Steady(1, 1))):
         ((_, arrived),) = decode_requests(encode_requests(0, [request]))
         assert arrived == request
         assert arrived.spec is None
@@ -62,6 +62,9 @@ def test_a_probability_keeps_all_of_its_bits():
     request = VerifyRequest(STAMP, Base(0, 0), (1,), block)
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
+    told = Told(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
+    ((_, grown),), _ = decode_replies(encode_replies([(0, GrownTree(STAMP, told, 1))]))
+    assert [prob.hex() for prob in grown.told.q[0].probs] == [third.hex(), (1 - third).hex()]
 
 
 def test_every_kind_of_record_has_all_its_fields_on_the_wire():
@@ -78,11 +81,11 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
         (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
         (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.Timing, pb.Timing),
         (r.TokenLogprobs, pb.TokenLogprobs), (t.Steady, pb.Steady),
-        (t.Growth, pb.Growth), (t.TokenTree, pb.TokenTree),
+        (t.TokenTree, pb.TokenTree), (r.DraftRequest, pb.DraftRequest),
     ):  # fmt: skip
         names = [by_other_names.get(field.name, {field.name}) for field in fields(record)]
         assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
-    for record, message in ((r.Verdict, pb.Verdict), (r.Drafted, pb.Drafted), (r.Missing, pb.Missing)):
+    for record, message in ((r.Verdict, pb.Verdict), (r.Missing, pb.Missing)):
         assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
     sprouted = {field.name for record in (r.Sprouted, t.Told) for field in fields(record)} - {"stamp", "told"}
     assert sprouted == set(pb.Sprouted.DESCRIPTOR.fields_by_name)
@@ -120,7 +123,7 @@ def spec(**fields):
 
 def steady(**fields):
     sound = {"rows_per_pass": 1, "max_depth": 1, "fanout": 1, "measure": pb.MEASURE_LEAD}
-    return pb.DraftRequest(steady=pb.Steady(**sound | fields))
+    return pb.DraftRequest(growth=pb.Steady(**sound | fields))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def steady(**fields):
         (steady(measure=0), "cannot be one"),
         (steady(tail=[0.9, 0.9]), "chances"),
         (steady(sureness_slope=math.inf), "chances"),
-        (pb.DraftRequest(nodes=pb.Growth(parents=[-1, -1], ranks=[0, 0])), "a node twice"),
+        (pb.DraftRequest(), "cannot be one"),
     ],
 )
 def test_a_request_that_cannot_be_one_is_refused(message, problem):
@@ -164,9 +167,12 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
                 {"chances": column("f", 1.0, math.nan)},
                 {"leads": column("f", 1.0, 1.5)},
                 {"root": 5},
+                {"q": pb.Distributions(lengths=[1])},
+                {"q": pb.Distributions(lengths=[1], token_ids=[1], probs=[1.0])},
+                {"q": pb.Distributions(lengths=[1, 1], token_ids=[1, 2], probs=[1.0, 1.5])},
+                {"q": pb.Distributions(lengths=[1, 1], token_ids=[1, 2], probs=[1.0, math.nan])},
             )
         ),
-        pb.Replies(replies=[pb.Reply(drafted=pb.Drafted(q=pb.Distributions(lengths=[1])))]).SerializeToString(),
     ],
 )
 def test_a_reply_that_cannot_be_one_is_refused(frame):

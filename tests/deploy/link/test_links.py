@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from core.errors import WorkerLost
-from core.records import Base, Drafted, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.trees import TokenTree
+from core.records import Base, DraftRequest, GrownTree, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.trees import Steady, TokenTree, Told
 from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
 from deploy.link.client import Link
@@ -235,7 +235,7 @@ FRIENDS = {
     "a frame above the limit": (lambda: (MAX_FRAME_BYTES + 1).to_bytes(4, "big"), "at most 67108864"),
     "a frame that is no message": (lambda: framed(b"\xff" * 9), "no Requests"),
     "what only a draft does": (
-        lambda: framed(encode_requests(0, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,))])),
+        lambda: framed(encode_requests(0, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,), Steady(1, 1))])),
         "nothing but a VerifyRequest",
     ),
     "a tree that is none": (
@@ -328,7 +328,7 @@ def lying_engine(lie):
     return listening(talk)
 
 
-DRAFTED = Drafted(Stamp("a", EPOCH, 1), (3,), 2)
+GROWN = GrownTree(Stamp("a", EPOCH, 1), Told(0), 2)
 LIES = {
     "garbage": lambda number: b"\xff" * 30,
     "a frame that is no message": lambda number: framed(b"\xff" * 9),
@@ -347,11 +347,11 @@ async def test_an_engine_that_talks_nonsense_is_lost(lie):
 
 async def test_replies_to_nobodys_request_are_dropped():
     def lie(number):
-        return framed(encode_replies([(number + 7, DRAFTED), (number, DRAFTED), (number, DRAFTED)]))
+        return framed(encode_replies([(number + 7, GROWN), (number, GROWN), (number, GROWN)]))
 
     async with lying_engine(lie) as address:
         link = await Link.open(address)
-        assert await link.exchange([request()]) == [DRAFTED]
+        assert await link.exchange([request()]) == [GROWN]
         link.close("done")
 
 

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayError
 
 from core.errors import WorkerLost
-from core.records import Base, Drafted, DraftRequest, Missing, Sprouted, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Verdict, VerifyRequest
 from core.trees import Steady, Told
 from deploy.link.frames import FrameTooLong
 from deploy.ports import DraftEnginePort, TargetEnginePort
@@ -71,7 +71,7 @@ async def test_a_lost_link_is_a_lost_engine():
         await port(WorkerLost("it broke")).verify([REQUEST])
 
 
-@pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [Drafted(STAMP, (3,), 1)], [None]])
+@pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [GrownTree(STAMP, Told(0), 1)], [None]])
 async def test_replies_that_do_not_belong_are_not_believed(answer):
     with pytest.raises(WorkerLost, match="did not answer 1 requests with as many replies"):
         await port(answer).verify([REQUEST])
@@ -136,10 +136,10 @@ async def test_growth_goes_over_the_link_if_it_can(answer, firsts):
     ("said", "answer", "problem"),
     [
         ((), None, "something else than a reply"),
-        ((Drafted(STAMP, (), 1),), None, "something else than a reply"),
+        ((Verdict(STAMP, (), 1, 1),), None, "something else than a reply"),
         ((RayError("it died"),), None, "draft-5 failed: it died"),
         ((), WorkerLost("it broke"), "draft-5 failed: it broke"),
-        ((), Drafted(STAMP, (), 1), "something else than a reply"),
+        ((), Verdict(STAMP, (), 1, 1), "something else than a reply"),
     ],
 )
 async def test_growth_without_a_proper_end_is_a_lost_engine(said, answer, problem):

@@ -76,11 +76,10 @@ class Replies(_message.Message):
     def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("number", "stamp", "verdict", "drafted", "missing", "refused", "sprouted", "grown")
+    __slots__ = ("number", "stamp", "verdict", "missing", "refused", "sprouted", "grown")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SPROUTED_FIELD_NUMBER: _ClassVar[int]
@@ -88,12 +87,11 @@ class Reply(_message.Message):
     number: int
     stamp: Stamp
     verdict: Verdict
-    drafted: Drafted
     missing: Missing
     refused: Refused
     sprouted: Sprouted
     grown: Sprouted
-    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., sprouted: _Optional[_Union[Sprouted, _Mapping]] = ..., grown: _Optional[_Union[Sprouted, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., sprouted: _Optional[_Union[Sprouted, _Mapping]] = ..., grown: _Optional[_Union[Sprouted, _Mapping]] = ...) -> None: ...
 
 class Stamp(_message.Message):
     __slots__ = ("session", "epoch", "round")
@@ -140,24 +138,18 @@ class Continuation(_message.Message):
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., after: _Optional[int] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., is_open: _Optional[bool] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("stamp", "base", "suffix", "nodes", "steady", "block", "is_table", "spec")
+    __slots__ = ("stamp", "base", "suffix", "growth", "spec")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    STEADY_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_FIELD_NUMBER: _ClassVar[int]
-    IS_TABLE_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     stamp: Stamp
     base: Base
     suffix: _containers.RepeatedScalarFieldContainer[int]
-    nodes: Growth
-    steady: Steady
-    block: TokenTree
-    is_table: bool
+    growth: Steady
     spec: SequenceSpec
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Union[Growth, _Mapping]] = ..., steady: _Optional[_Union[Steady, _Mapping]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., is_table: _Optional[bool] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., growth: _Optional[_Union[Steady, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents", "q")
@@ -178,14 +170,6 @@ class Distributions(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     probs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class Growth(_message.Message):
-    __slots__ = ("parents", "ranks")
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
-    parents: _containers.RepeatedScalarFieldContainer[int]
-    ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, parents: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Steady(_message.Message):
     __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_sureness")
@@ -291,24 +275,8 @@ class Verdict(_message.Message):
     continued: int
     def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ...) -> None: ...
 
-class Drafted(_message.Message):
-    __slots__ = ("tokens", "held", "q", "confidence", "entropy", "timing")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    Q_FIELD_NUMBER: _ClassVar[int]
-    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
-    ENTROPY_FIELD_NUMBER: _ClassVar[int]
-    TIMING_FIELD_NUMBER: _ClassVar[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    held: int
-    q: Distributions
-    confidence: _containers.RepeatedScalarFieldContainer[float]
-    entropy: _containers.RepeatedScalarFieldContainer[float]
-    timing: Timing
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., held: _Optional[int] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ..., confidence: _Optional[_Iterable[float]] = ..., entropy: _Optional[_Iterable[float]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
-
 class Sprouted(_message.Message):
-    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root", "is_over")
+    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root", "is_over", "q")
     HELD_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +287,7 @@ class Sprouted(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
     held: int
     first: int
     parents: bytes
@@ -329,7 +298,8 @@ class Sprouted(_message.Message):
     timing: Timing
     root: int
     is_over: bool
-    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., leads: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ...) -> None: ...
+    q: Distributions
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., leads: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)
