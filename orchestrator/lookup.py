@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.speculation.guesses import Guesses
-from core.speculation.tree import SpeculationTree
-from core.trees import ROOT
 from orchestrator.knowledge import Lookups
 
 NGRAM_TOKENS = (4, 3, 2)
@@ -32,9 +30,9 @@ class LookupGuesser:
     def __repr__(self) -> str:
         return f"<LookupGuesser {self._lookup}>"
 
-    def propose(self, text: Sequence[int], tree: SpeculationTree) -> Guesses:
+    def propose(self, text: Sequence[int]) -> Guesses:
         found = self._proposed = self._lookup.guess(text, self._max_depth)
-        return Guesses.chain(ROOT, len(tree), found, self._worth.chances(len(found)))
+        return Guesses.chain(found, self._worth.chances(len(found)))
 
     def saw(self, tokens: Sequence[int]) -> None:
         num_guesses = min(len(self._proposed), len(tokens))

@@ -14,6 +14,7 @@ from core.config import SpeculationConfig
 from core.economy import Economy
 from core.records import GenerationRequest
 from core.shapes import RankLaw, best_reach
+from core.speculation.tree import EMPTY_PART, Part
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import Found, RoundSeen
@@ -42,7 +43,7 @@ class MarginalPilot(TreePilot):
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
-        self._fitting: Ints = np.empty(0, np.int64)
+        self._fitting = EMPTY_PART
         """What the last block could have had, the likeliest first."""
         self._num_idle = 0
         """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
@@ -135,21 +136,22 @@ class MarginalPilot(TreePilot):
             return np.array([economy.in_turn_s(float(n), self._asked_rows, float(m)) for n, m in enumerate(more)])
         return np.array([economy.verify_s(float(n), float(m)) for n, m in enumerate(more)])
 
-    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
+    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The likeliest nodes that are worth their rows."""
-        self._fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self._max_depth))
-        gained = self.net(tree.reach[self._fitting], tree.branches(self._fitting) if self.minds_branches else None)
+        fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self._max_depth))
+        gained = self.net(fitting.reach, fitting.branches() if self.minds_branches else None)
         if self.minds_branches:
-            straight = tree.straight(self._fitting)
-            if (chain := self.net(tree.reach[straight])).max() >= gained.max():
-                self._fitting, gained = straight, chain
-        return self._fitting[: int(np.argmax(gained))]
+            straight = fitting.straight()
+            if (chain := self.net(straight.reach)).max() >= gained.max():
+                fitting, gained = straight, chain
+        self._fitting = fitting
+        return fitting.head(int(np.argmax(gained)))
 
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
         open_reach = tree.open_reach(min(max_depth, self._max_depth))
         if self.minds_branches:
             open_reach = open_reach[:1]  # a chain goes on at its end
-        return self.adds_enough(tree.reach[self._fitting], open_reach, next_s)
+        return self.adds_enough(self._fitting.reach, open_reach, next_s)
 
     def adds_enough(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
         """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.

@@ -7,11 +7,13 @@ settings; must not know tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from core.config import SpeculationConfig
 from core.estimators import miss_curve
 from core.records import GenerationRequest
-from core.trees import Floats, Ints, Measure, Steady
+from core.speculation.tree import Part
+from core.trees import Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import RoundSeen
 from orchestrator.rules import RULES
@@ -31,10 +33,10 @@ class NamedPilot(TreePilot):
     _is_whole = False
     """Whether the block that was chosen last is as the rule wants it, or as it will ever be."""
 
-    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
+    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         depth, nodes = min(self._gamma, max_depth), min(max_nodes, self.max_nodes)
         chosen = self._chosen(tree, nodes, depth)
-        if len(chosen) or tree.is_drafted.any():
+        if len(chosen) or tree.has_drafted:
             return chosen
         return tree.best(min(nodes, self.num_to_look_up(max_depth)), max_depth)
 
@@ -45,7 +47,7 @@ class NamedPilot(TreePilot):
     def _gamma(self) -> int:
         return self._max_depth
 
-    def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
+    def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         raise NotImplementedError
 
 
@@ -79,14 +81,14 @@ class ChainPilot(NamedPilot):
     def _usual_tail(self) -> tuple[float, ...]:
         return USUAL_TAIL
 
-    def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
+    def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         chain = tree.first_chain(min(max_nodes, max_depth))
-        num_kept = self._rule.num_kept(tree.leads[chain].tolist())
+        num_kept = self._rule.num_kept(chain.leads)
         self._is_whole = num_kept < len(chain) or len(chain) == min(max_nodes, max_depth)
-        return chain[:num_kept]
+        return chain.head(num_kept)
 
-    def keeps(self, leads: Floats) -> bool:
-        return len(leads) <= self._gamma and self._rule.num_kept(leads.tolist()) == len(leads)
+    def keeps(self, leads: Sequence[float]) -> bool:
+        return len(leads) <= self._gamma and self._rule.num_kept(leads) == len(leads)
 
     def _chain(self, depth: int) -> Steady:
         return super()._chain(min(depth, self._gamma))
@@ -130,9 +132,8 @@ class StaticTreePilot(NamedPilot):
             why = f"always the {self.max_nodes} likeliest nodes, at most {self._max_depth} deep"
             knowledge.begin(self.doing, f"{self.kind}: gamma {self._max_depth}, {why}")
 
-    def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
-        nodes = tree.best(max_nodes, max_depth)
-        nodes = nodes[tree.is_drafted[nodes]]
+    def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
+        nodes = tree.best(max_nodes, max_depth).drafted()
         self._is_whole = len(nodes) == max_nodes
         return nodes
 

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Timing
 from core.speculation.guesses import Guesser
-from core.speculation.tree import SpeculationTree
-from core.trees import ROOT, Ints, TokenTree
+from core.speculation.tree import EMPTY_PART, Part, SpeculationTree
+from core.trees import TokenTree
 from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, Offer
 from orchestrator.held import Held
@@ -35,7 +33,6 @@ MAX_OPEN = 4
 """Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
 CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
 """What is raised of growth that is none: where it came pickled nothing of it has been checked."""
-NO_NODES: Ints = np.empty(0, np.int64)
 
 
 class SteadyDrafting:
@@ -54,9 +51,9 @@ class SteadyDrafting:
         self._is_drawn = completion.spec.needs_q
         """Whether the draft samples: what it has drawn is of use for one block."""
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
-        self._taken = NO_NODES
+        self._taken = EMPTY_PART
         """Of the tree, those in the block that was taken last."""
-        self._guesses = NO_NODES
+        self._guesses = EMPTY_PART
         """Those of them that were the draft's then."""
         self._turn = 0
         """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
@@ -129,7 +126,7 @@ class SteadyDrafting:
 
     def _forget(self) -> None:
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
-        self._taken = self._guesses = NO_NODES
+        self._taken = self._guesses = EMPTY_PART
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
@@ -309,82 +306,70 @@ class SteadyDrafting:
         if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
             self._forget()
             return Found.NOT_ASKED, NOWHERE
-        had_nodes = bool(self._tree.is_drafted.any())
-        path = self._tree.path(tokens[:num_drafted])
-        followed = NOWHERE
-        if len(path) == num_drafted:
-            followed = self._followed(path[-1] if path else ROOT, tokens[num_drafted])
+        had_nodes = self._tree.has_drafted
+        followed = self._followed(tokens[:num_drafted], tokens[num_drafted])
         self._tree.reroot(tokens)
-        self._taken = self._guesses = NO_NODES
+        self._taken = self._guesses = EMPTY_PART
         if not had_nodes or self._pilot.is_in_turn:
             return Found.NOT_ASKED, followed
-        return (Found.HIT if len(self._tree) else Found.MISS), followed
+        return (Found.HIT if self._tree.has_drafted else Found.MISS), followed
 
-    def _followed(self, end: int, token: int) -> Followed:
-        is_guess = np.zeros(len(self._tree), np.bool_)
-        is_guess[self._guesses] = True
-        children = self._tree.children(end)
-        others = children[~is_guess[children]]
-        place = np.nonzero(self._tree.tokens[others] == token)[0]
-        return Followed(int(place[0]) if len(place) else None, len(others))
+    def _followed(self, accepted: Sequence[int], token: int) -> Followed:
+        others = self._tree.beside(accepted, self._guesses)
+        if others is None:
+            return NOWHERE
+        return Followed(others.index(token) if token in others else None, len(others))
 
     @property
     def has_guesses(self) -> bool:
         """Whether the draft has told of anything that may be verified next."""
-        return bool(self._tree.is_drafted.any())
+        return self._tree.has_drafted
 
     def ask(self, guesser: Guesser) -> None:
         """Have it add to the tree what it thinks may come next."""
-        if len(guesses := guesser.propose(self._log.tokens, self._tree)):
-            self._tree.guess(guesses)
+        self._tree.guess(guesser.propose(self._log.tokens))
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """What the pilot chooses of what has grown."""
         tree = self._tree
         is_drawn = self._is_drawn and self.has_guesses
         choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
-        nodes = self._taken = choose(max_nodes, max_depth)
-        self._guesses = nodes[tree.is_drafted[nodes]]
-        if not len(nodes):
+        part = self._taken = choose(max_nodes, max_depth)
+        self._guesses = part.drafted()
+        if not len(part):
             return NO_GUESS
-        block = tree.block(nodes)
-        leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
-        return Guess(block, Shape(block.parents, ranks, leads))
+        block = tree.block(part)
+        return Guess(block, Shape(block.parents, part.ranks, part.leads))
 
-    def _keep_draws(self, max_nodes: int, max_depth: int) -> Ints:
+    def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
         chain = self._tree.first_chain(min(max_nodes, max_depth))
-        leads = self._tree.leads[chain]
-        num = 0
+        leads, num = chain.leads, 0
         while num < len(chain) and self._pilot.keeps(leads[: num + 1]):
             num += 1
-        return chain[:num]
+        return chain.head(num)
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
         """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at
         once, each with the block that the pilot chooses there. None where the tree is another one by now.
         """
-        tree, pilot, taken = self._tree, self._pilot, self._taken
+        pilot, taken = self._pilot, self._taken
         if len(taken) != len(block):
             return None
-        chosen = [taken]
-        for top in tree.outcomes(taken)[: pilot.num_outcomes].tolist():
-            branch, below = tree.branch(top)
-            if (depth := max_depth - int(tree.depths[top])) < 0:
-                continue
-            nodes = pilot.choose(branch, max_nodes, depth)
-            if pilot.is_worth_going_on(float(branch.reach[nodes].sum()), len(nodes), len(taken)):
-                chosen += [np.array([top]), below[nodes]]
-        nodes = np.concatenate(chosen)
-        is_open = tree.depths[taken].max(initial=0) < max_depth and pilot.is_worth_going_on(0.0, 0, len(taken))
-        leads, ranks = tuple(tree.leads[nodes].tolist()), tuple(tree.ranks[nodes].tolist())
-        return Offer(tree.block(nodes), len(taken), ranks, leads, is_open)
+        parts = [taken]
+        for outcome in self._tree.outcomes(taken, pilot.num_outcomes):
+            if outcome.depth <= max_depth:
+                part = pilot.choose(outcome.below, max_nodes, max_depth - outcome.depth)
+                if pilot.is_worth_going_on(float(part.reach.sum()), len(part), len(taken)):
+                    parts += [outcome.top, part]
+        whole = Part.joined(parts)
+        is_open = taken.depth < max_depth and pilot.is_worth_going_on(0.0, 0, len(taken))
+        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.leads, is_open)
 
     def went_on(self, guess: Guess) -> None:
         """The target verifies this by itself."""
         self.used(guess)
-        nodes = self._tree.nodes_of(guess.block)
-        self._taken = nodes if nodes is not None else NO_NODES
-        self._guesses = self._taken[self._tree.is_drafted[self._taken]]
+        self._taken = self._tree.part_of(guess.block) or EMPTY_PART
+        self._guesses = self._taken.drafted()
 
     def patience(self, now_s: float, max_depth: int) -> m.Await | None:
         """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
@@ -401,6 +386,6 @@ class SteadyDrafting:
     def _is_worth_waiting(self, now_s: float, max_depth: int) -> bool:
         if self._pilot.is_in_turn:
             return self._turn > 0
-        pilot, has_begun = self._pilot, self._tree.is_drafted.any()
+        pilot, has_begun = self._pilot, self._tree.has_drafted
         next_s = self._grew_s + pilot.pass_s - now_s if has_begun else pilot.first_pass_s
         return pilot.is_worth_waiting(self._tree, max_depth, next_s, self._num_passes)

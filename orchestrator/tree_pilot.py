@@ -6,12 +6,13 @@ Knows shapes, chances, costs and times; must not know tokens. `marginal` and `na
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing
-from core.speculation.tree import Bools
-from core.trees import Floats, Ints, Steady
+from core.speculation.tree import Part
+from core.trees import Floats, Steady
 from orchestrator.knowledge import Doing, Knowledge, Lookups
 from orchestrator.pilot import RoundSeen
 from orchestrator.watching import WatchingPilot
@@ -25,21 +26,12 @@ CATCH_UP = Steady.chain(1)
 class TreeView(Protocol):
     """What has grown below the last committed token, as `core.speculation.tree.SpeculationTree` has it: no tokens."""
 
-    leads: Floats
-    reach: Floats
-
-    def __len__(self) -> int: ...
-
     @property
-    def is_drafted(self) -> Bools: ...
+    def has_drafted(self) -> bool: ...
 
-    def best(self, num_nodes: int, max_depth: int, min_reach: float = 0.0) -> Ints: ...
+    def best(self, num_nodes: int, max_depth: int) -> Part: ...
 
-    def first_chain(self, max_depth: int) -> Ints: ...
-
-    def branches(self, nodes: Ints) -> Ints: ...
-
-    def straight(self, nodes: Ints) -> Ints: ...
+    def first_chain(self, max_depth: int) -> Part: ...
 
     def open_reach(self, max_depth: int) -> Floats: ...
 
@@ -120,11 +112,11 @@ class TreePilot(WatchingPilot):
     # Verifying
 
     @abstractmethod
-    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Ints:
+    def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
 
-    def keeps(self, leads: Floats) -> bool:
-        """Whether to verify the last of these draws, a chain of which those before it are verified. [N]
+    def keeps(self, leads: Sequence[float]) -> bool:
+        """Whether to verify the last of these draws, a chain of which those before it are verified.
 
         What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
         nothing of what follows is shown.

@@ -1,6 +1,6 @@
 """The guesser port: who proposes what may come next, beside the draft engine.
 
-A guesser is asked once a round. It knows the committed text and the tree as it stands, and answers nodes with chances.
+A guesser is asked once a round. It knows the committed text, and answers nodes with chances.
 What these are worth it learns from what was committed instead, whether or not they were verified. The draft engine is
 the other kind: it tells pass by pass, when it likes (`core.trees.Told`), and its nodes meet these in one tree.
 """
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from core.speculation.tree import SpeculationTree
+from core.trees import ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,8 @@ class Guesses:
     """Nodes, parents first."""
 
     parents: tuple[int, ...] = ()
-    """`ROOT`, nodes of the tree of N nodes that it was asked about, or N + i for node i of these."""
+    """`ROOT`, or which of these. What the tree has already is named as well, by its token and with a chance of 0, where
+    a guess hangs below it."""
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
     """That the text goes on with the node, if it gets to its parent."""
@@ -29,16 +29,15 @@ class Guesses:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, top: int, num_nodes: int, tokens: Sequence[int], chances: Sequence[float]) -> Guesses:
-        """`tokens` in a row below `top`, for a tree of `num_nodes`."""
-        parents = (top, *range(num_nodes, num_nodes + len(tokens) - 1))[: len(tokens)]
-        return cls(parents, tuple(tokens), tuple(chances))
+    def chain(cls, tokens: Sequence[int], chances: Sequence[float]) -> Guesses:
+        """`tokens` in a row below the root."""
+        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances))
 
 
 class Guesser(Protocol):
     """One session's source of guesses. Where the draft samples it is asked only when there is no draw."""
 
-    def propose(self, text: Sequence[int], tree: SpeculationTree) -> Guesses:
+    def propose(self, text: Sequence[int]) -> Guesses:
         """What may follow `text`, all of which is committed."""
         ...
 

@@ -1,37 +1,155 @@
 """The orchestrator's half of a session's speculation tree: what may come after the last committed token.
 
 The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
-and a verdict makes another node the root. Columns, not objects: what a draft tells after a pass is one append, and a
-verdict one mask.
+and a verdict makes another node the root. Nodes are objects, and committed tokens are nodes, too: so what a draft tells
+hangs below its parent wherever the root is by then, and a verdict moves the root and little else.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain, count, islice, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
 from core.speculation.guesses import Guesses
-from core.trees import ROOT, UNRANKED, Floats, Ints, SparseDistribution, TokenTree, Told
+from core.trees import NO_Q, ROOT, UNRANKED, Floats, Ints, SparseDistribution, TokenTree, Told
 
-GONE = -(1 << 40)
-"""Where a node was, that no verdict can lead to any more."""
 MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
-TOKENS = 1 << 32
-"""More than there are token ids."""
+SPARE_NUMBERS = 1024
+"""Numbers of nodes that no verdict can lead to any more, until those are looked for."""
 
-Bools = NDArray[np.bool_]
+
+class Node:
+    """A token that may follow its parent, or has followed it."""
+
+    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "lead", "parent", "q", "rank", "token")
+
+    def __init__(self, token: int, parent: Node | None) -> None:
+        self.token = token
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        """By token, in the order in which they came."""
+        self.rank = UNRANKED
+        """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
+        self.lead = 0.0
+        """How sure the draft was at the parent."""
+        self.chance = 0.0
+        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
+        self.guessed = 0.0
+        """The same by the guessers, for this root; 0 where none guesses the node."""
+        self.q: SparseDistribution = NO_Q
+        """What it was drawn from, where the draft samples."""
+        self.is_passed = False
+        """Whether another token has been committed behind it."""
+
+    def __repr__(self) -> str:
+        return f"<Node {self.token}, {len(self.children)} children>"
+
+    @property
+    def is_drafted(self) -> bool:
+        return self.rank != UNRANKED
+
+    @property
+    def likely(self) -> float:
+        """That the text goes on with it, if it gets to its parent."""
+        return max(self.chance, self.guessed)
+
+    def child(self, token: int) -> Node:
+        """The one that is `token`, which may have to be made."""
+        found = self.children.get(token)
+        if found is None:
+            found = self.children[token] = Node(token, self)
+        return found
+
+    def drafted_children(self) -> list[Node]:
+        """In the order of their ranks."""
+        return sorted((node for node in self.children.values() if node.is_drafted), key=lambda node: node.rank)
+
+
+class Part:
+    """Nodes of a tree, parents first, as a pilot sees them: it must not know tokens."""
+
+    __slots__ = ("_nodes", "reach")
+
+    def __init__(self, nodes: Sequence[Node] = (), reach: Sequence[float] = ()) -> None:
+        self._nodes = tuple(nodes)
+        self.reach: Floats = np.array(reach, np.float64)
+        """Chance that the text gets to each node. Not above its parent's."""
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __repr__(self) -> str:
+        return f"<Part of {len(self)} nodes>"
+
+    @property
+    def leads(self) -> tuple[float, ...]:
+        """How sure the draft was at the parent of each."""
+        return tuple(node.lead for node in self._nodes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each among the draft's candidates, or `UNRANKED`."""
+        return tuple(node.rank for node in self._nodes)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Which of the nodes is the parent of each; `ROOT` where none is."""
+        place = {id(node): index for index, node in enumerate(self._nodes)}
+        return tuple(place.get(id(node.parent), ROOT) for node in self._nodes)
+
+    @property
+    def depth(self) -> int:
+        """Nodes in a row, at most."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return max(depths, default=0)
+
+    def head(self, num_nodes: int) -> Part:
+        """The first of them."""
+        return Part(self._nodes[:num_nodes], self.reach[:num_nodes].tolist())
+
+    def take(self, places: Sequence[int]) -> Part:
+        """Those at these places."""
+        return Part([self._nodes[place] for place in places], self.reach[list(places)].tolist())
+
+    def drafted(self) -> Part:
+        """Those that the draft has told of."""
+        return self.take([place for place, node in enumerate(self._nodes) if node.is_drafted])
+
+    def straight(self) -> Part:
+        """The chain from the root on that always takes the first."""
+        places, end = list[int](), ROOT
+        for place, parent in enumerate(self.parents):
+            if parent == end:
+                places.append(end := place)
+        return self.take(places)
+
+    def branches(self) -> Ints:
+        """How many branches, beside the first, each of these and those before it have: a parent's later children."""
+        first: dict[int, int] = {}
+        is_later = [first.setdefault(parent, place) != place for place, parent in enumerate(self.parents)]
+        return np.cumsum(is_later, dtype=np.int64)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """All of theirs, in this order."""
+        return cls([node for part in parts for node in part._nodes], [each for part in parts for each in part.reach])
+
+
+EMPTY_PART = Part()
 
 
 class SpeculationTree:
-    """Nodes below the last committed token. Invariant: parents precede their children, and siblings differ.
-
-    A *place* is a node, or `ROOT`, or a committed token: k tokens before the root it is `ROOT - k`.
-    """
+    """Nodes below the last committed token, the root. Invariant: siblings differ."""
 
     def __init__(self, *, is_drawn: bool = False) -> None:
         """`is_drawn`: whether blocks tell what each guess was drawn from, as rejection and block verification ask."""
@@ -40,342 +158,228 @@ class SpeculationTree:
         """Numbers that the draft has used: its next message begins there, or one was lost."""
         self.has_lost_some = False
         """Whether the draft knows nodes below the root of which it has told, and which are not here."""
-        self._take_columns(np.empty((4, 0), np.int64), np.empty((4, 0)))
-        self._has_local = False
-        self._q: dict[int, SparseDistribution] = {}
-        """Of each node that was drawn, what it was drawn from. It is of use for one block: a verdict forgets it."""
-        self._numbers: Ints = np.empty((2, 0), np.int64)
-        """The draft's numbers of what a verdict can lead to, or has led to, rising; below each its place."""
-        self._trail: Ints = np.empty(0, np.int64)
-        """The last committed tokens: what follows place `ROOT - k` is `_trail[-k]`."""
+        self._root = Node(ROOT, None)
+        self._trail = deque([self._root])
+        """The last committed tokens, the root at the end."""
+        self._numbered: dict[int, Node] = {}
+        """By the draft's numbers. Some of those that no verdict can lead to any more are among them."""
+        self._most_numbers = SPARE_NUMBERS
+        self._touched: list[Node] = []
+        """By guessers, for this root."""
 
     def __repr__(self) -> str:
         return f"<SpeculationTree {len(self)} nodes, {self.num_told} told>"
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return sum(1 for _ in self._below())
 
-    def _take_columns(self, ints: Ints, floats: Floats) -> None:
-        """Two arrays, since numpy asks as much for an array of few numbers as for one of many."""
-        self._ints, self._floats = ints, floats
-        self.tokens: Ints
-        self.parents: Ints
-        self.depths: Ints
-        self.ranks: Ints
-        """Among the draft's candidates; `UNRANKED` for nodes that it has not told of: local ones."""
-        self.tokens, self.parents, self.depths, self.ranks = ints
-        self.leads: Floats
-        self.chances: Floats
-        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.guessed: Floats
-        """The same by the guessers, for this root; 0 where none guesses the node."""
-        self.reach: Floats
-        """Chance that the text gets to the node: of each on the way the larger of the two. Below its parent's."""
-        self.leads, self.chances, self.guessed, self.reach = floats
+    def _below(self) -> Iterator[Node]:
+        nodes = list(self._root.children.values())
+        while nodes:
+            node = nodes.pop()
+            yield node
+            nodes += node.children.values()
 
     @property
-    def is_drafted(self) -> Bools:
-        """Which nodes the draft has told of."""
-        return np.not_equal(self.ranks, UNRANKED)
-
-    def places_of(self, numbers: Ints) -> Ints:
-        """Where the nodes are that the draft calls so; `GONE` for those that no verdict can lead to any more."""
-        known, places = self._numbers
-        if not len(known):
-            return np.full(len(numbers), GONE, np.int64)
-        at = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        return np.where(known[at] == numbers, places[at], GONE)
+    def has_drafted(self) -> bool:
+        """Whether the draft has told of anything that may follow."""
+        return any(node.is_drafted for node in self._root.children.values())
 
     # Growing
 
-    def add(self, told: Told, num_unknown: int = 0) -> int:
-        """What a draft tells that does not know of the last `num_unknown` committed tokens; how many nodes are new.
+    def add(self, told: Told, num_unknown: int = 0) -> None:
+        """What a draft tells that does not know of the last `num_unknown` committed tokens.
 
         A local node becomes the draft's. What was told before is dropped. Raises: ValueError when nodes were left out.
         """
         if told.first + len(told) <= self.num_told and len(told):
-            return 0
+            return
         if told.first != self.num_told:
             raise ValueError(f"a draft goes on at node {told.first} where {self.num_told} have been told")
-        if num_unknown == 0 and told.root != ROOT and self.places_of(np.array([told.root]))[0] != ROOT:
+        if num_unknown == 0 and told.root != ROOT and self._numbered.get(told.root) is not self._root:
             self.has_lost_some = True
-        num_before, start = len(self), 0
-        while start < len(told):
-            is_told_here = told.parents[start:] >= told.first + start
-            end = start + int(is_told_here.argmax()) if is_told_here.any() else len(told)
-            self._append(told, slice(start, end), ROOT - num_unknown)
-            start = end
-        return len(self) - num_before
+        self._hang(told, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
+        self.num_told += len(told)
+        if len(self._numbered) > self._most_numbers:
+            self._forget_numbers()
 
-    def _append(self, told: Told, part: slice, root: int) -> None:
-        """Nodes whose parents were told before them; `root` is the place that the draft calls so."""
-        parents, tokens = told.parents[part], told.tokens[part]
-        places = self.places_of(parents)
-        places[parents == ROOT] = root
-        found = self._numbered(places, tokens)
-        is_new = found >= len(self)
-        if (found != len(self) + np.arange(len(found))).any():
-            is_new &= np.append(True, found[1:] > np.maximum.accumulate(found)[:-1])  # of two alike the first is added
-            self._find_passed(places, tokens, found)
-            self._claim(found, told, part)
-        self._number(self.num_told, found)
-        self._extend(places, tokens, told, part, is_new)
-        self.num_told += len(found)
+    def _hang(self, told: Told, root: Node | None) -> None:
+        """`root` is what the draft calls so; None where that is too long ago."""
+        numbered = self._numbered
+        columns = (getattr(told, name).tolist() for name in ("parents", "tokens", "ranks", "chances", "leads"))
+        laws = told.q or repeat(NO_Q)
+        for number, parent, token, rank, chance, lead, q in zip(count(told.first), *columns, laws, strict=False):
+            above = root if parent == ROOT else numbered.get(parent)
+            if above is None or (above.is_passed and token not in above.children):
+                continue  # no verdict can lead there any more
+            numbered[number] = node = above.child(token)
+            if node.rank == UNRANKED:  # of two alike the first counts
+                node.rank, node.chance, node.lead, node.q = rank, chance, lead, q
 
-    def _find_passed(self, places: Ints, tokens: Ints, found: Ints) -> None:
-        """Nodes that are committed tokens by now."""
-        is_passed = (places < ROOT) & (places >= ROOT - len(self._trail))
-        is_passed[is_passed] = self._trail[places[is_passed] + 1] == tokens[is_passed]
-        found[is_passed] = places[is_passed] + 1
-
-    def _number(self, first: int, places: Ints) -> None:
-        """The draft's next numbers; those of nodes that are gone need no place."""
-        numbers = np.stack([np.arange(first, first + len(places)), places])
-        self._numbers = np.concatenate([self._numbers, numbers[:, places != GONE]], axis=1)
-
-    def _claim(self, found: Ints, told: Told, part: slice) -> None:
-        """Local nodes among those that the draft tells of become its own."""
-        if not self._has_local:
-            return
-        is_there = (found >= 0) & (found < len(self))
-        local = [index for index in np.nonzero(is_there)[0] if self.ranks[found[index]] == UNRANKED]
-        for index in reversed(local):  # of two alike the first counts
-            node, place = found[index], part.start + index
-            self.ranks[node], self.leads[node] = told.ranks[place], told.leads[place]
-            self.chances[node] = told.chances[place]
-        if local:
-            self._rate()
-
-    def _numbered(self, parents: Ints, tokens: Ints) -> Ints:
-        """Of each the node that it is, or will be: new ones in order, those alike the same, `GONE` below none."""
-        is_there = parents >= ROOT
-        keys = np.concatenate([self.parents, parents[is_there]]) * TOKENS
-        keys += np.concatenate([self.tokens, tokens[is_there]])
-        nodes = np.arange(len(keys))
-        in_order = np.sort(keys)
-        if (in_order[1:] == in_order[:-1]).any():  # as a local node, or since a draft has forgotten its own
-            first: dict[int, int] = {}
-            for place, key in enumerate(keys.tolist()):
-                nodes[place] = first.setdefault(key, len(first))
-        found = np.full(len(parents), GONE, np.int64)
-        found[is_there] = nodes[len(self) :]
-        return found
-
-    def _extend(self, places: Ints, tokens: Ints, told: Told, part: slice, is_new: Bools) -> None:
-        """New nodes of the draft's."""
-        above = places[is_new]
-        if told.q:
-            new = np.nonzero(is_new)[0] + part.start
-            self._q |= {len(self) + place: told.q[node] for place, node in enumerate(new.tolist())}
-        depths, reach = np.append(self.depths, 0)[above], np.append(self.reach, 1.0)[above]  # -1 finds the root's
-        chances = told.chances[part][is_new]
-        self._append_columns(
-            (tokens[is_new], above, depths + 1, told.ranks[part][is_new]),
-            (told.leads[part][is_new], chances, np.zeros(len(above)), reach * chances),
-        )
-
-    def _append_columns(self, ints: Sequence[Ints], floats: Sequence[Floats]) -> None:
-        self._take_columns(
-            np.concatenate([self._ints, np.stack(ints)], axis=1),
-            np.concatenate([self._floats, np.stack(floats)], axis=1),
-        )
+    def _forget_numbers(self) -> None:
+        """Of nodes that no verdict can lead to any more; their ties are cut, so that they are freed at once."""
+        kept = {id(node) for node in chain(self._below(), self._trail)}
+        gone = [number for number, node in self._numbered.items() if id(node) not in kept]
+        for node in map(self._numbered.pop, gone):
+            node.parent, node.children = None, {}
+        self._most_numbers = len(self._numbered) + SPARE_NUMBERS
 
     def guess(self, guesses: Guesses) -> None:
         """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""
-        num_before, nodes = len(self), list[int]()
-        new: dict[tuple[int, int], int] = {}
-        depths: list[int] = []
-        for parent, token in zip(guesses.parents, guesses.tokens, strict=True):
-            place = parent if parent < num_before else nodes[parent - num_before]
-            node = self.child(place, token) if place < num_before else None
-            if node is None:
-                node = new.setdefault((place, token), num_before + len(new))
-                if node == num_before + len(depths):
-                    depths.append(1 + self._depth(place, depths))
+        nodes: list[Node] = []
+        for parent, token, chance in zip(guesses.parents, guesses.tokens, guesses.chances, strict=True):
+            node = (self._root if parent == ROOT else nodes[parent]).child(token)
+            node.guessed = max(node.guessed, chance)
             nodes.append(node)
-        if new:
-            parents, tokens = np.array(list(new), np.int64).T
-            zeros = np.zeros(len(new))
-            ranks = np.full(len(new), UNRANKED)
-            self._append_columns((tokens, parents, np.array(depths), ranks), (zeros, zeros, zeros, zeros))
-            self._has_local = True
-        np.maximum.at(self.guessed, nodes, guesses.chances)
-        self._rate()
-
-    def _depth(self, place: int, new_depths: Sequence[int]) -> int:
-        if place == ROOT:
-            return 0
-        return int(self.depths[place]) if place < len(self) else new_depths[place - len(self)]
-
-    def _rate(self) -> None:
-        """Chances have changed."""
-        reach = np.append(np.maximum(self.chances, self.guessed), 1.0)
-        for above in self._ancestors():
-            reach *= reach[above]
-        self.reach[:] = reach[:-1]
-
-    def _ancestors(self) -> Iterator[Ints]:
-        """Of each node, and of the root behind them, the node 1, 2, 4, ... steps above, as far as any is not the root.
-
-        The root, which is above itself, is where -1 finds it.
-        """
-        above = np.append(self.parents, ROOT)
-        for _ in range(int(self.depths.max(initial=0)).bit_length()):
-            yield above
-            above = above[above]
+        self._touched += nodes
 
     # Taking
 
-    def best(self, num_nodes: int, max_depth: int, min_reach: float = 0.0) -> Ints:
+    def _likeliest(self, max_depth: int) -> Iterator[tuple[float, Node]]:
+        """Chance that the text gets there, and where: falling. Each comes after its parent."""
+        order, heap = count(), list[tuple[float, int, int, Node]]()
+        reach, depth, node = 1.0, 0, self._root
+        while True:
+            if depth < max_depth:
+                for child in node.children.values():
+                    heappush(heap, (-reach * child.likely, next(order), depth + 1, child))
+            if not heap:
+                return
+            reach, _, depth, node = heappop(heap)
+            reach = -reach
+            yield reach, node
+
+    def best(self, num_nodes: int, max_depth: int) -> Part:
         """The likeliest nodes, likeliest first: each comes after its parent, which is likelier."""
-        fits = np.nonzero((self.reach >= min_reach) & (self.depths <= max_depth))[0]
-        return fits[np.argsort(-self.reach[fits], kind="stable")[:num_nodes]]
+        found = list(islice(self._likeliest(max_depth), max(num_nodes, 0)))
+        return Part([node for _, node in found], [reach for reach, _ in found])
 
-    def first_chain(self, max_depth: int) -> Ints:
+    def first_chain(self, max_depth: int) -> Part:
         """The draft's first candidate of the root, its first candidate of that, and so on: as far as it has told."""
-        chain, end = list[int](), ROOT
-        while len(chain) < max_depth:
-            found = np.nonzero((self.parents == end) & (self.ranks == 0))[0]
-            if not len(found):
+        nodes, reach = list[Node](), [1.0]
+        while len(nodes) < max_depth:
+            above = nodes[-1] if nodes else self._root
+            node = next((child for child in above.children.values() if child.rank == 0), None)
+            if node is None:
                 break
-            chain.append(end := int(found[0]))
-        return np.array(chain, np.int64)
-
-    def branches(self, nodes: Ints) -> Ints:
-        """How many branches, beside the first, each of these and those before it have: a parent's later children."""
-        is_later = np.ones(len(nodes), np.int64)
-        is_later[np.unique(self.parents[nodes], return_index=True)[1]] = 0
-        return np.cumsum(is_later)
-
-    def straight(self, nodes: Ints) -> Ints:
-        """Of these nodes, which come after their parents, the chain from the root on that always takes the first."""
-        chain, end = [], ROOT
-        for node, parent in zip(nodes.tolist(), self.parents[nodes].tolist(), strict=True):
-            if parent == end:
-                chain.append(node)
-                end = node
-        return np.array(chain, np.int64)
-
-    def block(self, nodes: Ints) -> TokenTree:
-        """These nodes, whose parents are among them and come first."""
-        number = np.full(len(self) + 1, ROOT, np.int64)
-        number[nodes] = np.arange(len(nodes))
-        tokens, parents = self.tokens[nodes].tolist(), number[self.parents[nodes]].tolist()
-        return TokenTree(tuple(tokens), tuple(parents), self._laws_of(nodes) if self._is_drawn else ())
-
-    def _laws_of(self, nodes: Ints) -> tuple[SparseDistribution, ...]:
-        """What each was drawn from; what was not drawn is sure of itself."""
-        drawn, tokens = self._q, self.tokens
-        return tuple(drawn.get(node) or SparseDistribution.certain(int(tokens[node])) for node in nodes.tolist())
+            nodes.append(node)
+            reach.append(reach[-1] * node.likely)
+        return Part(nodes, reach[1:])
 
     def open_reach(self, max_depth: int) -> Floats:
         """Of the places above `max_depth` that the draft feeds in its next passes, falling: that the text goes on there
         otherwise than the guessers say.
         """
-        is_drafted = self.is_drafted
-        is_fed = np.zeros(len(self) + 1, np.bool_)
-        is_fed[self.parents[is_drafted]] = True
-        left = np.append(self.reach, 1.0)
-        np.subtract.at(left, self.parents[~is_drafted], self.reach[~is_drafted])
-        is_above = np.append(self.depths, 0) < max_depth
-        found = left[np.append(is_drafted, True) & is_above & ~is_fed]
-        return np.sort(np.maximum(found, 0.0))[::-1]
+        found, places = list[float](), [(1.0, 0, self._root)]
+        for reach, depth, node in places:
+            if depth >= max_depth:
+                continue
+            drafted = [child for child in node.children.values() if child.is_drafted]
+            if drafted:
+                places += [(reach * child.likely, depth + 1, child) for child in drafted]
+            else:
+                found.append(reach * max(1.0 - sum(child.guessed for child in node.children.values()), 0.0))
+        return np.array(sorted(found, reverse=True), np.float64)
 
-    def outcomes(self, nodes: Ints) -> Ints:
-        """Where the text may go on below a block of these nodes otherwise than by one of them, the likeliest first."""
-        is_place = np.zeros(len(self) + 1, np.bool_)
-        is_place[nodes] = is_place[ROOT] = True
-        found = np.nonzero(is_place[self.parents] & ~is_place[:-1])[0]
-        return found[np.argsort(-self.reach[found], kind="stable")]
+    def block(self, part: Part) -> TokenTree:
+        """These nodes, whose parents are among them and come first."""
+        laws = tuple(_law(node) for node in part._nodes) if self._is_drawn else ()
+        return TokenTree(tuple(node.token for node in part._nodes), part.parents, laws)
 
-    def nodes_of(self, block: TokenTree) -> Ints | None:
+    def part_of(self, block: TokenTree) -> Part | None:
         """Where the nodes of this block are; None unless all are here."""
-        found: list[int] = []
+        nodes, reach = list[Node](), list[float]()
         for token, parent in zip(block.tokens, block.parents, strict=True):
-            node = self.child(found[parent] if parent != ROOT else ROOT, token)
+            above, chance = (self._root, 1.0) if parent == ROOT else (nodes[parent], reach[parent])
+            node = above.children.get(token)
             if node is None:
                 return None
-            found.append(node)
-        return np.array(found, np.int64)
+            nodes.append(node)
+            reach.append(chance * node.likely)
+        return Part(nodes, reach)
 
-    def branch(self, top: int) -> tuple[SpeculationTree, Ints]:
-        """What has grown below `top`, as a tree of its own with `top` as its root; and which nodes those are."""
-        nodes = np.nonzero(self._below(top))[0]
-        place = np.full(len(self) + 1, GONE, np.int64)
-        place[top], place[nodes] = ROOT, np.arange(len(nodes))
-        branch = SpeculationTree()
-        branch._take_columns(self._ints[:, nodes], self._floats[:, nodes])
-        branch.parents[:] = place[branch.parents]
-        branch.depths -= self.depths[top]
-        branch.reach /= self.reach[top]
-        return branch, nodes
+    def outcomes(self, block: Part, num: int) -> list[Outcome]:
+        """Where the text is likeliest to go on below `block` otherwise than by one of its nodes."""
+        places = {id(self._root): (1.0, 0)}
+        for node, reach in zip(block._nodes, block.reach.tolist(), strict=True):
+            places[id(node)] = reach, places[id(node.parent)][1] + 1
+        tops = [
+            (places[id(above)][0] * node.likely, places[id(above)][1] + 1, node)
+            for above in (self._root, *block._nodes)
+            for node in above.children.values()
+            if id(node) not in places
+        ]
+        tops.sort(key=lambda top: -top[0])
+        return [Outcome(Part([node], [reach]), depth, self._at(node)) for reach, depth, node in tops[:num]]
+
+    def _at(self, top: Node) -> SpeculationTree:
+        """As if the text had got there."""
+        tree = SpeculationTree()
+        tree._root = top
+        return tree
 
     # Verdicts
 
-    def children(self, parent: int) -> Ints:
-        """Those that the draft has told of, in the order of their ranks."""
-        found = np.nonzero((self.parents == parent) & self.is_drafted)[0]
-        return found[np.argsort(self.ranks[found], kind="stable")]
+    def beside(self, tokens: Sequence[int], block: Part) -> list[int] | None:
+        """What the draft has told of below these tokens, but for nodes of `block`, in the order of their ranks; None
+        where there is no such place.
+        """
+        if (above := self._find(tokens)) is None:
+            return None
+        taken = set(map(id, block._nodes))
+        return [node.token for node in above.drafted_children() if id(node) not in taken]
 
-    def child(self, parent: int, token: int) -> int | None:
-        """The node below `parent` that is `token`."""
-        found = np.nonzero((self.parents == parent) & (self.tokens == token))[0]
-        return int(found[0]) if len(found) else None
-
-    def path(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that these tokens lead down from the root, as far as there are any."""
-        found: list[int] = []
+    def _find(self, tokens: Sequence[int]) -> Node | None:
+        """The node that these tokens lead to."""
+        node: Node | None = self._root
         for token in tokens:
-            node = self.child(found[-1] if found else ROOT, token)
-            if node is None:
-                break
-            found.append(node)
-        return found
+            node = node.children.get(token) if node is not None else None
+        return node
 
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.
 
-        What the draft told below it stays, what guessers proposed does not. A committed token has a place whether the
-        draft has told of it or not: what it tells later hangs there.
+        What the draft told below it stays, what it drew and what guessers proposed does not. A committed token has a
+        place whether the draft has told of it or not: what it tells later hangs there.
         """
-        path, num = self.path(tokens), len(tokens)
-        moved = np.full(len(self) + 1, GONE, np.int64)
-        moved[path] = ROOT - num + 1 + np.arange(len(path))
-        is_known = len(path) == num
-        kept = self._below(path[-1]) & self.is_drafted if is_known else np.zeros(len(self), np.bool_)
-        moved[np.nonzero(kept)[0]] = np.arange(int(kept.sum()))
-        self._move_numbers(moved, num)
-        self._trail = np.concatenate([self._trail, np.array(tokens, np.int64)])[-MAX_TRAIL:]
-        if is_known:
-            self.reach /= self.reach[path[-1]]
-            self.depths -= num
+        is_known, root = True, self._root
+        for token in tokens:
+            is_known &= token in root.children
+            following = root.child(token)
+            root.children, root.is_passed = {token: following}, True
+            self._trail.append(root := following)
+        self._root = root
+        self._forget_guesses()
+        if self._is_drawn:
+            root.children = {}
+        while len(self._trail) > MAX_TRAIL:
+            self._trail.popleft()
+        self._trail[0].parent = None
         self.has_lost_some |= self.num_told > MAX_NUMBERS
-        self._keep(kept, moved)
         return is_known
 
-    def _move_numbers(self, moved: Ints, num_committed: int) -> None:
-        """Each node is where it was moved to, and each committed token is `num_committed` tokens further up."""
-        places = self._numbers[1]
-        places = np.where(places >= 0, moved[np.maximum(places, 0)], places - num_committed)
-        self._numbers[1] = places
-        self._numbers = self._numbers[:, places >= ROOT - MAX_TRAIL]
+    def _forget_guesses(self) -> None:
+        """Nodes that only guessers know, and what they said of others."""
+        for node in self._touched:
+            node.guessed = 0.0
+            if not (node.is_drafted or node.is_passed or node is self._root) and node.parent is not None:
+                node.parent.children.pop(node.token, None)
+                node.parent = None
+        self._touched = []
 
-    def _below(self, top: int) -> Bools:
-        """Which nodes grew below `top`."""
-        is_below = np.zeros(len(self) + 1, np.bool_)
-        is_below[top] = True
-        for above in self._ancestors():
-            is_below |= is_below[above]
-        is_below[top] = False
-        return is_below[:-1]
 
-    def _keep(self, kept: Bools, moved: Ints) -> None:
-        """Forget all other nodes; each is now where it was moved to."""
-        was_guessed = self._has_local or bool(self.guessed.any())
-        self._take_columns(self._ints[:, kept], self._floats[:, kept])
-        self.parents[:] = moved[self.parents]
-        self._has_local = False
-        self._q.clear()
-        if was_guessed:
-            self.guessed[:] = 0.0
-            self._rate()
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Where the text may go on below a block."""
+
+    top: Part
+    """The node that it goes on with."""
+    depth: int
+    """Below the root."""
+    below: SpeculationTree
+    """What has grown below the node."""
+
+
+def _law(node: Node) -> SparseDistribution:
+    """What it was drawn from; what was not drawn is sure of itself."""
+    return node.q if node.q.probs else SparseDistribution.certain(node.token)

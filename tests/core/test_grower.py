@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -270,10 +269,9 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
         path for path in paths(draft) if path
     }
     for node in range(1, len(draft)):
-        place = tree.path(draft.path(node))[-1]
-        number = draft.numbers[node]
-        assert tree.places_of(np.array([number]))[0] == place, "what the draft calls by this number is this node"
-        assert (tree.ranks[place], tree.chances[place]) == (draft.ranks[node], pytest.approx(draft.chances[node]))
+        found = tree._find(draft.path(node))
+        assert tree._numbered[draft.numbers[node]] is found, "what the draft calls by this number is this node"
+        assert (found.rank, found.chance) == (draft.ranks[node], pytest.approx(draft.chances[node]))
 
 
 def _hear(draft, drafted_text, to_draft):
@@ -284,34 +282,29 @@ def _hear(draft, drafted_text, to_draft):
 
 def _guess(tree, text, random):
     """A few nodes below any node: some that the draft will think of, too."""
-    top = random.choice([ROOT, *range(len(tree))])
-    above = [*text, *next((path for path in _paths_of_tree(tree) if tree.path(path)[-1:] == [top]), ())]
-    tokens = []
+    tokens = list(random.choice([(), *_paths_of_tree(tree)]))
+    chances = [0.0] * len(tokens)
     for _ in range(random.randrange(1, 4)):
-        tokens.append(random.choice([*said_after((*above, *tokens)).ranked, random.randrange(1, 9)]))
-    tree.guess(Guesses.chain(top, len(tree), tokens, [random.random() for _ in tokens]))
+        tokens.append(random.choice([*said_after((*text, *tokens)).ranked, random.randrange(1, 9)]))
+        chances.append(random.random())
+    tree.guess(Guesses.chain(tokens, chances))
 
 
 def _random_path(tree, random):
     """Tokens down the tree, and one more that it may know or not."""
-    tokens, end = [], ROOT
-    while len(children := np.nonzero(tree.parents == end)[0]) and random.random() < 0.5:
-        end = int(random.choice(list(children)))
-        tokens.append(int(tree.tokens[end]))
-    known = tree.tokens[np.nonzero(tree.parents == end)[0]].tolist()
+    tokens = list(random.choice([(), *_paths_of_tree(tree)]))
+    known = list(tree._find(tokens).children)
     return [*tokens, random.choice([*known, random.randrange(1, 9)])]
 
 
 def _paths_of_tree(tree):
     """With the rank of each."""
-    found = {}
-    for node in range(len(tree)):
-        tokens, above = (), node
-        while above != ROOT:
-            tokens, above = (int(tree.tokens[above]), *tokens), int(tree.parents[above])
-        assert tokens not in found, "no two siblings are alike"
-        assert tree.depths[node] == len(tokens)
-        found[tokens] = int(tree.ranks[node])
+    part, found = tree.best(10_000, 10_000), {}
+    block, paths = tree.block(part), []
+    for token, parent, rank in zip(block.tokens, block.parents, part.ranks, strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token))
+        found[paths[-1]] = rank
+    assert len(found) == len(tree), "no two siblings are alike"
     return found
 
 

@@ -25,9 +25,9 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
 )
-from core.speculation.tree import SpeculationTree
+from core.speculation.tree import Part, SpeculationTree
 from core.token_log import TokenLog
-from core.trees import Floats, Ints, SparseDistribution, Steady
+from core.trees import SparseDistribution, Steady
 from orchestrator.knowledge import Lookups
 from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen
 from orchestrator.tree_pilot import CATCH_UP
@@ -180,11 +180,11 @@ class FakePilot:
     def wants_turn(self) -> bool:
         return True
 
-    def choose(self, tree: SpeculationTree, max_nodes: int, max_depth: int) -> Ints:
+    def choose(self, tree: SpeculationTree, max_nodes: int, max_depth: int) -> Part:
         chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
-        return chain if tree.is_drafted.any() else tree.best(min(max_nodes, self.gamma), max_depth)
+        return chain if tree.has_drafted else tree.best(min(max_nodes, self.gamma), max_depth)
 
-    def keeps(self, leads: Floats) -> bool:
+    def keeps(self, leads: Sequence[float]) -> bool:
         return True
 
     def is_worth_waiting(self, *_: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from fakes import candidates, plain, request
 from test_in_turn import GAMMA, PROMPT, Stage, kinds
@@ -164,7 +163,7 @@ class Keeps(MarginalPilot):
         self.rule, self.shown = rule, []
 
     def keeps(self, leads):
-        self.shown.append(leads.tolist())
+        self.shown.append(list(leads))
         return self.rule(leads)
 
 
@@ -183,7 +182,7 @@ def with_leads(reply, *leads):
 
 def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
     """What the draft thinks after a draw depends on the draw. This rule would drop all of them for the third."""
-    stage = keeping(tokenizer, lambda leads: leads.min() > 0.5)
+    stage = keeping(tokenizer, lambda leads: min(leads) > 0.5)
     stage.grown(with_leads(stage.reply(), 0.9, 0.8, 0.1))
     assert len(stage.block) == 2
     assert stage.session._growth._pilot.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
@@ -210,7 +209,7 @@ def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
 )
 def test_a_rule_keeps_draws_by_how_sure_the_draft_was(policy, settings, num_kept):
     pilot = Controls(SpeculationConfig(policy=policy, **settings)).pilot(request(**SAMPLED))
-    leads = np.array([0.9, 0.7, 0.4, 0.9, 0.9])
+    leads = (0.9, 0.7, 0.4, 0.9, 0.9)
     kept = 0
     while kept < len(leads) and pilot.keeps(leads[: kept + 1]):
         kept += 1

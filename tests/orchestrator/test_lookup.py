@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
-from core.trees import ROOT
+from core.trees import ROOT, TokenTree
 from orchestrator.knowledge import Lookups
 from orchestrator.lookup import NGRAM_TOKENS, Lookup, LookupGuesser
 
@@ -47,13 +47,13 @@ def test_what_followed_the_ending_before_is_a_chain_below_the_root():
     worth = Lookups()
     guesser = LookupGuesser(worth, max_depth=3)
     tree = SpeculationTree()
-    tree.guess(Guesses.chain(ROOT, 0, [9], [0.5]))
-    found = guesser.propose([1, 2, 3, 4, 1, 2], tree)
-    assert (found.parents, found.tokens) == ((ROOT, 1, 2), (3, 4, 1)), "numbered behind those of the tree"
+    tree.guess(Guesses.chain([9], [0.5]))
+    found = guesser.propose([1, 2, 3, 4, 1, 2])
+    assert (found.parents, found.tokens) == ((ROOT, 0, 1), (3, 4, 1))
     assert list(found.chances) == worth.chances(3)
     tree.guess(found)
-    assert tree.path([3, 4, 1]) == [1, 2, 3]
-    assert len(guesser.propose([1, 2, 3], tree)) == 0
+    assert tree.block(tree.best(9, 9)) == TokenTree((9, 3, 4, 1), (ROOT, ROOT, 1, 2))
+    assert len(guesser.propose([1, 2, 3])) == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_followed_the_ending_before_is_a_chain_below_the_root():
 def test_it_is_credited_with_what_the_text_did(committed, seen, right):
     worth = Lookups()
     guesser = LookupGuesser(worth, max_depth=3)
-    guesser.propose([1, 2, 3, 4, 1, 2], SpeculationTree())
+    guesser.propose([1, 2, 3, 4, 1, 2])
     guesser.saw(committed)
     guesser.saw([1])
     assert [rate.seen for rate in worth.rates[:4]] == seen

@@ -34,7 +34,7 @@ def tree(*sureness):
 
 
 def chosen(each, grown, max_depth=100):
-    return grown.tokens[each.choose(grown, 100, max_depth)].tolist()
+    return list(grown.block(each.choose(grown, 100, max_depth)).tokens)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_a_block_is_no_deeper_than_there_are_tokens_left(policy):
 def test_looked_up_guesses_are_taken_where_the_draft_has_told_of_none(policy):
     each, grown = pilot(policy), SpeculationTree()
     assert chosen(each, grown) == []
-    grown.guess(Guesses.chain(ROOT, 0, (30, 31), (0.9, 0.9)))
+    grown.guess(Guesses.chain((30, 31), (0.9, 0.9)))
     assert chosen(each, grown)[:1] == [30]
     drafted = tree(0.9, 0.9)
-    drafted.guess(Guesses.chain(ROOT, len(drafted), (30, 31), (0.99, 0.99)))
+    drafted.guess(Guesses.chain((30, 31), (0.99, 0.99)))
     assert 30 not in chosen(each, drafted)
 
 

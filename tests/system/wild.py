@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-import numpy as np
-
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.trees import ROOT, Floats, Measure, Steady
+from core.trees import ROOT, Measure, Steady
 from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import ControlReport, RoundSeen
 from orchestrator.tree_pilot import TreePilot
@@ -51,14 +49,14 @@ class WildPilot(TreePilot):
 
     def choose(self, tree, max_nodes, max_depth):
         """Any of those that have grown, each with all above it."""
-        chosen: list[int] = []
-        for node in tree.best(len(tree), min(max_depth, self.max_depth)).tolist():
-            is_fitting = tree.parents[node] in (ROOT, *chosen) and len(chosen) < min(max_nodes, MAX_NODES)
+        part, chosen = tree.best(1000, min(max_depth, self.max_depth)), list[int]()
+        for place, parent in enumerate(part.parents):
+            is_fitting = parent in (ROOT, *chosen) and len(chosen) < min(max_nodes, MAX_NODES)
             if is_fitting and self.random.random() < 0.8:
-                chosen.append(node)
-        return np.array(chosen, np.int64)
+                chosen.append(place)
+        return part.take(chosen)
 
-    def keeps(self, leads: Floats) -> bool:
+    def keeps(self, leads):
         """A rule may look at all that it is shown."""
         return self.random.random() < 0.5 + 0.5 * leads[-1]
 
