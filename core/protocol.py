@@ -296,7 +296,8 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
         return "the message lacks a suffix, or a first one its sampling parameters"
     if min(request.suffix) < 0 or max(request.suffix) >= vocab_size:
         return f"a token id is outside the vocabulary of {vocab_size}"
-    spec = request.spec or (held.spec if held is not None else None)
+    # only a first message is believed what it says of sampling
+    spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     needs_q = spec is not None and spec.needs_q
     if isinstance(request, DraftRequest):
         is_chosen = needs_q and not request.growth.is_blind

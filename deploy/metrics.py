@@ -102,7 +102,9 @@ TARGET_PASSES = Metric("target_passes_total", "Target passes that committed toke
 CONTINUED_PASSES = Metric("continued_passes_total", "Of the target passes, those that it went on with by itself.")
 LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that were looked up in the text so far.")
 DRAFT_HITS = Metric("draft_hits_total", "Verdicts whose next block was there when they came.")
-DRAFT_MISSES = Metric("draft_misses_total", "Verdicts that no prepared block answered, though one was asked for.")
+DRAFT_MISSES = Metric(
+    "draft_misses_total", "Verdicts below which nothing had grown, though the draft had told of something."
+)
 DRAFT_SECONDS = Metric("draft_seconds_total", "Time from asking the draft to having its answer.")
 DRAFT_HIDDEN_SECONDS = Metric(
     "draft_hidden_seconds_total", "The part of it during which the target was verifying for the same stream."

@@ -60,8 +60,13 @@ class Held:
 
     def take(self, num_tokens: int) -> None:
         """The awaited answer came, and says how many committed tokens the engine holds now."""
+        self.keeps(num_tokens)
+        self.awaiting = None
+
+    def keeps(self, num_tokens: int) -> None:
+        """The engine says how many committed tokens it holds: so it does keep what it is sent."""
         self.num_tokens = min(num_tokens, len(self._log) - 1)  # the last one is sent again, for its logits
-        self.awaiting, self._num_resends = None, 0
+        self._num_resends = 0
 
     def must_resend(self, num_tokens: int) -> bool:
         """The engine says that it holds only `num_tokens`; whether sending the rest again is worth a try."""

@@ -81,13 +81,9 @@ class MarginalPilot(TreePilot):
         """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
         economy = self._known.lately
         law = self._profile.law() if economy.is_shared else self._law
-        max_nodes = None if self._is_sampled else self.max_nodes
-        return passes_worth(law, economy, self._max_depth, max_nodes, self._rows_worth)
-
-    @property
-    def _rows_worth(self) -> int:
-        """Of a pass: a chain, where the draft samples."""
-        return 1 if self._is_sampled else self._known.lately.rows_worth()
+        if self._is_sampled:
+            return passes_worth(law, economy, min(self._max_depth, self.max_nodes), None, 1)
+        return passes_worth(law, economy, self._max_depth, self.max_nodes, economy.rows_worth())
 
     def _num_planned(self, depth: int) -> int:
         return max(1, min(depth, self._planned))
@@ -99,7 +95,7 @@ class MarginalPilot(TreePilot):
         """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
         a guess below it. Where passes are shared as many as are forecast to yield most."""
         economy, head = self._known.lately, self._law.at(1)[0]
-        rows = self._rows_worth
+        rows = economy.rows_worth()
         price = economy.pass_price(self.rate, rows)
         num_passes = depth if price else self._num_planned(depth)
         self._asked_rows = (rows,) * num_passes
@@ -148,6 +144,8 @@ class MarginalPilot(TreePilot):
         return fitting.head(int(np.argmax(gained)))
 
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
+        if self._price_of_waiting(next_s) >= 1.0:
+            return False  # the places where the draft goes on exclude each other: a pass adds one token at most
         open_reach = tree.open_reach(min(max_depth, self._max_depth))
         if self.minds_branches:
             open_reach = open_reach[:1]  # a chain goes on at its end
@@ -160,9 +158,13 @@ class MarginalPilot(TreePilot):
         Who waits where passes of the target are shared misses the others' pass, and waits for the one after it.
         """
         grown = np.sort(np.concatenate([reach, open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
+        return bool(self.net(grown).max() - self.net(reach).max() > self._price_of_waiting(next_s))
+
+    def _price_of_waiting(self, next_s: float) -> float:
+        """Tokens that the time would yield."""
         economy = self._known.lately
         lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
-        return bool(self.net(grown).max() - self.net(reach).max() > self.rate * lost_s)
+        return self.rate * lost_s
 
     @property
     def num_outcomes(self) -> int:

@@ -71,7 +71,7 @@ class DraftSide(Protocol):
 class Session(ABC):
     """The life of one completion. `start` once, then `handle` each event; both return what is to be done.
 
-    Where blocks come from is the subclasses' affair (`asked_session`, `steady_session`).
+    Where blocks come from is the subclass's affair (`steady_session`).
 
     Invariant: at most one message to each engine is awaited.
     Invariant: after a Fail, or an Emit with a finish reason, no command but releases follows.
@@ -86,7 +86,7 @@ class Session(ABC):
         session_id: str,
     ) -> None:
         self.id = session_id
-        self.stats = Statistics()
+        self.stats = Statistics(request.wants_trace)
         self._num_losses = 0
         """Of targets in a row, no verdict in between."""
         self._request = request
@@ -141,7 +141,7 @@ class Session(ABC):
         """What is to be done about `event`; nothing, once the session is closed."""
         return [] if self.is_closed else self._handlers[type(event)](event)
 
-    def _forget_offers(self) -> None:  # noqa: B027  most sessions offer nothing
+    def _forget_offers(self) -> None:  # noqa: B027  who offers nothing forgets nothing
         """What the target was offered is of no use from now on."""
 
     # Decisions
@@ -231,7 +231,7 @@ class Session(ABC):
         num_accepted = len(verdict.path)
         self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up)
         self.stats.record_verify(event.sent_s, event.received_s)
-        self.stats.trace.append(
+        self.stats.trace_call(
             CallTrace(Call.VERIFY, event.sent_s, event.received_s, len(guess), num_accepted, verdict.timing)
         )
 
@@ -290,9 +290,8 @@ class Session(ABC):
         return self._fail(event.error)
 
     def _emit(self, chunk: Chunk) -> m.Command:
-        trace = self.stats.take_trace()
         if self._request.wants_trace:
-            chunk = replace(chunk, trace=trace)
+            chunk = replace(chunk, trace=self.stats.take_trace())
         return m.Emit(chunk if chunk.finish_reason is None else replace(chunk, stats=self.stats.snapshot()))
 
     def _fail(self, error: OutriderError) -> list[m.Command]:

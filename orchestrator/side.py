@@ -43,7 +43,7 @@ class Side(Generic[Port, Request, Reply]):
         self._deliver = deliver
         self._max_calls = max_calls
         self._gatherers: dict[str, Gatherer[Request, Reply]] = {}
-        """By engine, and apart by whether somebody waits: a call returns with its last request."""
+        """By engine."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
 

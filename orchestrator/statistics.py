@@ -37,6 +37,8 @@ class DraftWait:
 class Statistics:
     """Counters of one completion, and the calls to report with the next chunk."""
 
+    is_traced: bool = True
+    """Whether calls are kept for the client, who wants to see them."""
     num_rounds: int = 0
     num_draft_rounds: int = 0
     num_drafted_tokens: int = 0
@@ -91,6 +93,11 @@ class Statistics:
     def draft_wait(self) -> DraftWait:
         waited_s = max(0.0, self.draft_time_s - self.hidden_draft_time_s)
         return DraftWait(waited_s, waited_s + self.verify_time_s)
+
+    def trace_call(self, call: CallTrace) -> None:
+        """One more for the next chunk, where the client wants to see calls."""
+        if self.is_traced:
+            self.trace.append(call)
 
     def take_trace(self) -> tuple[CallTrace, ...]:
         """The calls since the last time, on the stream's own clock."""

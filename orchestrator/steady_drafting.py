@@ -112,7 +112,7 @@ class SteadyDrafting:
         self._keep_trace()
         self._forget()
         self._held.awaiting = None
-        self._is_late, self._num_late_rounds, self._waits_for = False, 0, None
+        self._is_late, self._num_late_rounds, self._waits_for, self._turn = False, 0, None, 0
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
@@ -136,6 +136,7 @@ class SteadyDrafting:
 
     def take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
+        self._turn = 0
         if self._pilot.is_in_turn:
             if max_depth < 1 or not self._pilot.wants_turn():
                 return []
@@ -195,7 +196,7 @@ class SteadyDrafting:
         self._is_late, self._num_late_rounds = False, 0
         try:
             self._check(grown)
-            self._held.num_tokens = min(grown.held, len(self._log) - 1)
+            self._held.keeps(grown.held)
             num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
             is_too_late = self._is_drawn and num_unknown > 0
             if grown.stamp.round >= self._first_round and not is_too_late:  # else its nodes have other numbers
@@ -235,7 +236,7 @@ class SteadyDrafting:
     def _keep_trace(self, num_used: int = 0) -> None:
         last, self._last_pass = self._last_pass, None
         if last is not None:
-            self._stats.trace.append(replace(last, num_used=num_used))
+            self._stats.trace_call(replace(last, num_used=num_used))
 
     @property
     def is_silent(self) -> bool:
@@ -276,7 +277,7 @@ class SteadyDrafting:
         is_turn, timing = self._turn > 0, grown.timing
         call = Call.BLOCK if is_turn else Call.PREFILL
         trace = CallTrace(call, event.sent_s, event.received_s, len(grown.told), timing=timing)
-        self._stats.trace.append(trace)
+        self._stats.trace_call(trace)
         if is_turn:
             self._stats.record_draft(event.sent_s, event.received_s)
             self._pilot.saw_draft(DraftSeen(event.received_s - event.sent_s, timing))
@@ -350,10 +351,11 @@ class SteadyDrafting:
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
         """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at
-        once, each with the block that the pilot chooses there. None where the tree is another one by now.
+        once, each with the block that the pilot chooses there. None where there is none, or the tree is another by now.
         """
         pilot, taken = self._pilot, self._taken
-        if len(taken) != len(block):
+        is_open = pilot.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
+        if len(taken) != len(block) or not (pilot.num_outcomes or is_open):
             return None
         parts = [taken]
         for outcome in self._tree.outcomes(taken, pilot.num_outcomes):
@@ -362,7 +364,6 @@ class SteadyDrafting:
                 if pilot.is_worth_going_on(float(part.reach.sum()), len(part), len(taken)):
                     parts += [outcome.top, part]
         whole = Part.joined(parts)
-        is_open = taken.depth < max_depth and pilot.is_worth_going_on(0.0, 0, len(taken))
         return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.leads, is_open)
 
     def went_on(self, guess: Guess) -> None:

@@ -30,7 +30,7 @@ def new_guessers(config: SpeculationConfig, pilot: TreePilot) -> tuple[Guesser, 
 
 
 class SteadySession(Session):
-    """As `Session`, but for where blocks come from: nothing is asked for, and what has grown is what there is."""
+    """As `Session`, but for where blocks come from: out of what has grown."""
 
     def __init__(
         self,

@@ -180,6 +180,16 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._answers.append((job.ticket, job.sprouted(self._since_s)))
         return bool(growing)
 
+    def _end_unsound(self, job: SteadyJob) -> None:
+        """The model says nothing that can be used. What was drawn before is told all the same: to leave it out would be
+        to choose among draws by what they are, since what follows one depends on it (docs/exactness.md, section 4).
+        """
+        reason = "NaN or infinite scores of the draft for this sequence"
+        is_kept = job.held.spec.needs_q and job.grower.has_root
+        self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
+        self._store.forget_guesses(job.held)
+        self._steady.pop(job.held.session, None)
+
     def _answer_if_done(self, job: SteadyJob) -> None:
         if job.is_done and job in self._jobs:
             self._answer(job, job.reply())
@@ -196,9 +206,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             said = list(islice(rows, len(wanted)))
             sound = [candidates for candidates in said if candidates is not None]
             if len(sound) < len(said):
-                self._store.forget_guesses(job.held)
-                self._steady.pop(job.held.session, None)
-                self._answer(job, Refused(job.request.stamp, "NaN or infinite scores of the draft for this sequence"))
+                self._end_unsound(job)
                 continue
             job.hold(sound)
             heard.append((job, sound))

@@ -97,7 +97,8 @@ def test_what_cannot_be_computed_is_refused(request_, reason):
 def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
     assert "chains only" in refusal(verify((1, 2), (3,), FORK), held(1, 2, spec=SAMPLED))
     assert "a length that is fixed beforehand" in refusal(draft((1, 2), (3,), growth=STEADY), held(1, 2, spec=SAMPLED))
-    assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but what it says comes first"
+    assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but a first message says it anew"
+    assert "chains only" in refusal(verify((1, 2), (3,), FORK, spec=SPEC), held(1, 2, spec=SAMPLED)), "no other does"
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])

@@ -9,12 +9,13 @@ from fakes import candidates, plain, request
 from test_in_turn import GAMMA, PROMPT, Stage, kinds
 
 from core.config import SpeculationConfig
-from core.records import GrownTree, Sampling, Verification
+from core.records import GrownTree, Sampling, Timing, Verification
 from core.trees import EMPTY_BLOCK, NO_Q, ROOT, Measure, SparseDistribution, TokenTree, Told
 from orchestrator import messages as m
 from orchestrator.control import Controls
 from orchestrator.marginal import MarginalPilot
 from orchestrator.named import ChainPilot
+from orchestrator.pilot import Found, RoundSeen, Shape
 from orchestrator.tree_pilot import CATCH_UP
 
 CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, lookup=False)
@@ -152,6 +153,35 @@ def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
         assert stage.count(m.Continue) == 0
 
 
+def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(tokenizer):
+    """The verdict's own token is what was drawn there: what was drawn below it has another row's noise."""
+    stage = keeping(tokenizer, lambda leads: leads[-1] > 0.5)
+    num_alike = 0
+    for _ in range(9):
+        reply = with_leads(stage.reply(), 0.9, 0.1, 0.9)
+        stage.grown(reply)
+        drawn, num_before = reply.told.tokens.tolist(), len(stage.tokens)
+        stage.session._growth._pilot.wants_turn = lambda: False
+        stage.verdict()
+        num_alike += stage.tokens[num_before:] == drawn[:2]
+        assert stage.block == EMPTY_BLOCK
+        assert len(stage.session._growth._tree) == 0
+        stage.session._growth._pilot.wants_turn = lambda: True
+        stage.verdict()
+    assert num_alike
+
+
+def test_the_targets_own_token_teaches_nothing_of_the_draft(tokenizer):
+    """It is a draw of its own: that it is, or is not, what the draft drew there says nothing of acceptance."""
+    stage, seen = keeping(tokenizer, lambda leads: leads[-1] > 0.5), []
+    stage.session._pilot.saw_round = seen.append
+    for _ in range(6):
+        stage.grown(with_leads(stage.reply(), 0.9, 0.1, 0.9))
+        stage.verdict()
+    assert any(each.path for each in seen)
+    assert {(each.rank, each.num_listed) for each in seen} == {(None, 0)}
+
+
 # What is kept of a chain of draws
 
 
@@ -228,6 +258,37 @@ def test_a_draft_that_samples_is_asked_for_a_chain_in_turn_by_every_policy():
             assert 1 <= steady.num_passes <= 4
             if policy == "confidence":
                 assert (steady.num_passes, steady.measure) == (4, Measure.CONFIDENCE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_drawn"),
+    [
+        ({"policy": "static", "max_draft_tokens": 6}, 6),
+        ({"policy": "static_tree", "max_draft_tokens": 6}, 6),
+        ({"policy": "heuristic", "max_draft_tokens": 8}, 4),
+        ({"policy": "confidence", "max_draft_tokens": 6}, 6),
+        ({"policy": "adaptive", "max_draft_tokens": 8, "max_block_tokens": 2}, 2),
+    ],
+)
+def test_no_more_is_drawn_than_may_be_verified(settings, num_drawn):
+    pilot = Controls(SpeculationConfig(**settings)).pilot(request(**SAMPLED))
+    assert pilot.steady(100, 64).num_passes == num_drawn
+    assert pilot.steady(1, 64).num_passes == 1, "the draft's context is nearly full"
+    assert pilot.steady(100, 1).num_passes == 1, "one more token is wanted"
+
+
+def test_adaptive_draws_as_many_as_are_forecast_to_yield_most():
+    pilot = Controls(SpeculationConfig()).pilot(request(**SAMPLED))
+    before = pilot.steady(100, 64).num_passes
+    for _ in range(60):
+        pilot.saw_round(all_rejected(before))
+    assert pilot._planned <= 1
+    assert pilot.steady(100, 64).num_passes == 1 < before
+
+
+def all_rejected(num_guesses):
+    shape = Shape(tuple(range(-1, num_guesses - 1)), (0,) * num_guesses, (0.9,) * num_guesses)
+    return RoundSeen(shape, (), Found.NOT_ASKED, None, 0, 0.026, Timing(0.0, 0.025, 1, num_guesses + 1))
 
 
 # Lookups

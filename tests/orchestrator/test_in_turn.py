@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from fakes import FakeDraftEngine, FakeTargetEngine, candidates, model_info, plain, request
 
-from core.config import Limits, SpeculationConfig
+from core.config import DECODE_TOKENS, Limits, SpeculationConfig
 from core.records import Call, GrownTree, Missing, Refused
 from core.trees import EMPTY_BLOCK
 from orchestrator import messages as m
@@ -15,8 +16,10 @@ from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.knowledge import Knowledge
 from orchestrator.marginal import MarginalPilot, passes_worth
-from orchestrator.pair import Pair
+from orchestrator.pair import Completion, Pair
 from orchestrator.pilot import Found
+from orchestrator.statistics import Statistics
+from orchestrator.steady_drafting import SteadyDrafting
 from orchestrator.steady_session import SteadySession
 from orchestrator.tree_pilot import CATCH_UP
 
@@ -188,6 +191,100 @@ def test_a_draft_that_has_forgotten_catches_up_while_the_target_works(stage):
     assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
     assert stage.last(m.Draft).request.base.num_tokens == 0
     assert m.Verify in kinds(sent), "nobody waits for that"
+
+
+def test_a_draft_that_forgets_now_and_then_is_kept_however_long_the_stream(tokenizer):
+    """One that did not keep what it is sent would forget it each time; this one answers in between."""
+    stage = Stage(tokenizer, max_tokens=200)
+    stage.grown()
+    for _ in range(8):
+        stage.verdict()
+        stage.grown(Missing(stage.last(m.Draft).request.stamp, 0))
+        stage.draft.forget("d")
+        stage.grown()
+        stage.verdict()
+        stage.grown()
+    assert stage.count(m.ReleaseDraft) == 0
+    assert stage.session.stats.num_draft_failures == 0
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_turn_is_over_when_its_round_is(tokenizer):
+    """The wait for a block ends with its target; in the next round nothing is drafted, and nothing is waited for."""
+    stage = Stage(tokenizer)
+    stage.grown()
+    stage.verdict()
+    stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
+    stage.target.forget(stage.session._held.name)
+    stage.event(m.TargetPlaced("t2", 1))
+    stage.session._pilot.wants_turn = lambda: False
+    num_waits = stage.count(m.Await)
+    assert kinds(stage.verdict())[0] is m.Verify
+    assert stage.count(m.Await) == num_waits
+
+
+def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer):
+    """It lost its lease for a while: nobody waits for as many tokens as a prompt has."""
+    stage = Stage(tokenizer, max_tokens=200)
+    stage.grown()
+    stage.event(m.DraftLost(1))
+    for _ in range(DECODE_TOKENS):
+        stage.verdict()
+    stage.draft = FakeDraftEngine(epoch=2)
+    stage.event(m.DraftPlaced("d2", 2))
+    assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
+    held = stage.reply()
+    stage.verdict()
+    stage.grown(held)
+    stage.verdict()
+    assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+    stage.grown()
+    assert len(stage.last(m.Verify).request.block) == GAMMA
+
+
+def test_a_pilot_hears_of_blocks_and_of_lateness_and_not_of_prefills(tokenizer):
+    stage, seen, late = Stage(tokenizer), [], []
+    pilot = stage.session._pilot
+    pilot.saw_draft, pilot.saw_late_draft = seen.append, lambda: late.append(1)
+    stage.grown()
+    assert seen == [], "that was a prefill"
+    stage.verdict()
+    waits, answer = stage.last(m.Await).stamp, stage.reply()
+    for _ in range(3):
+        stage.event(m.DraftLate(waits))
+    assert len(late) == 1
+    stage.grown(answer)
+    stage.verdict()
+    stage.grown()
+    assert [each.elapsed_s for each in seen][-1] == pytest.approx(0.01)
+
+
+def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
+    pauses = set()
+    for number in range(20):
+        pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
+        completion = Completion.begin(request(), pair, f"r#{number}")
+        drafting = SteadyDrafting(completion, Controls(CONFIG).pilot(request()), Statistics())
+        pauses.add(drafting.place_later().delay_s)
+    assert len(pauses) == 20
+    assert max(pauses) - min(pauses) > 0.3
+    later = [drafting.place_later().delay_s for _ in range(10)]
+    assert later[3] > max(pauses), "each pause in vain is longer"
+    assert 30.0 <= later[-1] <= 60.0
+
+
+def test_one_session_at_a_time_tries_whether_drafting_pays_again():
+    """A trial costs the passes of the others, too."""
+    controls = Controls(SpeculationConfig(pipelining=False))
+    first, second = (controls.pilot(request()) for _ in range(2))
+    for pilot in (first, second):
+        pilot.rest()
+        pilot.steady(100, 0)
+        pilot._num_against = 100
+    with patch.object(MarginalPilot, "_planned", 0):
+        assert [first.wants_turn(), second.wants_turn(), first.wants_turn()] == [True, False, True]
+        first.close()
+        assert second.wants_turn(), "who leaves lets another try"
 
 
 def test_a_draft_that_refuses_or_lies_is_left(tokenizer):

@@ -102,7 +102,6 @@ def parameters(protocol):
 
 
 ALLOWED_INTS = {
-    "num_to_look_up.max_depth",
     "saw_round.seen.shape.parents",
     "saw_round.seen.shape.ranks",
     "saw_round.seen.path",

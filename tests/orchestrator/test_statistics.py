@@ -22,7 +22,7 @@ def test_the_hidden_part_of_drafting_is_its_overlap_with_verification(draft_ends
     assert stats.draft_time_s == draft[1] - draft[0]
 
 
-def test_a_table_that_spans_two_verifications_is_hidden_by_both():
+def test_a_pass_that_spans_two_verifications_is_hidden_by_both():
     stats = Statistics()
     stats.record_verify(0.0, 10.0)
     stats.record_draft(5.0, 15.0)
@@ -95,3 +95,10 @@ def test_a_long_verification_hides_each_of_several_short_drafts():
         stats.record_draft(start, start + 1)
     stats.record_verify(0.0, 100.0)
     assert stats.hidden_draft_time_s == stats.draft_time_s == NUM_RECENT
+
+
+def test_calls_that_nobody_wants_to_see_are_not_kept():
+    for is_traced in (True, False):
+        stats = Statistics(is_traced)
+        stats.trace_call(CallTrace(Call.VERIFY, 1.0, 2.0, 0))
+        assert len(stats.take_trace()) == is_traced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -159,6 +160,38 @@ def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is(engine, mea
         assert len(told) == 8
         if measure is not Measure.ENTROPY:
             assert told.leads.tolist() == pytest.approx([max(q.probs) for q in told.q], rel=1e-4)
+
+
+@pytest.mark.parametrize("verification", DRAWN)
+def test_what_was_drawn_before_nan_is_told_all_the_same(engine, verification):
+    """The row that is bad comes after a draw, and may be bad because of it: to drop the draw would make it rarer."""
+    driver = Driver(engine, PROMPT, SAMPLED, verification)
+    whole = driver.ask(4).told
+    forward, num_rows = engine._runtime.forward, []
+
+    def poisoned(batch):
+        logits = forward(batch).clone()
+        num_rows.append(len(logits))
+        if len(num_rows) == 3:  # the row after the second draw
+            logits[:] = math.nan
+        return logits
+
+    engine._runtime.forward = poisoned
+    driver = Driver(engine, PROMPT, SAMPLED, verification, session="poisoned")
+    reply = driver.ask(4)
+    engine._runtime.forward = forward
+    assert isinstance(reply, GrownTree)
+    assert (reply.told.q, reply.told.tokens.tolist()) == (whole.q[:2], whole.tokens[:2].tolist())
+    engine.check_integrity()
+    driver.log.extend(whole.tokens[:1].tolist())
+    assert len(driver.ask(4).told) == 4, "the next block is drawn as ever"
+
+
+def test_where_nothing_can_be_drawn_the_draft_refuses(engine):
+    forward = engine._runtime.forward
+    engine._runtime.forward = lambda batch: forward(batch) * math.nan
+    assert isinstance(answer(engine, Driver(engine, PROMPT, SAMPLED, DRAWN[0]).draft_request(4)), Refused)
+    engine._runtime.forward = forward
 
 
 @WAYS
