@@ -43,7 +43,7 @@ class Compared:
     trees: Run
     static: Run
     without_noise: tuple[Run, ...]
-    """Rejection instead of coupled verification: the draft must rank corrections by q alone."""
+    """Rejection instead of coupled verification: the draft samples by itself, in turn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

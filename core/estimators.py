@@ -20,9 +20,9 @@ MAX_LOGIT = math.log((1.0 - MIN_CHANCE) / MIN_CHANCE)
 MAX_CHANCE = 0.99
 """No estimate is surer than this."""
 LEVEL_STEP = 0.5
-"""Grain of a session's level, in logits: sessions that are nearly alike share their plans."""
+"""Grain of a session's level, in logits: sessions that are nearly alike share what is worked out for them."""
 TOLERANCE = 0.2
-"""Logits by which an estimate may drift before plans are made anew."""
+"""Logits by which an estimate may drift before what was worked out from it is worked out anew."""
 
 
 def logit(chance: float) -> float:

@@ -19,13 +19,13 @@ PRIOR_DRAFT_S = 0.003
 Later = Callable[[Callable[[], None]], None]
 """Has something done when nobody waits for it."""
 GRAIN = 0.08
-"""Share by which costs may drift before plans are made anew."""
+"""Share by which costs may drift before what was worked out from them is worked out anew."""
 BRANCHES = 3.0
 """Of a block, when what they cost is looked at."""
 USUAL_ROUNDS = 64.0
 """Over which it is averaged what a round is like."""
 LOAD_CHANGE = 1.15
-"""Factor by which the number of sessions that share an engine has to change for plans to be made anew."""
+"""Factor by which the number of sessions that share an engine has to change for that."""
 
 
 def at_once(act: Callable[[], None]) -> None:
@@ -154,7 +154,7 @@ class Knowledge:
         return self.economy() if known is None or self._is_other_load(known.num_verifying) else known
 
     def economy(self) -> Economy:
-        """Costs as they were when they last had drifted noticeably, so that plans made for them hold a while."""
+        """Costs as they were when they last had drifted noticeably, so that what was worked out for them holds a while."""
         loads = self.num_sharing, max(1.0, self.num_sessions / self._num_drafts)
         now = self._economy
         if now is None or self._is_other_load(now.num_verifying) or self._has_drifted(now):

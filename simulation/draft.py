@@ -1,4 +1,4 @@
-"""A draft engine without a model: it grows trees by the real engine's plan, and takes its time for each pass.
+"""A draft engine without a model: it grows trees by the real engine's rules, and takes its time for each pass.
 
 In rejection and block mode it samples by itself, and its sample is the target's token as often as real verification
 would accept it: the coin that a real target tosses is tossed here, so that the target's text stays the output.
