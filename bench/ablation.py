@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -47,7 +48,6 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
     "pace": ((costs.PassCost, "_take_pace", _constant(None)),),
     "outliers count for less": ((costs, "OUTLIER", 1e9),),
-    "few observations by their median": ((costs, "YOUNG", 0.0),),
     "hope between widths": ((curve.Curve, "_between", lambda self, left, rows: self._line(left, left + 1, rows)),),
     "hope beyond what was seen": ((curve, "HOPE", 1.0),),
     "the hop apart from the wire": ((costs.EngineCost, "hop_s", property(lambda self: self.wire_s)),),
@@ -110,9 +110,14 @@ def measure(args: argparse.Namespace) -> list[Result]:
     loads = [case for case in cases() if args.loads in case.name]
     parts = [part for part in PARTS if args.only in part]
     with ProcessPoolExecutor(args.jobs) as pool:
-        rates = list(pool.map(partial(_rates, loads), ["", *parts]))
-    whole, *without = rates
-    return [_worth(part, loads, whole, rate) for part, rate in zip(parts, without, strict=True)]
+        rates = pool.map(partial(_rates, loads), ["", *parts])
+        whole = next(rates)
+        return [_said(_worth(part, loads, whole, without)) for part, without in zip(parts, rates, strict=True)]
+
+
+def _said(result: Result) -> Result:
+    print(f"{result.name}: {result.value}", file=sys.stderr, flush=True)
+    return result
 
 
 def _rates(loads: list[Case], part: str) -> list[float]:

@@ -154,7 +154,7 @@ class Knowledge:
         return self.economy() if known is None or self._is_other_load(known.num_verifying) else known
 
     def economy(self) -> Economy:
-        """Costs as they were when they last had drifted noticeably, so that what was worked out for them holds a while."""
+        """Costs as they were when they last had drifted noticeably: what was worked out for them holds a while."""
         loads = self.num_sharing, max(1.0, self.num_sessions / self._num_drafts)
         now = self._economy
         if now is None or self._is_other_load(now.num_verifying) or self._has_drifted(now):
