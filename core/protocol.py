@@ -96,7 +96,6 @@ class HeldTokens:
         self.grower.begin()
         self.grower.tell_anew()
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
-        self.tree.clear()
         return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:

@@ -214,16 +214,18 @@ class Told:
 
     def check(self) -> None:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
-        parents, ranks, chances, leads = self.parents, self.ranks, self.chances, self.leads
-        if any(column.shape != (len(self.tokens),) for column in (parents, self.tokens, ranks, chances, leads)):
+        columns = [getattr(self, name) for name in COLUMNS]
+        if any(column.shape != (len(self.tokens),) for column in columns):
             raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
-        if not (((chances > 0.0) & (chances <= 1.0)).all() and ((leads >= 0.0) & (leads <= 1.0)).all()):
+        # as lists: there are few nodes, for which numpy asks as much as for hundreds
+        parents, _, ranks, chances, leads = (column.tolist() for column in columns)
+        if not (all(0.0 < chance <= 1.0 for chance in chances) and all(0.0 <= lead <= 1.0 for lead in leads)):
             raise ValueError("a chance or a lead that is told is none")
-        if not ((parents >= ROOT) & (parents < self.first + np.arange(len(self)))).all():
+        if not all(ROOT <= parent < number for number, parent in enumerate(parents, self.first)):
             raise ValueError("a node is told of before its parent")
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
             raise ValueError("each node that was drawn has the law that it was drawn from")
-        if self.first < 0 or not ROOT <= self.root < self.first or (ranks < 0).any():
+        if self.first < 0 or not ROOT <= self.root < self.first or min(ranks, default=0) < 0:
             raise ValueError("a number or a rank that is told is below 0")
 
     def __len__(self) -> int:

@@ -198,8 +198,7 @@ class SteadyDrafting:
             self._check(grown)
             self._held.keeps(grown.held)
             num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
-            is_too_late = self._is_drawn and num_unknown > 0
-            if grown.stamp.round >= self._first_round and not is_too_late:  # else its nodes have other numbers
+            if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
                 self._tree.add(grown.told, num_unknown)
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)

@@ -98,9 +98,8 @@ class TreePilot(WatchingPilot):
 
     def _chain(self, depth: int) -> Steady:
         """Draws for one block. How long that takes must not depend on them: a block that is late is not used."""
-        num = min(depth, self.max_nodes)
-        self._asked_rows = (1,) * num
-        return Steady.chain(num, self.measure)
+        self._asked_rows = (1,) * depth
+        return Steady.chain(depth, self.measure)
 
     @property
     def _sureness(self) -> tuple[float, float]:

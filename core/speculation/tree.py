@@ -22,7 +22,7 @@ MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
-SPARE_NUMBERS = 1024
+SPARE_NUMBERS = 256
 """Numbers of nodes that no verdict can lead to any more, until those are looked for."""
 
 
@@ -218,7 +218,7 @@ class SpeculationTree:
 
     def _forget_numbers(self) -> None:
         """Of nodes that no verdict can lead to any more; their ties are cut, so that they are freed at once."""
-        kept = {id(node) for node in chain(self._below(), self._trail)}
+        kept = set(map(id, chain(self._below(), self._trail)))
         gone = [number for number, node in self._numbered.items() if id(node) not in kept]
         for node in map(self._numbered.pop, gone):
             node.parent, node.children = None, {}
@@ -242,7 +242,7 @@ class SpeculationTree:
         while True:
             if depth < max_depth:
                 for child in node.children.values():
-                    heappush(heap, (-reach * child.likely, next(order), depth + 1, child))
+                    heappush(heap, (-reach * max(child.chance, child.guessed), next(order), depth + 1, child))
             if not heap:
                 return
             reach, _, depth, node = heappop(heap)
@@ -272,14 +272,18 @@ class SpeculationTree:
         """
         found, places = list[float](), [(1.0, 0, self._root)]
         for reach, depth, node in places:
-            if depth >= max_depth:
-                continue
-            drafted = [child for child in node.children.values() if child.is_drafted]
-            if drafted:
-                places += [(reach * child.likely, depth + 1, child) for child in drafted]
-            else:
-                found.append(reach * max(1.0 - sum(child.guessed for child in node.children.values()), 0.0))
-        return np.array(sorted(found, reverse=True), np.float64)
+            left, is_fed = 1.0, False
+            for child in node.children.values():
+                if child.rank == UNRANKED:
+                    left -= child.guessed
+                    continue
+                is_fed = True
+                if depth + 1 < max_depth:
+                    places.append((reach * max(child.chance, child.guessed), depth + 1, child))
+            if not is_fed and left > 0.0:
+                found.append(reach * left)
+        found.sort(reverse=True)
+        return np.array(found if max_depth > 0 else (), np.float64)
 
     def block(self, part: Part) -> TokenTree:
         """These nodes, whose parents are among them and come first."""

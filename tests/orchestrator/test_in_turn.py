@@ -223,23 +223,29 @@ def test_a_turn_is_over_when_its_round_is(tokenizer):
     assert stage.count(m.Await) == num_waits
 
 
-def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer):
-    """It lost its lease for a while: nobody waits for as many tokens as a prompt has."""
+@pytest.mark.parametrize("num_behind", [DECODE_TOKENS - 1, DECODE_TOKENS])
+def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_behind):
+    """It was not asked for a while: nobody waits for as many tokens as a prompt has."""
     stage = Stage(tokenizer, max_tokens=200)
     stage.grown()
-    stage.event(m.DraftLost(1))
-    for _ in range(DECODE_TOKENS):
+    pilot = stage.session._pilot
+    pilot.wants_turn = lambda: False
+    for _ in range(num_behind - 1):
         stage.verdict()
-    stage.draft = FakeDraftEngine(epoch=2)
-    stage.event(m.DraftPlaced("d2", 2))
-    assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
+    pilot.wants_turn = lambda: True
+    sent = stage.verdict()
+    asked = stage.last(m.Draft).request
+    assert len(asked.suffix) == num_behind + 1, "with the last one that it holds, for what follows that"
+    if num_behind < DECODE_TOKENS:
+        assert asked.growth.num_passes == GAMMA
+        return
+    assert asked.growth == CATCH_UP
+    assert kinds(sent)[0] is m.Verify, "the round goes on without it"
     held = stage.reply()
     stage.verdict()
     stage.grown(held)
     stage.verdict()
     assert stage.last(m.Draft).request.growth.num_passes == GAMMA
-    stage.grown()
-    assert len(stage.last(m.Verify).request.block) == GAMMA
 
 
 def test_a_pilot_hears_of_blocks_and_of_lateness_and_not_of_prefills(tokenizer):
