@@ -52,11 +52,6 @@ class RoundSeen:
     path: tuple[int, ...]
     """Accepted nodes."""
     found: Found
-    rank: int | None
-    """Of the next token among what the draft had told of where the path ended, beside the block; None where it was none
-    of that."""
-    num_listed: int
-    """How many tokens those were."""
     elapsed_s: float
     """From sending the block, or from the verdict with which the target went on with it, to having this one."""
     timing: Timing | None

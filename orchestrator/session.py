@@ -28,7 +28,7 @@ from core.records import (
 from core.trees import ROOT
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess
+from orchestrator.guess import NO_GUESS, Guess
 from orchestrator.held import Held
 from orchestrator.output import Committed, Output
 from orchestrator.pair import Completion, Pair
@@ -150,15 +150,13 @@ class Session(ABC):
     def _go_on(self) -> list[m.Command]:
         """Whatever the joint state allows to be done now."""
 
-    def _tell_pilot(self, judged: Judged, found: Found, followed: Followed) -> None:
+    def _tell_pilot(self, judged: Judged, found: Found) -> None:
         verdict = judged.verdict
         self._pilot.saw_round(
             RoundSeen(
                 judged.guess.shape,
                 verdict.path,
                 found,
-                followed.rank,
-                followed.num_listed,
                 judged.elapsed_s,
                 verdict.timing,
                 judged.is_continued,
@@ -217,7 +215,7 @@ class Session(ABC):
         emit = self._emit(chunk)
         if chunk.finish_reason is None:
             return [*self._go_on(), emit]  # the target must not wait for the client
-        self._tell_pilot(self._judged, Found.NOT_ASKED, NOWHERE)
+        self._tell_pilot(self._judged, Found.NOT_ASKED)
         return [emit, *self._close()]
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:

@@ -18,7 +18,7 @@ from core.speculation.guesses import Guesser
 from core.speculation.tree import EMPTY_PART, Part, SpeculationTree
 from core.trees import TokenTree
 from orchestrator import messages as m
-from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, Offer
+from orchestrator.guess import NO_GUESS, Guess, Offer
 from orchestrator.held import Held
 from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Shape
@@ -53,8 +53,6 @@ class SteadyDrafting:
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
         """Of the tree, those in the block that was taken last."""
-        self._guesses = EMPTY_PART
-        """Those of them that were the draft's then."""
         self._turn = 0
         """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
         to grow for it."""
@@ -68,8 +66,6 @@ class SteadyDrafting:
         """By message, how many tokens it told of; of those that it may still answer."""
         self._last_pass: CallTrace | None = None
         """Of the draft; whether the next block is its doing is not known yet."""
-        self._grew_s = 0.0
-        """When the draft last told of something."""
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
@@ -126,7 +122,7 @@ class SteadyDrafting:
 
     def _forget(self) -> None:
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
-        self._taken = self._guesses = EMPTY_PART
+        self._taken = EMPTY_PART
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
@@ -183,7 +179,6 @@ class SteadyDrafting:
             return []
         if not self._take_in(sprouted):
             return self.lose()
-        self._grew_s = event.received_s
         if self._held.answers(sprouted.stamp):
             self._is_over = sprouted.is_over
             self._num_passes += sprouted.timing is not None
@@ -297,28 +292,18 @@ class SteadyDrafting:
 
     # Blocks
 
-    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, Followed]:
-        """These tokens were committed: first `num_drafted` guesses of the draft, then others, at last the target's own.
-
-        Whether anything that the draft has told of is left, and what it had told of where its guesses ended.
-        """
+    def reroot(self, tokens: Sequence[int]) -> Found:
+        """These tokens were committed. Whether anything that the draft has told of is left."""
         self._num_late_rounds += self._is_late
         if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
             self._forget()
-            return Found.NOT_ASKED, NOWHERE
+            return Found.NOT_ASKED
         had_nodes = self._tree.has_drafted
-        followed = self._followed(tokens[:num_drafted], tokens[num_drafted])
         self._tree.reroot(tokens)
-        self._taken = self._guesses = EMPTY_PART
+        self._taken = EMPTY_PART
         if not had_nodes or self._pilot.is_in_turn:
-            return Found.NOT_ASKED, followed
-        return (Found.HIT if self._tree.has_drafted else Found.MISS), followed
-
-    def _followed(self, accepted: Sequence[int], token: int) -> Followed:
-        others = self._tree.beside(accepted, self._guesses)
-        if others is None:
-            return NOWHERE
-        return Followed(others.index(token) if token in others else None, len(others))
+            return Found.NOT_ASKED
+        return Found.HIT if self._tree.has_drafted else Found.MISS
 
     @property
     def has_guesses(self) -> bool:
@@ -335,7 +320,6 @@ class SteadyDrafting:
         is_drawn = self._is_drawn and self.has_guesses
         choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
         part = self._taken = choose(max_nodes, max_depth)
-        self._guesses = part.drafted()
         if not len(part):
             return NO_GUESS
         block = tree.block(part)
@@ -369,23 +353,15 @@ class SteadyDrafting:
         """The target verifies this by itself."""
         self.used(guess)
         self._taken = self._tree.part_of(guess.block) or EMPTY_PART
-        self._guesses = self._taken.drafted()
 
-    def patience(self, now_s: float, max_depth: int) -> m.Await | None:
-        """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
+    def patience(self) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where that is worth the wait."""
         self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
-        if not self._is_worth_waiting(now_s, max_depth):
+        if not (self._turn > 0 if self._pilot.is_in_turn else self._pilot.is_worth_waiting(self._num_passes)):
             return None
         self._waits_for = stamp
         return m.Await(stamp, self._pilot.patience_s)
-
-    def _is_worth_waiting(self, now_s: float, max_depth: int) -> bool:
-        if self._pilot.is_in_turn:
-            return self._turn > 0
-        pilot, has_begun = self._pilot, self._tree.has_drafted
-        next_s = self._grew_s + pilot.pass_s - now_s if has_begun else pilot.first_pass_s
-        return pilot.is_worth_waiting(self._tree, max_depth, next_s, self._num_passes)

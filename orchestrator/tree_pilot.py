@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from core.config import SpeculationConfig
+from core.estimators import DepthRates
 from core.records import GenerationRequest, Timing
 from core.speculation.tree import Part
-from core.trees import Floats, Steady
-from orchestrator.knowledge import Doing, Knowledge, Lookups
+from core.trees import Steady
+from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import RoundSeen
-from orchestrator.watching import WatchingPilot
+from orchestrator.watching import USUAL_TAIL, WatchingPilot
 
-TOLD_RANKS = 8
-"""Candidates of a place of which the draft is told how likely they are."""
 CATCH_UP = Steady.chain(1)
 """Take in the text, and tell what may follow it: what a draft does out of its turn, where it drafts in turn."""
 
@@ -33,8 +32,6 @@ class TreeView(Protocol):
 
     def first_chain(self, max_depth: int) -> Part: ...
 
-    def open_reach(self, max_depth: int) -> Floats: ...
-
 
 class TreePilot(WatchingPilot):
     """One session's; a policy adds what to verify and when to wait."""
@@ -43,7 +40,6 @@ class TreePilot(WatchingPilot):
         super().__init__(request, config, knowledge)
         self.is_in_turn = self._is_sampled or not config.pipelining
         """What is drawn is of use for one block, whose root has to be known."""
-        self._num_rows = 1
 
     @property
     def max_depth(self) -> int:
@@ -56,7 +52,7 @@ class TreePilot(WatchingPilot):
         return self._config.max_block_tokens
 
     @property
-    def lookups(self) -> Lookups:
+    def lookups(self) -> DepthRates:
         """What looked-up tokens have been worth."""
         return self._known.lookups
 
@@ -87,10 +83,9 @@ class TreePilot(WatchingPilot):
 
     def _going_on(self, depth: int) -> Steady:
         """Until the next verdict: as wide as a pass yields most for its time, over all sessions that share it."""
-        self._num_rows = self._known.lately.rows_worth()
-        rows = round(self._known.num_sharing_drafts * self._num_rows)
+        rows = round(self._known.num_sharing_drafts * self._known.lately.rows_worth())
         self._asked_rows = (rows,)
-        return Steady(rows, depth, sureness=self._sureness, tail=self._usual_tail, measure=self.measure)
+        return Steady(rows, depth, sureness=self._sureness, tail=USUAL_TAIL, measure=self.measure)
 
     @abstractmethod
     def _in_turn(self, depth: int) -> Steady:
@@ -103,11 +98,7 @@ class TreePilot(WatchingPilot):
 
     @property
     def _sureness(self) -> tuple[float, float]:
-        return self._fit.line(self._law.at(1)[0])
-
-    @property
-    def _usual_tail(self) -> tuple[float, ...]:
-        return self._tail(TOLD_RANKS)
+        return self._fit.line()
 
     # Verifying
 
@@ -123,12 +114,12 @@ class TreePilot(WatchingPilot):
         """
         return len(leads) <= self.max_nodes
 
-    @abstractmethod
-    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:
-        """Whether to wait for the draft's next pass, in `next_s`, instead of verifying what was chosen just now.
+    def is_worth_waiting(self, num_passes: int) -> bool:  # noqa: ARG002
+        """Whether to wait for the draft's next pass, instead of verifying what was chosen just now.
 
         It has made `num_passes` since it was told of the last verdict. Asked only where drafting goes on meanwhile.
         """
+        return False
 
     @property
     def num_outcomes(self) -> int:
@@ -146,11 +137,6 @@ class TreePilot(WatchingPilot):
         """Of the draft, as wide as it was told."""
         return self._known.draft.passes(self._asked_rows[0] if self._asked_rows else 1.0)
 
-    @property
-    def first_pass_s(self) -> float:
-        """Until something grows below a token that the draft did not foresee: a pass is under way when it hears."""
-        return 1.5 * self.pass_s + self._known.draft.hop_s
-
     # Resting
 
     @property
@@ -166,11 +152,8 @@ class TreePilot(WatchingPilot):
 
     def saw_round(self, seen: RoundSeen) -> None:
         """What is learned from it is learned when the next block is on its way."""
-        self._known.later(lambda: self._learn_from(seen))
-
-    def _learn_from(self, seen: RoundSeen) -> None:
-        super().saw_round(seen)
-        self._known.economy()
+        learn = super().saw_round
+        self._known.later(lambda: learn(seen))
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""

@@ -77,14 +77,6 @@ def test_the_straight_part_of_a_block_is_its_likeliest_chain(tree):
     assert len(nodes.head(0).straight()) == 0
 
 
-def test_a_draft_goes_on_where_it_has_told_of_nothing_yet_likeliest_first(tree):
-    assert tree.open_reach(9) == pytest.approx([0.3, 0.2])
-    assert tree.open_reach(3) == pytest.approx([0.3]), "below the other nothing is wanted"
-    guessed(tree, (6,), (9, 0.9))
-    assert tree.open_reach(9) == pytest.approx([0.2, 0.03]), "a guesser knows most of what it would find there"
-    assert SpeculationTree().open_reach(1) == [1.0]
-
-
 def test_a_verdict_keeps_what_grew_below_its_token(tree):
     assert tree.reroot([5, 7])
     assert paths(tree) == pytest.approx({(8,): 0.5})
@@ -358,15 +350,6 @@ def test_a_block_is_found_again_by_its_tokens(tree):
     assert part.reach.tolist() == pytest.approx([0.5, 0.4, 0.3])
     tree.reroot([5])
     assert tree.part_of(block) is None
-
-
-def test_what_was_told_beside_a_block(tree):
-    tree.add(told(4, (ROOT, 9, 0.1), (ROOT, 10, 0.05)))
-    assert tree.beside((), tree.best(1, 9)) == [9, 6, 10], "ranks 0, 1 and 1: in their order"
-    assert tree.beside((5, 7), tree.best(2, 9)) == [8]
-    assert tree.beside((5, 8), tree.best(2, 9)) is None
-    guessed(tree, (), (77, 0.9))
-    assert 77 not in tree.beside((), tree.best(0, 9)), "the draft has not told of it"
 
 
 # Memory
