@@ -57,6 +57,10 @@ class RoundSeen:
     timing: Timing | None
     is_continued: bool = False
     """Whether the target went on with it by itself: then nothing travelled."""
+    unverified: tuple[float, bool] | None = None
+    """How sure the draft was of its first candidate where the path ended, and whether that was the token; where the
+    block did not have it. So a draft is learned about that is never believed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class Session(ABC):
     def _go_on(self) -> list[m.Command]:
         """Whatever the joint state allows to be done now."""
 
-    def _tell_pilot(self, judged: Judged, found: Found) -> None:
+    def _tell_pilot(self, judged: Judged, found: Found, unverified: tuple[float, bool] | None = None) -> None:
         verdict = judged.verdict
         self._pilot.saw_round(
             RoundSeen(
@@ -160,6 +160,7 @@ class Session(ABC):
                 judged.elapsed_s,
                 verdict.timing,
                 judged.is_continued,
+                unverified,
             )
         )
 

@@ -292,6 +292,11 @@ class SteadyDrafting:
 
     # Blocks
 
+    def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
+        """As `RoundSeen` has it, of a verdict by which these tokens are committed."""
+        first = None if self._is_drawn else self._tree.unverified(tokens[:-1], self._taken)
+        return None if first is None else (first[1], first[0] == tokens[-1])
+
     def reroot(self, tokens: Sequence[int]) -> Found:
         """These tokens were committed. Whether anything that the draft has told of is left."""
         self._num_late_rounds += self._is_late

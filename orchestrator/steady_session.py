@@ -120,11 +120,12 @@ class SteadySession(Session):
             return []
         verdict, tokens = judged.verdict, judged.guess.block.tokens
         committed = (*(tokens[node] for node in verdict.path), verdict.next_token)
+        unverified = self._growth.unverified(committed)
         found = self._growth.reroot(committed)
         for guesser in self._guessers:
             guesser.saw(committed)
         self.stats.record_found(found)
-        self._tell_pilot(judged, found)
+        self._tell_pilot(judged, found, unverified)
         if self._growth.is_silent:
             return self._growth.lose()
         return self._growth.rest() if self._growth.wants_rest else self._growth.take_turn(self._max_depth)

@@ -107,7 +107,7 @@ class WatchingPilot:
             self._known.num_sessions -= 1
 
     def _learn(self, seen: RoundSeen) -> None:
-        """From each place of the path where the draft's first candidate was verified."""
+        """From each place of the path where the draft has told of a first candidate."""
         shape = seen.shape
         first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
         for depth, place in enumerate((ROOT, *seen.path), start=1):
@@ -115,3 +115,7 @@ class WatchingPilot:
                 is_accepted = node in seen.path
                 self._accepted.see(depth, is_accepted)
                 self._fit.see(shape.confidence[node], is_accepted)
+        if seen.unverified is not None:
+            sureness, is_right = seen.unverified
+            self._accepted.see(len(seen.path) + 1, is_right)
+            self._fit.see(sureness, is_right)

@@ -305,6 +305,16 @@ class SpeculationTree:
 
     # Verdicts
 
+    def unverified(self, tokens: Sequence[int], block: Part) -> tuple[int, float] | None:
+        """The draft's first candidate below these tokens, and how sure it was of it; None where it has told of none, or
+        where `block` has it.
+        """
+        node: Node | None = self._root
+        for token in tokens:
+            node = node.children.get(token) if node is not None else None
+        first = next((child for child in node.children.values() if child.rank == 0), None) if node is not None else None
+        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.lead)
+
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.
 

@@ -50,7 +50,7 @@ def test_a_change_of_pace_is_noticed_within_some_passes(factor):
         for rows in ROWS:
             cost.see(rows, factor * law(rows))
     for rows in ROWS:
-        assert cost(rows) == pytest.approx(factor * law(rows))
+        assert cost(rows) == pytest.approx(factor * law(rows), rel=0.02)
 
 
 # Branches

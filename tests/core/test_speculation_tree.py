@@ -352,6 +352,18 @@ def test_a_block_is_found_again_by_its_tokens(tree):
     assert tree.part_of(block) is None
 
 
+def test_what_the_draft_had_told_of_that_no_block_had(tree):
+    block = tree.best(1, 9)
+    assert tokens(tree, block) == [5]
+    assert tree.unverified((), block) is None, "it is in the block"
+    assert tree.unverified((6,), block) is None, "nothing grew there"
+    assert tree.unverified((77,), block) is None
+    guessed(tree, (6,), (77, 0.9))
+    assert tree.unverified((6,), block) is None, "the draft has not told of it"
+    tree.add(Told(4, (1,), (9,), (0,), (0.6,), (0.7,)))
+    assert tree.unverified((6,), block) == (9, 0.7)
+
+
 # Memory
 
 

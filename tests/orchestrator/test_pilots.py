@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import typing
 from types import UnionType
 from typing import get_args
@@ -70,6 +71,17 @@ def test_costs_are_looked_at_anew_when_sessions_have_come_or_gone():
     for pilot in pilots[2:]:
         pilot.close()
     assert knowledge.lately.num_verifying == 2
+
+
+def test_a_draft_is_learned_about_that_is_never_believed():
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    for is_right in (True, False):
+        for _ in range(600):
+            timing = Timing(0.0, 0.02, 1, 1)
+            pilot.saw_round(RoundSeen(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
+        chance = 1.0 / (1.0 + math.exp(-pilot._fit.intercept))
+        assert chance == pytest.approx(float(is_right), abs=0.2)
+        assert pilot._accepted.chances(1)[0] == pytest.approx(float(is_right), abs=0.4)
 
 
 def leaves(kind, path, found):
