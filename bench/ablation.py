@@ -22,7 +22,7 @@ from unittest.mock import patch
 from bench.control import EASY, HARD, MODES, Alternating, Case, adaptive
 from bench.results import Result
 from core import curve, economy, estimators
-from core.speculation import grower
+from core.speculation import chances, grower
 from orchestrator import marginal
 from simulation.hardware import HopLaw
 from simulation.presets import PRESETS
@@ -46,6 +46,8 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     ),
     "passes by forecast": ((marginal, "passes_worth", lambda heads, *_: len(heads)),),
     "a pass costs more beyond its knots": ((curve.Curve, "_exponent", _constant(0.0)), (curve, "BELOW_EXPONENT", 0.0)),
+    "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
+    "waiting for a pass": ((marginal.MarginalPilot, "adds_enough", _constant(False)),),
     "hope beyond what was seen": ((curve, "HOPE", 1.0),),
     "rows by what a pass costs": ((economy.Economy, "rows_worth", _constant(8)),),
     "rest": ((marginal.MarginalPilot, "wants_rest", False),),

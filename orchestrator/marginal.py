@@ -1,4 +1,4 @@
-"""Control at the margin: what a node and a row of the draft are worth, at one price.
+"""Control at the margin: what a node, a wait and a row of the draft are worth, at one price.
 
 The price is `rate`, the tokens a second that a session makes at the moment. Knows chances, costs and times; must not
 know tokens. There is no plan and no search.
@@ -14,7 +14,7 @@ from core.config import SpeculationConfig
 from core.economy import Economy
 from core.records import GenerationRequest
 from core.shapes import best_reach
-from core.speculation.tree import Part
+from core.speculation.tree import EMPTY_PART, Part
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import Found, RoundSeen
@@ -25,6 +25,8 @@ REST_ROUNDS = 32
 """In which nothing was worth verifying: then the draft rests."""
 TRIAL_ROUNDS = 8
 """In which something has to be, after that."""
+MIN_WAIT = 0.25
+"""Of a pass: what is overdue is not there yet."""
 OFFERED_OUTCOMES = 4
 """Of a block, with which the target may go on by itself."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
@@ -32,14 +34,14 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
 
 class MarginalPilot(TreePilot):
-    """Verifies and drafts what is worth more than its time. It waits for nothing that the draft may still tell: the
-    time is never worth less than one more pass, by a few hundredths at best (docs/control.md).
-    """
+    """Verifies, waits for and drafts what is worth more than its time."""
 
     measure = Measure.LEAD
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
         super().__init__(request, config, knowledge)
+        self._fitting = EMPTY_PART
+        """What the last block could have had, the likeliest first."""
         self._num_idle = 0
         """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
         self._pause_s = FIRST_PAUSE_S
@@ -116,7 +118,29 @@ class MarginalPilot(TreePilot):
             straight = fitting.straight()
             if (chain := self.net(straight.reach)).max() >= gained.max():
                 fitting, gained = straight, chain
+        self._fitting = fitting
         return fitting.head(int(np.argmax(gained)))
+
+    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
+        if self._known.lately.is_shared:
+            return False  # who waits misses the others' pass of the target, and has to wait for the next
+        open_reach = tree.open_reach(min(max_depth, self._max_depth))
+        if self.minds_branches:
+            open_reach = open_reach[:1]  # a chain goes on at its end
+        return self.adds_enough(self._fitting.reach, open_reach, next_s)
+
+    def adds_enough(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
+        """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.
+
+        `reach`: of the nodes that a block could have now; `open_reach`: of the places where it goes on next, each of
+        which gets one more node, as likely as first candidates are on the whole.
+        """
+        price = self.rate * max(next_s, MIN_WAIT * self.pass_s)
+        if price >= 1.0:
+            return False  # the places exclude each other: a pass adds one token at most
+        following = self._accepted.chances(1)[0] * open_reach[: self._num_rows]
+        grown = np.sort(np.concatenate([reach, following]))[::-1][: self.max_nodes]
+        return bool(self.net(grown).max() - self.net(reach).max() > price)
 
     @property
     def num_outcomes(self) -> int:

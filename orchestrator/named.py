@@ -38,7 +38,7 @@ class NamedPilot(TreePilot):
             return chosen
         return tree.best(min(nodes, self.num_to_look_up(max_depth)), max_depth)
 
-    def is_worth_waiting(self, num_passes: int) -> bool:
+    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
         return not self._is_whole and num_passes <= self._gamma
 
     @property

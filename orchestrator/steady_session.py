@@ -49,6 +49,8 @@ class SteadySession(Session):
         self._last_offer: Offer | None = None
         self._early: m.TargetReplied | None = None
         """The verdict on an offer, of which it is not known yet that the target has gone on with it."""
+        self._now_s = 0.0
+        """Of the event that is handled."""
         self._verdict_s: float | None = None
         """When the last verdict came; None where what follows is no whole round."""
         self._handlers |= {
@@ -133,7 +135,7 @@ class SteadySession(Session):
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._growth.block(self._max_depth, self._max_nodes)
-        wait = self._growth.patience() if self._max_depth > 0 else None
+        wait = self._growth.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
         if wait is None and self._is_drawn and not self._growth.has_guesses:
             self._look_up()
             block = self._growth.block(self._max_depth, self._max_nodes)
@@ -168,6 +170,7 @@ class SteadySession(Session):
         return super()._on_target_placed(event)
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
+        self._now_s = event.received_s
         if self._verdict_s is not None:
             self._margin.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
             if self._is_continued:
@@ -205,9 +208,11 @@ class SteadySession(Session):
         return [*self._growth.placed(event.name, event.epoch), *self._go_on()]
 
     def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
+        self._now_s = event.received_s
         return [*self._growth.grew(event), *self._go_on()]
 
     def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
+        self._now_s = event.received_s
         return [*self._growth.ended(event), *self._go_on()]
 
     def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:

@@ -13,7 +13,7 @@ from core.config import SpeculationConfig
 from core.estimators import DepthRates
 from core.records import GenerationRequest, Timing
 from core.speculation.tree import Part
-from core.trees import Steady
+from core.trees import Floats, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import RoundSeen
 from orchestrator.watching import USUAL_TAIL, WatchingPilot
@@ -32,6 +32,8 @@ class TreeView(Protocol):
 
     def first_chain(self, max_depth: int) -> Part: ...
 
+    def open_reach(self, max_depth: int) -> Floats: ...
+
 
 class TreePilot(WatchingPilot):
     """One session's; a policy adds what to verify and when to wait."""
@@ -40,6 +42,7 @@ class TreePilot(WatchingPilot):
         super().__init__(request, config, knowledge)
         self.is_in_turn = self._is_sampled or not config.pipelining
         """What is drawn is of use for one block, whose root has to be known."""
+        self._num_rows = 1
 
     @property
     def max_depth(self) -> int:
@@ -83,7 +86,8 @@ class TreePilot(WatchingPilot):
 
     def _going_on(self, depth: int) -> Steady:
         """Until the next verdict: as wide as a pass yields most for its time, over all sessions that share it."""
-        rows = round(self._known.num_sharing_drafts * self._known.lately.rows_worth())
+        self._num_rows = self._known.lately.rows_worth()
+        rows = round(self._known.num_sharing_drafts * self._num_rows)
         self._asked_rows = (rows,)
         return Steady(rows, depth, sureness=self._sureness, tail=USUAL_TAIL, measure=self.measure)
 
@@ -114,12 +118,12 @@ class TreePilot(WatchingPilot):
         """
         return len(leads) <= self.max_nodes
 
-    def is_worth_waiting(self, num_passes: int) -> bool:  # noqa: ARG002
-        """Whether to wait for the draft's next pass, instead of verifying what was chosen just now.
+    @abstractmethod
+    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:
+        """Whether to wait for the draft's next pass, in `next_s`, instead of verifying what was chosen just now.
 
         It has made `num_passes` since it was told of the last verdict. Asked only where drafting goes on meanwhile.
         """
-        return False
 
     @property
     def num_outcomes(self) -> int:
@@ -136,6 +140,11 @@ class TreePilot(WatchingPilot):
     def pass_s(self) -> float:
         """Of the draft, as wide as it was told."""
         return self._known.draft.passes(self._asked_rows[0] if self._asked_rows else 1.0)
+
+    @property
+    def first_pass_s(self) -> float:
+        """Until something grows below a token that the draft did not foresee: a pass is under way when it hears."""
+        return 1.5 * self.pass_s + self._known.draft.wire_s
 
     # Resting
 

@@ -1,18 +1,18 @@
 """How likely each candidate of the draft is to be the target's token.
 
-The first candidate by how clearly it leads, the others by what is usual at their rank.
+The first candidate by how clearly it leads; the others by their share, and by what is usual at their rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain, repeat
 
 import numpy as np
 
 from core.estimators import MAX_CHANCE, MAX_LOGIT, MIN_CHANCE
 from core.growth import Candidates
-from core.trees import Steady
+from core.trees import Floats, Steady
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""
@@ -32,12 +32,12 @@ def chances_of(
     """
     if not said:
         return []
-    by_rule = np.array([(*rule.sureness, *rule.tail, *_UNKNOWN)[: 2 + MAX_TOLD] for rule, _ in rules])
+    by_rule = np.array([(*rule.sureness, sum(rule.tail), *rule.tail, *_UNKNOWN)[: 3 + MAX_TOLD] for rule, _ in rules])
     told = np.repeat(by_rule, [num for _, num in rules], axis=0)
     clear = np.minimum(np.maximum(leads, MIN_CHANCE), 1.0 - MIN_CHANCE)
     log_odds = np.minimum(np.maximum(np.log(clear / (1.0 - clear)), -MAX_LOGIT), MAX_LOGIT)
     heads = np.minimum(1.0 / (1.0 + np.exp(-(told[:, 0] + told[:, 1] * log_odds))), MAX_CHANCE)[:, None]
-    others = np.minimum((1.0 - heads) * told[:, 2:], heads)
+    others = np.minimum((1.0 - heads) * _tails(said, told[:, 3:], told[:, 2:3]), heads)
     rows = np.concatenate([heads, np.maximum(others, LEAST)], axis=1).tolist()
     widths = (num for rule, times in rules for num in repeat(_num_candidates(rule), times))
     return [row[: min(len(each.ranked), num)] for row, each, num in zip(rows, said, widths, strict=True)]
@@ -46,3 +46,16 @@ def chances_of(
 def _num_candidates(rule: Steady) -> int:
     """Of a place that become nodes at most: as many as their number is wanted and their chance is known."""
     return min(rule.fanout, MAX_TOLD, 1 + len(rule.tail))
+
+
+def _tails(said: Sequence[Candidates], usual: Floats, total: Floats) -> Floats:
+    """As likely together as they are on the whole; each by its share there and the root of what is usual at its rank,
+    which foretells the demo target's token well, greedy and sampled (docs/adr/0010).
+
+    `usual` [P, MAX_TOLD], `total` [P, 1].  # [P, MAX_TOLD]
+    """
+    shares = chain.from_iterable((*each.shares[1:], *_UNKNOWN)[:MAX_TOLD] for each in said)
+    weights = np.fromiter(shares, float, usual.size).reshape(usual.shape) * np.sqrt(usual)
+    sums = weights.sum(axis=1, keepdims=True)
+    found: Floats = np.where(sums > 0.0, weights * (total / np.maximum(sums, _TINY)), usual)
+    return found

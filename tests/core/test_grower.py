@@ -66,7 +66,9 @@ def test_the_first_candidate_is_as_likely_as_its_lead_says_and_the_others_share_
     candidates = Candidates((1, 2, 3), 0.8, 0.0, shares=(0.8, 0.1, 0.05))
     first, second, third = chances([candidates])[0]
     assert first == pytest.approx(candidates.lead)
-    assert (second, third) == pytest.approx(((1 - first) * 0.5, (1 - first) * 0.25)), "as is usual at their ranks"
+    weights = [0.5**0.5 * 0.1, 0.25**0.5 * 0.05]
+    assert second == pytest.approx((1 - first) * 0.85 * weights[0] / sum(weights))
+    assert third == pytest.approx((1 - first) * 0.85 * weights[1] / sum(weights))
     assert chances([candidates], replace(STEADY, fanout=1)) == [[first]]
 
 
@@ -83,6 +85,10 @@ def test_each_place_is_rated_by_the_rule_of_its_own_session():
     apart = [chances([each], rules[place // 2])[0] for place, each in enumerate(said)]
     assert chances(said, *rules) == apart
     assert [len(row) for row in apart] == [4, 4, 2, 2, 1, 1]
+
+
+def test_where_shares_are_not_known_the_others_are_as_likely_as_usual():
+    assert chances([Candidates((1, 2, 3), 0.5)])[0] == pytest.approx([0.5, 0.25, 0.125])
 
 
 def test_no_candidate_is_likelier_than_the_first():

@@ -166,7 +166,7 @@ class FakePilot:
     is_in_turn = True
     num_outcomes = 0
     wants_rest = False
-    pass_s = 0.003
+    pass_s = first_pass_s = 0.003
 
     @property
     def max_depth(self) -> int:

@@ -76,7 +76,7 @@ def test_looked_up_guesses_are_taken_where_the_draft_has_told_of_none(policy):
 
 def waits(each, grown, num_passes=1):
     each.choose(grown, 100, 100)
-    return each.is_worth_waiting(num_passes)
+    return each.is_worth_waiting(grown, 100, 0.003, num_passes)
 
 
 @pytest.mark.parametrize(

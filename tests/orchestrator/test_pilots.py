@@ -151,7 +151,7 @@ VIEWED = {name for name in vars(TreeView) if not name.startswith("_")}
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pilot_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
-    assert {"has_drafted", "best", "first_chain"} == VIEWED
+    assert {"has_drafted", "best", "first_chain", "open_reach"} == VIEWED
     assert not {"tokens", "nodes"} & {name for name in dir(Part) if not name.startswith("_")}
     tree = SpeculationTree()
     assert len(Controls(SpeculationConfig(policy=policy)).pilot(request()).choose(BlindTree(tree), 9, 9)) == 0
@@ -160,6 +160,7 @@ def test_a_pilot_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
     tree.guess(Guesses.chain((30, 31), (0.9, 0.9)))
     pilot = Controls(SpeculationConfig(policy=policy)).pilot(request())
     assert len(pilot.choose(BlindTree(tree), 9, 9)) > 0
+    pilot.is_worth_waiting(BlindTree(tree), 9, 0.003, 1)
 
 
 def test_a_pilot_forgets_the_request_that_it_is_made_for():

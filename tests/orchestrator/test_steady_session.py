@@ -12,6 +12,7 @@ from fakes import FakeTargetEngine, model_info, next_token, plain, request
 from core.config import Limits, SpeculationConfig
 from core.economy import WIDTHS
 from core.records import Call, Missing, Refused, Sprouted, Stamp, Timing
+from core.speculation.tree import SpeculationTree
 from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
 from orchestrator.control import Controls
@@ -36,6 +37,7 @@ class FakeMargin(MarginalPilot):
         super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
         self.is_patient = False
         self.seen = []
+        self.open_reach = None
 
     def saw_round(self, seen):
         self.seen.append(seen)
@@ -47,7 +49,8 @@ class FakeMargin(MarginalPilot):
     def is_worth_going_on(self, gained, num_nodes, num_now):
         return False
 
-    def is_worth_waiting(self, num_passes):
+    def adds_enough(self, reach, open_reach, next_s):
+        self.open_reach = open_reach.tolist()
         return self.is_patient
 
     @property
@@ -276,6 +279,17 @@ def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
     stage.grows((ROOT, 2))
     stage.verdict()
     assert stage.count(m.Await) == 2
+
+
+def test_what_would_grow_too_deep_for_the_block_is_not_waited_for(tokenizer):
+    """A draft that has fed all it may is silent: who waited for it would wait in vain."""
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    tokens = stage.right(4)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]), (1, tokens[2]))
+    stage.verdict()
+    assert stage.pilot.open_reach == []
+    stage.verdict()
+    assert stage.pilot.open_reach == [1.0]
 
 
 def test_a_silent_draft_is_not_told_more_and_more(stage):
@@ -571,6 +585,30 @@ def test_a_step_in_costs_is_looked_beyond():
     assert num_worth(steps, _array([0.5, 0.4, 0.3])) == 3
 
 
+def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
+    one = learned(lambda rows: 0.02)
+    assert one.adds_enough(_array([]), _array([1.0]), next_s=0.004), "0.8 tokens for 0.4"
+    assert not one.adds_enough(_array([]), _array([1.0]), next_s=0.02)
+    assert not one.adds_enough(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
+
+
+def test_nothing_is_waited_for_that_would_not_be_worth_its_row():
+    dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
+    cheap = learned(lambda rows: 0.02)
+    leaves = _array([0.1] * 8)
+    for each in (dear, cheap):
+        each.steady(100, 0)
+    assert cheap.adds_enough(_array([0.9]), leaves, next_s=0.003), "0.64 tokens for 0.3"
+    assert not dear.adds_enough(_array([0.9]), leaves, next_s=0.003)
+
+
+def test_no_more_is_hoped_for_than_a_pass_feeds():
+    one = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
+    rows = one.steady(100, 0).rows_per_pass
+    assert rows <= 4
+    assert not one.adds_enough(_array([0.9]), _array([0.05] * 64), next_s=0.003)
+
+
 def round_seen(found, num_guesses=0, rank=0):
     unsure = (0.5,) * num_guesses
     shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure)
@@ -627,6 +665,14 @@ def test_each_trial_in_vain_doubles_the_rest_until_one_pays():
         assert not one.wants_rest
         one.saw_round(round_seen(Found.HIT))
     assert one.rest() == FIRST_PAUSE_S
+
+
+def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
+    """Or misses the others' pass: with that a round is lost, not a part of one."""
+    one, tree = learned(lambda rows: 0.02), SpeculationTree()
+    assert one.is_worth_waiting(tree, 8, 0.004, 1)
+    one._known.num_sessions = 4
+    assert not one.is_worth_waiting(tree, 8, 0.004, 1)
 
 
 def test_a_session_begins_with_the_rate_of_those_before_it():
