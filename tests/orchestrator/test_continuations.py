@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import plain, request
-from test_steady_session import CONFIG, PROMPT, Stage
+from test_growing import CONFIG, PROMPT, Stage
 
 from core.protocol import UNUSED, Continuations
 from core.records import Refused, Timing, VerifyRequest
@@ -34,7 +34,7 @@ class OfferingStage(Stage):
             if isinstance(command, m.Verify):
                 self.made = None
             if isinstance(command, m.PlaceTarget):
-                pilot = self.session._margin
+                pilot = self.session._pilot
                 pilot.num_outcomes = self._outcomes
                 pilot.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
         return super().do(commands)

@@ -17,12 +17,12 @@ from core.trees import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
 from orchestrator import messages as m
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.drafting import MAX_OPEN
 from orchestrator.knowledge import LOOK_ROUNDS, Knowledge
 from orchestrator.marginal import FIRST_PAUSE_S, MAX_PAUSE_S, REST_ROUNDS, TRIAL_ROUNDS, MarginalPilot
 from orchestrator.pair import Pair
 from orchestrator.pilot import Found, RoundSeen, Shape
-from orchestrator.steady_drafting import MAX_OPEN
-from orchestrator.steady_session import SteadySession
+from orchestrator.session import Session
 
 PROMPT = (3, 1, 4)
 CONFIG = SpeculationConfig(lookup=False)
@@ -83,7 +83,7 @@ class Stage:
         target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
         pair = Pair(target, model_info("draft"), config, limits or Limits())
         self.pilot = FakeMargin(asked, config)
-        self.session = SteadySession(asked, pair, self.pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        self.session = Session(asked, pair, self.pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target = FakeTargetEngine(epoch=1)
         self.sent: list[m.Command] = []
         self.num_told = 0
@@ -255,7 +255,7 @@ def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile
     stage.grows((ROOT, 1))
     stage.verdict()
     waits = stage.last(m.Await).stamp
-    stage.do(stage.session._growth.tell())
+    stage.do(stage.session._drafting.tell())
     sent = stage.event(m.DraftLate(waits))
     assert [type(command) for command in sent] == [m.Verify]
 
@@ -268,7 +268,7 @@ def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
     stage.pilot.is_patient = False
     stage.grows((ROOT, 2))
     assert stage.event(m.DraftLate(waits)) == []
-    assert not stage.session._growth._is_late
+    assert not stage.session._drafting._is_late
 
 
 def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
@@ -359,7 +359,7 @@ def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, 
 def test_growth_of_another_lease_or_epoch_is_none(stage, stamp):
     assert stage.grows((ROOT, 1), stamp=stamp) == []
     assert stage.session.stats.num_stale_replies == 1
-    assert len(stage.session._growth._tree) == 0
+    assert len(stage.session._drafting._tree) == 0
 
 
 def test_after_another_lease_growth_begins_anew(stage):
@@ -370,7 +370,7 @@ def test_after_another_lease_growth_begins_anew(stage):
     asked = stage.last(m.Grow).request
     assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
     assert asked.growth.is_anew
-    assert len(stage.session._growth._tree) == 0
+    assert len(stage.session._drafting._tree) == 0
 
 
 def test_a_lost_target_is_sent_the_block_again_and_the_tokens_stay(stage):

@@ -35,7 +35,7 @@ CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
 """What is raised of growth that is none: where it came pickled nothing of it has been checked."""
 
 
-class SteadyDrafting:
+class Drafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it.
 
     Several messages may be in flight: each overtakes the ones before, and the draft says so.
@@ -78,7 +78,7 @@ class SteadyDrafting:
         self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<SteadyDrafting {self._machine} {self._held} {self._tree}>"
+        return f"<Drafting {self._machine} {self._held} {self._tree}>"
 
     # The lease
 
