@@ -15,15 +15,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from operator import truediv
 from typing import Any, Final
 from unittest.mock import patch
 
 from bench.control import EASY, HARD, MODES, Alternating, Case, adaptive
 from bench.results import Result
-from core import costs, curve, economy, estimators
+from core import curve, economy, estimators
 from core.speculation import chances, grower
-from core.trees import Floats
-from orchestrator import knowledge, marginal, watching
+from orchestrator import marginal
 from simulation.hardware import HopLaw
 from simulation.presets import PRESETS
 from simulation.scenario import Arrivals, Change, Closed, Scenario
@@ -38,64 +38,24 @@ def _constant(value: Any) -> Any:
 
 
 PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
-    "a session's own level": ((estimators.Level, "estimate", _constant(0.0)),),
-    "how sure the draft is": (
-        (estimators.ConfidenceFit, "line", lambda _, expected: (estimators.logit(expected), 0.0)),
-    ),
+    "how sure the draft is": ((estimators.ConfidenceFit, "line", lambda self: (self.intercept, 0.0)),),
     "what sureness is worth, learned": ((estimators.ConfidenceFit, "line", _constant((0.0, 1.0))),),
-    "acceptance by depth": ((estimators.RankProfile, "heads", lambda self, level=0.0: _flat_heads(self, level)),),
-    "ranks, learned": ((estimators.RankProfile, "_see_hazards", staticmethod(_constant(None))),),
-    "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
-    "pace": ((costs.PassCost, "_take_pace", _constant(None)),),
-    "outliers count for less": ((costs, "OUTLIER", 1e9),),
-    "hope between widths": ((curve.Curve, "_between", lambda self, left, rows: self._line(left, left + 1, rows)),),
-    "hope beyond what was seen": ((curve, "HOPE", 1.0),),
-    "the hop apart from the wire": ((costs.EngineCost, "hop_s", property(lambda self: self.wire_s)),),
-    "halves of sessions in turn": (
-        (
-            economy.Economy,
-            "in_turn_s",
-            lambda self, nodes, rows, branches=0.0: self.verify_s(nodes, branches) + self.draft_s(rows),
-        ),
-    ),
-    "rows by what a pass costs": ((economy.Economy, "rows_worth", _constant(8)),),
+    "acceptance by depth": ((estimators.DepthRates, "see", lambda self, _, is_right: self.rates[0].see(is_right)),),
     "plain decoding as the least rate": (
-        (marginal.MarginalPilot, "rate", property(lambda self: self._round_tokens / self._round_s)),
+        (marginal.MarginalPilot, "rate", property(lambda self: truediv(*self._known.usual_round(self.kind)))),
     ),
-    "the rate of the last rounds alone": ((marginal, "RATE_ROUNDS", 256.0),),
-    "a first rate that holds a while": ((marginal, "FIRST_ROUNDS", 0.0),),
-    "the rate of those before": (
-        (knowledge.Knowledge, "usual_round", lambda self, _kind, prior: (prior, self.lately.verify_s(0.0))),
-    ),
+    "passes by forecast": ((marginal, "passes_worth", lambda heads, *_: len(heads)),),
+    "a pass costs more beyond its knots": ((curve.Curve, "_exponent", _constant(0.0)), (curve, "BELOW_EXPONENT", 0.0)),
+    "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
     "waiting for a pass": ((marginal.MarginalPilot, "adds_enough", _constant(False)),),
-    "no waiting where passes are shared": (
-        (marginal.MarginalPilot, "adds_enough", lambda *seen: _adds_enough_alone(*seen)),
-    ),
+    "hope beyond what was seen": ((curve, "HOPE", 1.0),),
+    "rows by what a pass costs": ((economy.Economy, "rows_worth", _constant(8)),),
     "rest": ((marginal.MarginalPilot, "wants_rest", False),),
-    "three rounds against drafting": ((marginal, "MAX_AGAINST", 1),),
-    "the price of a pass in turn": ((economy.Economy, "pass_price", _constant(0.0)),),
-    "passes by forecast": ((marginal, "passes_worth", lambda _law, _economy, most, *_: most),),
     "offers": ((marginal.MarginalPilot, "num_outcomes", 0),),
     "offers beyond the first": ((marginal, "OFFERED_OUTCOMES", 1),),
     "a least chance": ((grower, "MIN_REACH", 1e-9),),
-    "costs that hold a while": ((knowledge, "GRAIN", 0.0), (knowledge, "LOAD_CHANGE", 1.0)),
-    "a law that holds a while": ((watching, "LAW_ROUNDS", 1), (estimators, "TOLERANCE", 0.0)),
 }
 """Each part, and what stands in its place without it."""
-
-
-def _flat_heads(profile: estimators.RankProfile, level: float) -> tuple[float, ...]:
-    chance = min(estimators.logistic(estimators.logit(profile._heads[0].mean()) + level), estimators.MAX_CHANCE)
-    return (chance,) * len(profile._heads)
-
-
-def _adds_enough_alone(pilot: marginal.MarginalPilot, reach: Floats, open_reach: Floats, next_s: float) -> bool:
-    """As if nobody else had a part in the target's passes."""
-    with patch.object(economy.Economy, "is_shared", False):
-        return ADDS_ENOUGH(pilot, reach, open_reach, next_s)
-
-
-ADDS_ENOUGH = marginal.MarginalPilot.adds_enough
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

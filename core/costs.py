@@ -1,8 +1,7 @@
 """What a pass costs, by its rows, as observed; and what the wire adds.
 
-Knows seconds and rows; must not know what the rows are for. A cost is a profile over rows, learned slowly, times a
-pace, learned within a few passes: so an engine that slows down is noticed at every number of rows, also at those that
-are not in use, and one late answer changes nothing.
+Knows seconds and rows; must not know what the rows are for. What passes of one width cost is the mean of the last
+few of them, but for outliers: so one late answer changes nothing, and an engine that slows down is noticed soon.
 """
 
 from __future__ import annotations
@@ -10,24 +9,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from core.curve import Curve
 from core.records import Timing
 
 FEW_ROWS = 16
 """Up to here each number of rows has a cost of its own."""
-YOUNG = 5.0
-"""Observations at one number of rows until they are averaged."""
-MAX_WEIGHT = 50.0
+YOUNG = 5
+"""Passes of one width until they are known well enough to be fitted only now and then."""
+NUM_RECENT = 15
+"""Passes of one width that are remembered."""
 FIT_EVERY = 8
-"""Observations after which a profile that has settled is fitted anew: it moves slowly, and that takes a while."""
+"""Observations after which a profile is fitted anew: it moves slowly, and that takes a while."""
 OUTLIER = 1.25
-"""Times the mean, or a part of it, that one observation counts for at most; what is more than noise is the pace's."""
-NUM_RECENT = 5
-"""The pace is the median of so many: two outliers in a row change nothing, three are a change."""
-MEAN_PACES = 16.0
-"""Passes over which its mean goes."""
+"""Times the median, or a part of it, that one observation counts for at most."""
 PRIOR_ROWS = 16.0
 """Rows at which a pass is thought to cost what it costs with one, before any was seen."""
 BRANCH_WINDOW = 200.0
@@ -41,9 +37,6 @@ MIN_BRANCH = 0.01
 NUM_WIRES = 9
 """Calls of which the median tells what the wire takes."""
 PRIOR_WIRE_S = 0.001
-HOP_CALLS = 100
-NUM_HOPS = 20
-"""Of so many times `HOP_CALLS` calls the quickest tells what the wire takes when nothing is waited for."""
 
 
 def _bucket(rows: float) -> int:
@@ -60,23 +53,28 @@ def _near(value: float, usual: float) -> float:
 
 @dataclass(slots=True)
 class _Knot:
-    """What passes of about so many rows cost: the median of the first few, so that none rules; then a slow mean."""
+    """What passes of about so many rows cost."""
 
-    rows: float
-    seconds: float
+    rows: float = 0.0
+    seconds: float = 0.0
     branches: float = 0.0
-    weight: float = 1.0
-    young: list[float] = field(default_factory=list)
+    num_seen: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     def see(self, rows: float, seconds: float, branches: float) -> None:
-        self.weight = min(self.weight + 1.0, MAX_WEIGHT)
+        self.num_seen += 1
+        if self.num_seen == YOUNG:  # the first pass of a width is often slow: something was compiled, or allocated
+            self.recent.popleft()
+        self.recent.append(seconds)
+        usual = median(self.recent)
+        self.seconds = fmean(_near(each, usual) for each in self.recent)
         self.rows += (rows - self.rows) / self.weight
         self.branches += (branches - self.branches) / self.weight
-        if self.weight <= YOUNG:
-            self.young.append(seconds)
-            self.seconds = median(self.young)
-        else:
-            self.seconds += (_near(seconds, self.seconds) - self.seconds) / self.weight
+
+    @property
+    def weight(self) -> int:
+        """Passes that it is the mean of."""
+        return len(self.recent)
 
 
 @dataclass(slots=True)
@@ -115,7 +113,7 @@ class _BranchCost:
 
 
 class PassCost:
-    """Learns seconds of one forward pass as a function of its rows: a profile that never falls, times a pace.
+    """Learns seconds of one forward pass as a function of its rows: a profile that never falls.
 
     Where a tree's branches are computed one by one each adds to that, however many rows there are: learned apart.
     """
@@ -123,13 +121,10 @@ class PassCost:
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
         self._knots: dict[int, _Knot] = {}
-        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
         self._profile = Curve(*self._fitted())
         self._num_unfitted = 0
         self._branch = _BranchCost()
         self._fitted_branch_s = 0.0
-        self.pace = 1.0
-        self._mean_pace = 1.0
 
     def __repr__(self) -> str:
         return f"<PassCost {', '.join(f'{rows:.0f}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
@@ -138,31 +133,13 @@ class PassCost:
         """One pass of `rows` rows took `seconds`; `branches` is None where nobody knows how many there were."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
-        knot = self._knots.get(_bucket(rows))
+        knot = self._knots.setdefault(_bucket(rows), _Knot())
+        if branches is not None and rows < FEW_ROWS and knot.weight >= YOUNG:  # wider knots hold unlike rows
+            self._branch.see(branches - knot.branches, _near(seconds, knot.seconds) - knot.seconds)
+        knot.see(rows, seconds, knot.branches if branches is None else branches)
         self._num_unfitted += 1
-        if knot is None:
-            at_pace = seconds / self.pace
-            self._knots[_bucket(rows)] = _Knot(rows, at_pace, branches or 0.0, young=[at_pace])
+        if self._num_unfitted >= FIT_EVERY or knot.weight <= YOUNG:
             self._fit()
-        else:
-            usual = knot.branches if branches is None else branches
-            self._take_pace(seconds / (self._profile.seen(rows) + self._fitted_branch_s * usual))
-            if branches is not None and rows < FEW_ROWS and knot.weight >= YOUNG:  # wider knots hold unlike rows
-                at_pace = _near(seconds / self._mean_pace, knot.seconds)
-                self._branch.see(branches - knot.branches, at_pace - knot.seconds)
-            knot.see(rows, seconds / self.pace, usual)
-            if self._num_unfitted >= FIT_EVERY or knot.weight <= YOUNG:
-                self._fit()
-
-    def _take_pace(self, ratio: float) -> None:
-        """A pass took so many times what its rows and branches say.
-
-        Branches are judged by the mean: where they come in turn, the median of a few goes up and down with them.
-        """
-        self._recent.append(ratio)
-        self.pace = median(self._recent)
-        self._mean_pace += (_near(ratio, self._mean_pace) - self._mean_pace) / MEAN_PACES
-        self._mean_pace = _near(self._mean_pace, self.pace)
 
     def _fit(self) -> None:
         self._num_unfitted = 0
@@ -171,18 +148,18 @@ class PassCost:
         self._profile = Curve(*self._fitted())
 
     def __call__(self, rows: float) -> float:
-        """Expected seconds of a pass of `rows` rows at the present pace."""
-        return self.pace * self._profile(rows)
+        """Expected seconds of a pass of `rows` rows."""
+        return self._profile(rows)
 
     def curve(self) -> Curve:
         """The present belief, for keeps; of passes without branches."""
-        return self._profile.times(self.pace)
+        return self._profile
 
     @property
     def branch_s(self) -> float:
-        """What a branch adds at the present pace, as far as that is sure; 0 where it is next to nothing."""
+        """What a branch adds, as far as that is sure; 0 where it is next to nothing."""
         surely = min(self._branch.surely, self._fitted_branch_s)
-        return self.pace * surely if surely > MIN_BRANCH * self._profile(1.0) else 0.0
+        return surely if surely > MIN_BRANCH * self._profile(1.0) else 0.0
 
     def points(self) -> dict[int, float]:
         """At the powers of two over what was observed: few, and always the same: they become a metric's labels."""
@@ -220,8 +197,6 @@ class EngineCost:
     def __init__(self, prior_s: float) -> None:
         self.passes = PassCost(prior_s)
         self._wires: deque[float] = deque(maxlen=NUM_WIRES)
-        self._hops: deque[float] = deque(maxlen=NUM_HOPS)
-        self._num_calls = 0
         self._last: Timing | None = None
 
     def __repr__(self) -> str:
@@ -231,11 +206,6 @@ class EngineCost:
     def wire_s(self) -> float:
         """Of a call and its answer, and of gathering the call with others: the median of the last few."""
         return median(self._wires) if self._wires else PRIOR_WIRE_S
-
-    @property
-    def hop_s(self) -> float:
-        """Of a call and its answer alone: where calls wait for one another the others contain that wait."""
-        return min(self._hops, default=PRIOR_WIRE_S)
 
     def see(self, timing: Timing, elapsed_s: float, branches: float | None = None, *, is_call: bool = True) -> None:
         """One answered call, or with `is_call` false what the engine did without one, since its answer before.
@@ -250,17 +220,10 @@ class EngineCost:
         if within_s > 1.05 * elapsed_s + (0.001 if is_call else self.wire_s):
             return
         if is_call:
-            self._see_wire(max(0.0, elapsed_s - within_s))
+            self._wires.append(max(0.0, elapsed_s - within_s))
         if self._last is None or not _is_same(timing, self._last):
             self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
         self._last = timing
-
-    def _see_wire(self, wire_s: float) -> None:
-        self._wires.append(wire_s)
-        if self._num_calls % HOP_CALLS == 0:
-            self._hops.append(wire_s)
-        self._hops[-1] = min(self._hops[-1], wire_s)
-        self._num_calls += 1
 
     def see_late(self, rows: float, num_passes: int, elapsed_s: float) -> None:
         """No answer after `elapsed_s`: each of its passes takes at least its share of that."""

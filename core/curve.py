@@ -27,20 +27,11 @@ class Curve:
         self._seconds = tuple(seconds)
         self._known: dict[float, float] = {}
 
-    def times(self, factor: float) -> Curve:
-        """The same, all of it so many times slower."""
-        return Curve(self._places, [factor * second for second in self._seconds])
-
     def __call__(self, rows: float) -> float:
         found = self._known.get(rows)
         if found is None:
             found = self._known[rows] = self._at(rows)
         return found
-
-    def differs(self, other: Curve, tolerance: float) -> bool:
-        """Whether the two are apart by so much, relatively, where either was seen."""
-        places = {*self._places, *other._places}
-        return any(abs(math.log(self(rows) / other(rows))) > tolerance for rows in places)
 
     def _at(self, rows: float) -> float:
         places, seconds = self._places, self._seconds
@@ -51,23 +42,8 @@ class Curve:
             beyond = rows / places[-1]
             hope = math.pow(min(beyond, HOPE), self._exponent(len(places) - 2))
             return seconds[-1] * hope * max(beyond / HOPE, 1.0)
-        return self._between(bisect_right(places, rows) - 1, rows)
-
-    def seen(self, rows: float) -> float:
-        """As `__call__`, but on the line between two knots: a pass is judged without hope."""
-        right = bisect_right(self._places, rows)
-        return self._line(right - 1, right, rows) if 0 < right < len(self._places) else self(rows)
-
-    def _between(self, left: int, rows: float) -> float:
-        """The least that a convex law allows between two knots: above the lines through their neighbours.
-
-        Passes cost little until, at some width, they cost in proportion. Where that is has to be tried out, and a chord
-        between a narrow pass and somebody's prefill would say that it cannot be worth it.
-        """
-        chord = self._line(left, left + 1, rows)
-        below = self._line(left - 1, left, rows) if left else self._seconds[0]
-        above = self._line(left + 1, left + 2, rows) if left + 2 < len(self._places) else 0.0
-        return min(max(below, above), chord)
+        left = bisect_right(places, rows) - 1
+        return self._line(left, left + 1, rows)
 
     def _line(self, first: int, second: int, rows: float) -> float:
         share = (rows - self._places[first]) / (self._places[second] - self._places[first])

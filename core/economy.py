@@ -6,7 +6,7 @@ Knows curves of costs and how many sessions share an engine; must not know how e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,6 @@ class Economy:
         """Whether sessions meet in the passes of the target."""
         return self.num_verifying >= SHARED_SESSIONS
 
-    def halved(self) -> Economy:
-        """The same for half of the sessions."""
-        return replace(self, num_verifying=self.num_verifying / 2.0, num_drafting=max(1.0, self.num_drafting / 2.0))
-
     def verify_s(self, nodes: float, branches: float = 0.0) -> float:
         """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
         pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
@@ -62,22 +58,8 @@ class Economy:
         return sum(self.draft_pass_s(self.num_drafting * row) for row in rows if row) + self.draft_wire_s
 
     def in_turn_s(self, nodes: float, rows: tuple[int, ...], branches: float = 0.0) -> float:
-        """A round that drafts in passes of so many rows, and then verifies a block of so many nodes.
-
-        Sessions that share engines fall into two halves, since who drafts misses the others' pass: each half drafts
-        while the other is verified, and neither engine serves both at once.
-        """
-        if not self.is_shared:
-            return self.verify_s(nodes, branches) + self.draft_s(rows)
-        half = self.halved()
-        return 2.0 * max(half.verify_s(nodes, branches), half.draft_s(rows))
-
-    def pass_price(self, rate: float, rows: int) -> float:
-        """Tokens that the time of one more pass of the draft would yield at `rate`, where the target waits for it.
-
-        0 where passes are shared: it verifies others meanwhile.
-        """
-        return 0.0 if self.is_shared else rate * self.draft_pass_s(self.num_drafting * rows)
+        """A round that drafts in passes of so many rows, and then verifies a block of so many nodes."""
+        return self.verify_s(nodes, branches) + self.draft_s(rows)
 
     def rows_worth(self) -> int:
         """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""

@@ -71,18 +71,18 @@ class Controls:
 
     def report(self) -> ControlReport:
         known, doing = self._known, self._known.doing
-        profile = known.most_used_profile()
+        accepted = known.most_accepted()
         return ControlReport(
             policy=self._config.policy,
             num_sessions=known.num_sessions,
             draft_tokens=doing.draft_tokens,
             block_tokens=doing.block_tokens,
             reason=known.reason,
-            acceptance=profile.heads() if profile else (),
+            acceptance=tuple(accepted.chances(len(accepted.rates))) if accepted else (),
             hit_rate=known.hits.mean(),
             verify_s=known.verify.passes.points(),
             draft_s=known.draft.passes.points(),
-            wire_s=known.verify.hop_s,
+            wire_s=known.verify.wire_s,
             branch_s=known.verify.passes.branch_s,
             num_changes=known.num_changes,
         )

@@ -55,18 +55,5 @@ class Offer:
         return Guess(block, Shape(block.parents, ranks, leads))
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What the draft had told of beside the block, where the accepted path ended."""
-
-    rank: int | None
-    """Of the verdict's token among those; None where it was not one of them."""
-    num_listed: int
-    """How many they are."""
-
-
-NOWHERE = Followed(None, 0)
-
-
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]
     return tuple(values[index] for index in indices) if values else ()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.estimators import DepthRates
 from core.speculation.guesses import Guesses
-from orchestrator.knowledge import Lookups
 
 NGRAM_TOKENS = (4, 3, 2)
 """Lengths of the endings that are looked up, the surest first."""
@@ -21,7 +21,7 @@ MAX_LOOK_BACK_TOKENS = 2048
 class LookupGuesser:
     """Prompt lookup as a guesser: a chain below the last committed token."""
 
-    def __init__(self, worth: Lookups, max_depth: int) -> None:
+    def __init__(self, worth: DepthRates, max_depth: int) -> None:
         self._worth = worth
         self._max_depth = max_depth
         self._lookup = Lookup()
@@ -39,7 +39,7 @@ class LookupGuesser:
         num_right = 0
         while num_right < num_guesses and self._proposed[num_right] == tokens[num_right]:
             num_right += 1
-        self._worth.see(num_guesses, num_right)
+        self._worth.see_chain(num_guesses, num_right)
         self._proposed = ()
 
 

@@ -1,6 +1,6 @@
 """Control at the margin: what a node, a wait and a row of the draft are worth, at one price.
 
-The price is `rate`, the tokens a second that the session makes at the moment. Knows chances, costs and times; must not
+The price is `rate`, the tokens a second that a session makes at the moment. Knows chances, costs and times; must not
 know tokens. There is no plan and no search.
 """
 
@@ -13,23 +13,20 @@ import numpy as np
 from core.config import SpeculationConfig
 from core.economy import Economy
 from core.records import GenerationRequest
-from core.shapes import RankLaw, best_reach
+from core.shapes import best_reach
 from core.speculation.tree import EMPTY_PART, Part
 from core.trees import Floats, Ints, Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import Found, RoundSeen
 from orchestrator.tree_pilot import TreePilot, TreeView
+from orchestrator.watching import USUAL_TAIL
 
-RATE_ROUNDS = 16.0
-"""Over which the rate is averaged."""
-FIRST_ROUNDS = 4.0
-"""That what is usual counts for, to begin with."""
 REST_ROUNDS = 32
 """In which nothing was worth verifying: then the draft rests."""
 TRIAL_ROUNDS = 8
 """In which something has to be, after that."""
-MAX_AGAINST = 3
-"""Rounds in a row in which drafting in turn has to promise nothing, so that noise does not end it."""
+MIN_WAIT = 0.25
+"""Of a pass: what is overdue is not there yet."""
 OFFERED_OUTCOMES = 4
 """Of a block, with which the target may go on by itself."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
@@ -51,17 +48,14 @@ class MarginalPilot(TreePilot):
         self._is_resting = False
         self._is_trial = False
         """Since a rest nothing has been worth verifying."""
-        self._num_against = MAX_AGAINST - 1
-        """Rounds in a row in which drafting in turn has promised nothing; who is new believes others."""
-        self._num_intervals = 0
-        self._round_tokens, self._round_s = knowledge.usual_round(self.kind, 1.0 + self._law.at(1)[0])
         if self._max_depth:
             knowledge.begin(self.doing, f"{self.kind}: gamma {self._max_depth} at most, while guesses are worth it")
 
     @property
     def rate(self) -> float:
-        """Tokens that a second is worth: what the session makes in one, and not less than plain decoding would."""
-        return max(self._round_tokens / self._round_s, 1.0 / self._known.lately.verify_s(0.0))
+        """Tokens that a second is worth: what sessions make in one, and not less than plain decoding would."""
+        tokens, seconds = self._known.usual_round(self.kind)
+        return max(tokens / seconds, 1.0 / self._known.lately.verify_s(0.0))
 
     def steady(self, room: int, turn: int) -> Steady | None:
         if self._is_resting:
@@ -71,19 +65,14 @@ class MarginalPilot(TreePilot):
 
     def wants_turn(self) -> bool:
         """Whether drafting promises more than plain decoding, or is to be tried: by one session at a time."""
-        self._num_against = 0 if self._planned else self._num_against + 1
-        if self._num_against < MAX_AGAINST:
-            return True
-        return self._is_trial and self._known.may_try(self)
+        return self._planned > 0 or (self._is_trial and self._known.may_try(self))
 
     @property
     def _planned(self) -> int:
-        """Passes that promise most, 0 where plain decoding does. Who shares engines had better act as others do."""
+        """Passes that promise most, 0 where plain decoding does."""
         economy = self._known.lately
-        law = self._profile.law() if economy.is_shared else self._law
-        if self._is_sampled:
-            return passes_worth(law, economy, min(self._max_depth, self.max_nodes), None, 1)
-        return passes_worth(law, economy, self._max_depth, self.max_nodes, economy.rows_worth())
+        heads = tuple(round(chance, 2) for chance in self._accepted.chances(self._max_depth))
+        return passes_worth(heads, economy, self.max_nodes, 1 if self._is_sampled else economy.rows_worth())
 
     def _num_planned(self, depth: int) -> int:
         return max(1, min(depth, self._planned))
@@ -92,21 +81,10 @@ class MarginalPilot(TreePilot):
         return super()._chain(self._num_planned(depth))
 
     def _in_turn(self, depth: int) -> Steady:
-        """Pass after pass while one gains more than its time would yield: the chances of its nodes, each times that of
-        a guess below it. Where passes are shared as many as are forecast to yield most."""
-        economy, head = self._known.lately, self._law.at(1)[0]
-        rows = economy.rows_worth()
-        price = economy.pass_price(self.rate, rows)
-        num_passes = depth if price else self._num_planned(depth)
+        """As many passes as are forecast to yield most."""
+        rows, num_passes = self._known.lately.rows_worth(), self._num_planned(depth)
         self._asked_rows = (rows,) * num_passes
-        return Steady(
-            rows,
-            depth,
-            price / head,
-            self._sureness,
-            self._usual_tail,
-            num_passes=num_passes,
-        )
+        return Steady(rows, depth, sureness=self._sureness, tail=USUAL_TAIL, num_passes=num_passes)
 
     @property
     def minds_branches(self) -> bool:
@@ -144,8 +122,8 @@ class MarginalPilot(TreePilot):
         return fitting.head(int(np.argmax(gained)))
 
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
-        if self._price_of_waiting(next_s) >= 1.0:
-            return False  # the places where the draft goes on exclude each other: a pass adds one token at most
+        if self._known.lately.is_shared:
+            return False  # who waits misses the others' pass of the target, and has to wait for the next
         open_reach = tree.open_reach(min(max_depth, self._max_depth))
         if self.minds_branches:
             open_reach = open_reach[:1]  # a chain goes on at its end
@@ -154,17 +132,15 @@ class MarginalPilot(TreePilot):
     def adds_enough(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
         """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.
 
-        `reach`: of the nodes that a block could have now; `open_reach`: of those that the draft has not fed; falling.
-        Who waits where passes of the target are shared misses the others' pass, and waits for the one after it.
+        `reach`: of the nodes that a block could have now; `open_reach`: of the places where it goes on next, each of
+        which gets one more node, as likely as first candidates are on the whole.
         """
-        grown = np.sort(np.concatenate([reach, open_reach[: self._num_rows]]))[::-1][: self.max_nodes]
-        return bool(self.net(grown).max() - self.net(reach).max() > self._price_of_waiting(next_s))
-
-    def _price_of_waiting(self, next_s: float) -> float:
-        """Tokens that the time would yield."""
-        economy = self._known.lately
-        lost_s = economy.verify_s(0.0) if economy.is_shared else max(next_s, 0.25 * self.pass_s)
-        return self.rate * lost_s
+        price = self.rate * max(next_s, MIN_WAIT * self.pass_s)
+        if price >= 1.0:
+            return False  # the places exclude each other: a pass adds one token at most
+        following = self._accepted.chances(1)[0] * open_reach[: self._num_rows]
+        grown = np.sort(np.concatenate([reach, following]))[::-1][: self.max_nodes]
+        return bool(self.net(grown).max() - self.net(reach).max() > price)
 
     @property
     def num_outcomes(self) -> int:
@@ -173,7 +149,7 @@ class MarginalPilot(TreePilot):
         shared: who of the others waits for a block holds up all. Who has no draft for a while always goes on.
         """
         known = self._known
-        is_far = known.verify.hop_s > 2.0 * self.pass_s and not self.is_in_turn
+        is_far = known.verify.wire_s > 2.0 * self.pass_s and not self.is_in_turn
         return OFFERED_OUTCOMES if self._is_resting or (is_far and not known.lately.is_shared) else 0
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
@@ -181,7 +157,7 @@ class MarginalPilot(TreePilot):
         if not self.num_outcomes:
             return super().is_worth_going_on(gained, num_nodes, num_now)
         economy = self._known.lately
-        as_usual = self._round_tokens - self.rate * economy.verify_s(num_now)
+        as_usual = self._known.usual_round(self.kind)[0] - self.rate * economy.verify_s(num_now)
         seconds = economy.verify_s(num_nodes) - economy.verify_wire_s
         return 1.0 + gained - self.rate * seconds >= min(as_usual, 0.0)
 
@@ -216,10 +192,6 @@ class MarginalPilot(TreePilot):
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""
-        self._num_intervals += 1
-        share = 1.0 / min(self._num_intervals + FIRST_ROUNDS, RATE_ROUNDS)
-        self._round_tokens += (num_tokens - self._round_tokens) * share
-        self._round_s += (elapsed_s - self._round_s) * share
         self._known.saw_interval(self.kind, num_tokens, elapsed_s)
 
     def close(self) -> None:
@@ -228,13 +200,14 @@ class MarginalPilot(TreePilot):
 
 
 @lru_cache(maxsize=256)
-def passes_worth(law: RankLaw, economy: Economy, max_passes: int, max_nodes: int | None, wide: int) -> int:
+def passes_worth(heads: tuple[float, ...], economy: Economy, max_nodes: int, wide: int) -> int:
     """Passes of the draft, of `wide` rows but for the first, after which a round in turn makes most tokens a second; 0
-    where plain decoding does. `max_nodes`: of the tree that grows; None for a chain.
+    where plain decoding does. `heads`: chances of first candidates by depth; `max_nodes`: of a block.
     """
     best, best_rate = 0, 1.0 / economy.verify_s(0.0)
-    for num_passes in range(1, max_passes + 1):
-        reach = law.chain(num_passes) if max_nodes is None else best_reach(law, max_nodes, num_passes)
+    for num_passes in range(1, len(heads) + 1):
+        tail = USUAL_TAIL if wide > 1 else ()
+        reach = best_reach(heads[:num_passes], tail, max_nodes)
         tokens = 1.0 + np.append(0.0, np.cumsum(reach))
         rows = (1, *(wide,) * (num_passes - 1))
         seconds = np.array([economy.in_turn_s(float(num), rows) for num in range(len(tokens))])

@@ -10,21 +10,19 @@ import math
 from collections.abc import Sequence
 
 from core.config import SpeculationConfig
-from core.estimators import miss_curve
 from core.records import GenerationRequest
 from core.speculation.tree import Part
 from core.trees import Measure, Steady
 from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import RoundSeen
 from orchestrator.rules import RULES
-from orchestrator.tree_pilot import TOLD_RANKS, TreePilot, TreeView
+from orchestrator.tree_pilot import TreePilot, TreeView
+from orchestrator.watching import USUAL_TAIL
 
 OWN = (0.0, 1.0)
 """Chances that are the draft's own leads, taken as they are."""
 ALIKE = (3.0, 0.0)
 """Each first candidate is right with a chance of 0.95: so a draft grows chains, below many outcomes of a block."""
-USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, TOLD_RANKS + 1))
-"""Chances of the second candidate, the third, and so on, if it is not the first: the demo pair's, never learned."""
 
 
 class NamedPilot(TreePilot):
@@ -76,10 +74,6 @@ class ChainPilot(NamedPilot):
     @property
     def _sureness(self) -> tuple[float, float]:
         return ALIKE
-
-    @property
-    def _usual_tail(self) -> tuple[float, ...]:
-        return USUAL_TAIL
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         chain = tree.first_chain(min(max_nodes, max_depth))
@@ -146,7 +140,3 @@ class StaticTreePilot(NamedPilot):
     @property
     def _sureness(self) -> tuple[float, float]:
         return OWN
-
-    @property
-    def _usual_tail(self) -> tuple[float, ...]:
-        return USUAL_TAIL

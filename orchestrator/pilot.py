@@ -52,16 +52,15 @@ class RoundSeen:
     path: tuple[int, ...]
     """Accepted nodes."""
     found: Found
-    rank: int | None
-    """Of the next token among what the draft had told of where the path ended, beside the block; None where it was none
-    of that."""
-    num_listed: int
-    """How many tokens those were."""
     elapsed_s: float
     """From sending the block, or from the verdict with which the target went on with it, to having this one."""
     timing: Timing | None
     is_continued: bool = False
     """Whether the target went on with it by itself: then nothing travelled."""
+    unverified: tuple[float, bool] | None = None
+    """How sure the draft was of its first candidate where the path ended, and whether that was the token; where the
+    block did not have it. So a draft is learned about that is never believed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

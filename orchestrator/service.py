@@ -16,8 +16,8 @@ from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
 from orchestrator.pilot import ControlReport
 from orchestrator.rounds import Rounds
+from orchestrator.session import Session
 from orchestrator.statistics import DraftWait
-from orchestrator.steady_session import SteadySession
 from orchestrator.text import Tokenizer
 
 
@@ -77,7 +77,7 @@ class Service:
             raise DeadlinePassed("the request's time had run out when it arrived")
         with self._admission:
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-            session = SteadySession(
+            session = Session(
                 request,
                 self._pair,
                 self._pilots.pilot(request),

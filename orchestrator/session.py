@@ -2,76 +2,54 @@
 
 The session owns the committed tokens. Engines hold copies of a prefix of them, and every message names the prefix it
 builds on, so whatever an engine has forgotten is sent again. Nothing that a draft says can reach the output but through
-a verdict of the target.
+a verdict of the target. Blocks are taken out of one tree, and a verdict makes another node its root.
 
-Handlers record what has happened; `_go_on` alone decides, from the joint state, what is to be done next.
+Handlers record what has happened; `_go_on` alone decides, from the joint state, what is to be done next. Must not know
+how a tree grows, nor what a node is worth.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
+from core.config import SpeculationConfig
 from core.errors import OutriderError, ServiceError, Unavailable, UnsoundScores
 from core.records import (
     Call,
     CallTrace,
     Chunk,
+    Continuation,
     GenerationRequest,
     Missing,
     Refused,
     Verdict,
     VerifyRequest,
 )
-from core.trees import ROOT
+from core.speculation.guesses import Guesser
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess
+from orchestrator.drafting import Drafting
+from orchestrator.guess import NO_GUESS, Guess
 from orchestrator.held import Held
+from orchestrator.lookup import LookupGuesser
+from orchestrator.offers import Offers
 from orchestrator.output import Committed, Output
 from orchestrator.pair import Completion, Pair
-from orchestrator.pilot import Found, Pilot, RoundSeen
+from orchestrator.pilot import Found
 from orchestrator.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.statistics import Statistics
+from orchestrator.tree_pilot import TreePilot
+from orchestrator.verdicts import Judged, problem_of
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict that has been committed, until it is known whether the next block was there."""
-
-    guess: Guess
-    num_committed: int
-    """When the guess was sent."""
-    verdict: Verdict
-    elapsed_s: float
-    """From sending the guess, or from the verdict with which the target went on with it, to having this one."""
-    is_continued: bool
-    """Whether the target went on with it by itself."""
-
-    @property
-    def end(self) -> int:
-        """The last accepted node."""
-        return self.verdict.path[-1] if self.verdict.path else ROOT
+def new_guessers(config: SpeculationConfig, pilot: TreePilot) -> tuple[Guesser, ...]:
+    """Those that one session has beside its draft. A new one is one more here, and its file."""
+    return (LookupGuesser(pilot.lookups, pilot.max_depth),) if config.lookup else ()
 
 
-class DraftSide(Protocol):
-    """A session's dealings with its draft, as far as all sessions have them."""
-
-    def begin(self) -> list[m.Command]: ...
-
-    def place_later(self) -> m.Command: ...
-
-    def lost(self, epoch: int) -> list[m.Command]: ...
-
-    def close(self) -> None: ...
-
-
-class Session(ABC):
+class Session:
     """The life of one completion. `start` once, then `handle` each event; both return what is to be done.
-
-    Where blocks come from is the subclass's affair (`steady_session`).
 
     Invariant: at most one message to each engine is awaited.
     Invariant: after a Fail, or an Emit with a finish reason, no command but releases follows.
@@ -81,7 +59,7 @@ class Session(ABC):
         self,
         request: GenerationRequest,
         pair: Pair,
-        pilot: Pilot,
+        pilot: TreePilot,
         detokenizer: IncrementalDetokenizer,
         session_id: str,
     ) -> None:
@@ -102,21 +80,29 @@ class Session(ABC):
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
         self._judged: Judged | None = None
+        self._drafting = Drafting(self._completion, pilot, self.stats)
+        self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
+        self._is_drawn = self._completion.spec.needs_q
+        self._offers = Offers()
+        self._now_s = 0.0
+        """Of the event that is handled."""
+        self._verdict_s: float | None = None
+        """When the last verdict came; None where what follows is no whole round."""
         self._handlers: dict[type[m.Event], Callable[..., list[m.Command]]] = {
             m.TargetPlaced: self._on_target_placed,
             m.TargetReplied: self._on_target_replied,
             m.TargetLost: self._on_target_lost,
+            m.DraftPlaced: self._on_draft_placed,
             m.DraftUnplaced: self._on_draft_unplaced,
+            m.DraftGrew: self._on_draft_grew,
+            m.DraftReplied: self._on_draft_replied,
+            m.DraftLate: self._on_draft_late,
             m.DraftLost: self._on_draft_lost,
             m.Abandoned: self._on_abandoned,
         }
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._machine} {self._drafting} {self._log}>"
-
-    @property
-    @abstractmethod
-    def _drafting(self) -> DraftSide: ...
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -141,29 +127,93 @@ class Session(ABC):
         """What is to be done about `event`; nothing, once the session is closed."""
         return [] if self.is_closed else self._handlers[type(event)](event)
 
-    def _forget_offers(self) -> None:  # noqa: B027  who offers nothing forgets nothing
-        """What the target was offered is of no use from now on."""
-
     # Decisions
 
-    @abstractmethod
     def _go_on(self) -> list[m.Command]:
         """Whatever the joint state allows to be done now."""
+        match self._machine.state:
+            case Target.IDLE:
+                judged = self._judged
+                told = self._reroot()
+                if not self._is_drawn:
+                    self._look_up()
+                if judged is not None and judged.verdict.continued:
+                    return [*self._continue_after(judged), *told]
+                return [*self._send_or_wait(is_waiting=False), *told]
+            case Target.AWAITING_BLOCK:
+                return self._send_or_wait(is_waiting=True)
+            case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
+                return self._offer()
+        return []
 
-    def _tell_pilot(self, judged: Judged, found: Found, followed: Followed) -> None:
-        verdict = judged.verdict
-        self._pilot.saw_round(
-            RoundSeen(
-                judged.guess.shape,
-                verdict.path,
-                found,
-                followed.rank,
-                followed.num_listed,
-                judged.elapsed_s,
-                verdict.timing,
-                judged.is_continued,
-            )
-        )
+    def _continue_after(self, judged: Judged) -> list[m.Command]:
+        """The target has gone on with what it was offered."""
+        taken = self._offers.taken_by(judged.verdict)
+        assert taken is not None, "a verdict that goes on with anything else is a problem"
+        stamp, guess = taken
+        self._offers.clear()
+        self._drafting.went_on(guess)
+        self._guess, self._is_continued = guess, True
+        self._machine.fire(Trigger.VERIFY)
+        self._held.go_on(stamp)
+        return self._go_on()
+
+    def _offer(self) -> list[m.Command]:
+        """What the target may go on with after the verdict that is awaited; the last offer counts."""
+        offer = self._drafting.offer(self._guess.block, self._max_depth, self._max_nodes)
+        awaited = self._held.awaiting
+        if offer is None or offer.is_empty or offer == self._offers.last or awaited is None:
+            return []
+        stamp = self._held.next_stamp()
+        self._offers.add(stamp, offer)
+        return [m.Continue(Continuation(stamp, awaited.round, offer.tree, offer.is_open))]
+
+    def _reroot(self) -> list[m.Command]:
+        """What the last verdict changes for the tree, the pilot and the draft."""
+        judged, self._judged = self._judged, None
+        if judged is None:
+            return []
+        committed = judged.tokens
+        unverified = self._drafting.unverified(committed)
+        found = self._drafting.reroot(committed)
+        for guesser in self._guessers:
+            guesser.saw(committed)
+        self.stats.record_found(found)
+        self._pilot.saw_round(judged.seen(found, unverified))
+        if self._drafting.is_silent:
+            return self._drafting.lose()
+        return self._drafting.rest() if self._drafting.wants_rest else self._drafting.take_turn(self._max_depth)
+
+    def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
+        """Have the best block verified, unless what comes next is worth the wait."""
+        block = self._drafting.block(self._max_depth, self._max_nodes)
+        wait = self._drafting.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
+        if wait is None and self._is_drawn and not self._drafting.has_guesses:
+            self._look_up()
+            block = self._drafting.block(self._max_depth, self._max_nodes)
+        if wait is None:
+            return self._send_block(block, is_waiting=is_waiting)
+        if not is_waiting:
+            self._machine.fire(Trigger.DRAFT)
+        return [wait]
+
+    def _look_up(self) -> None:
+        """What others than the draft guess. Where the draft samples it is for want of its draws: a guess that is sent
+        since others agree with what was drawn would be sent because of what it is (docs/exactness.md, section 4).
+        """
+        for guesser in self._guessers:
+            self._drafting.ask(guesser)
+
+    @property
+    def _max_nodes(self) -> int:
+        """That the target has room for."""
+        return max(self._pair.target.kv_cache_tokens - len(self._log), 0)
+
+    def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:
+        if is_waiting:
+            self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
+        self._drafting.used(block)
+        return self._send(block)
 
     @property
     def _max_depth(self) -> int:
@@ -176,6 +226,8 @@ class Session(ABC):
         return [self._verify(), *self._go_on()]
 
     def _verify(self) -> m.Command:
+        self._is_continued = False
+        self._offers.clear()
         self._machine.fire(Trigger.VERIFY)
         stamp, base, suffix, spec = self._held.snapshot()
         return m.Verify(VerifyRequest(stamp, base, suffix, self._guess.block, spec))
@@ -184,6 +236,7 @@ class Session(ABC):
 
     def _on_target_placed(self, event: m.TargetPlaced) -> list[m.Command]:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
+        self._verdict_s = None
         self._machine.fire(Trigger.PLACED)
         self._held.place(event.name, event.epoch)
         return [self._verify(), *self._go_on()]
@@ -200,24 +253,48 @@ class Session(ABC):
             case Refused():
                 return self._fail(UnsoundScores(reply.reason) if reply.is_final else ServiceError(reply.reason))
 
-    def _on_unawaited(self, _event: m.TargetReplied) -> list[m.Command]:
-        """It must change nothing."""
-        self.stats.num_stale_replies += 1
+    def _on_unawaited(self, event: m.TargetReplied) -> list[m.Command]:
+        """It must change nothing, but where the target has made the message for itself: then its answer may come before
+        the verdict that says so.
+        """
+        reply = event.reply
+        if not self._offers.has(reply.stamp):
+            self.stats.num_stale_replies += not isinstance(reply, Refused)
+        elif isinstance(reply, Refused) and not reply.is_final:
+            self._offers.drop(reply.stamp)  # who goes on with it all the same, lies
+        else:
+            self._offers.early = event
         return []
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
+        self._now_s = event.received_s
+        if self._verdict_s is not None:
+            self._pilot.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
+            if self._is_continued:
+                event = replace(event, sent_s=self._verdict_s)
+        self.stats.num_continued += self._is_continued
+        self._verdict_s = event.received_s
+        early, self._offers.early = self._offers.early, None
+        commands = self._take(verdict, event)
+        if early is None or self.is_closed or not self._held.answers(early.reply.stamp):
+            return commands
+        early = replace(early, received_s=max(early.received_s, event.received_s))
+        return [*commands, *self._on_target_replied(early)]
+
+    def _take(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
+        """Commit what it says and go on, or leave a target whose verdict cannot be right."""
         if (problem := self._problem_of(verdict)) is not None:
             return self._lose_target(problem)
         self._machine.fire(Trigger.VERDICT)
         self._num_losses = 0
         guess, self._guess = self._guess, NO_GUESS
-        self._judged = Judged(guess, len(self._log), verdict, event.received_s - event.sent_s, self._is_continued)
+        self._judged = Judged(guess, verdict, event.received_s - event.sent_s, self._is_continued)
         chunk = self._commit(guess, verdict)
         self._record(guess, verdict, event)
         emit = self._emit(chunk)
         if chunk.finish_reason is None:
             return [*self._go_on(), emit]  # the target must not wait for the client
-        self._tell_pilot(self._judged, Found.NOT_ASKED, NOWHERE)
+        self._pilot.saw_round(self._judged.seen(Found.NOT_ASKED))
         return [emit, *self._close()]
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:
@@ -237,17 +314,10 @@ class Session(ABC):
 
     def _problem_of(self, verdict: Verdict) -> str | None:
         """Why this verdict cannot be right, if it cannot."""
-        block = self._guess.block
-        parent = ROOT
-        for node in verdict.path:
-            if not 0 <= node < len(block) or block.parents[node] != parent:
-                return "its accepted path is not a path of the block"
-            parent = node
-        if not 0 <= verdict.next_token < self._pair.target.vocab_size:
-            return "its next token is outside the vocabulary"
-        if not 0 <= verdict.held <= len(self._log) + len(verdict.path):
-            return "it claims to hold tokens that it was not sent"
-        return None
+        problem = problem_of(verdict, self._guess.block, len(self._log), self._pair.target.vocab_size)
+        if problem is None and verdict.continued and self._offers.taken_by(verdict) is None:
+            return "it goes on with what it was not offered"
+        return problem
 
     def _resend(self, missing: Missing) -> list[m.Command]:
         if not self._held.must_resend(missing.held):
@@ -268,11 +338,25 @@ class Session(ABC):
         self._machine.fire(Trigger.LOST)
         self._held.awaiting = None
         self._judged = None
-        self._forget_offers()
+        self._offers.clear()
         pause_s = 0.05 * 2**self._num_losses
         return [m.ReleaseTarget(), m.PlaceTarget(delay_s=pause_s)]
 
     # The draft's side
+
+    def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
+        return [*self._drafting.placed(event.name, event.epoch), *self._go_on()]
+
+    def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
+        self._now_s = event.received_s
+        return [*self._drafting.grew(event), *self._go_on()]
+
+    def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
+        self._now_s = event.received_s
+        return [*self._drafting.ended(event), *self._go_on()]
+
+    def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:
+        return [*self._drafting.late(event.stamp), *self._go_on()]
 
     def _on_draft_unplaced(self, _event: m.DraftUnplaced) -> list[m.Command]:
         return [self._drafting.place_later()]

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from core.config import SpeculationConfig
+from core.estimators import DepthRates
 from core.records import GenerationRequest, Timing
 from core.speculation.tree import Part
 from core.trees import Floats, Steady
-from orchestrator.knowledge import Doing, Knowledge, Lookups
+from orchestrator.knowledge import Doing, Knowledge
 from orchestrator.pilot import RoundSeen
-from orchestrator.watching import WatchingPilot
+from orchestrator.watching import USUAL_TAIL, WatchingPilot
 
-TOLD_RANKS = 8
-"""Candidates of a place of which the draft is told how likely they are."""
 CATCH_UP = Steady.chain(1)
 """Take in the text, and tell what may follow it: what a draft does out of its turn, where it drafts in turn."""
 
@@ -56,7 +55,7 @@ class TreePilot(WatchingPilot):
         return self._config.max_block_tokens
 
     @property
-    def lookups(self) -> Lookups:
+    def lookups(self) -> DepthRates:
         """What looked-up tokens have been worth."""
         return self._known.lookups
 
@@ -90,7 +89,7 @@ class TreePilot(WatchingPilot):
         self._num_rows = self._known.lately.rows_worth()
         rows = round(self._known.num_sharing_drafts * self._num_rows)
         self._asked_rows = (rows,)
-        return Steady(rows, depth, sureness=self._sureness, tail=self._usual_tail, measure=self.measure)
+        return Steady(rows, depth, sureness=self._sureness, tail=USUAL_TAIL, measure=self.measure)
 
     @abstractmethod
     def _in_turn(self, depth: int) -> Steady:
@@ -103,11 +102,7 @@ class TreePilot(WatchingPilot):
 
     @property
     def _sureness(self) -> tuple[float, float]:
-        return self._fit.line(self._law.at(1)[0])
-
-    @property
-    def _usual_tail(self) -> tuple[float, ...]:
-        return self._tail(TOLD_RANKS)
+        return self._fit.line()
 
     # Verifying
 
@@ -149,7 +144,7 @@ class TreePilot(WatchingPilot):
     @property
     def first_pass_s(self) -> float:
         """Until something grows below a token that the draft did not foresee: a pass is under way when it hears."""
-        return 1.5 * self.pass_s + self._known.draft.hop_s
+        return 1.5 * self.pass_s + self._known.draft.wire_s
 
     # Resting
 
@@ -166,11 +161,8 @@ class TreePilot(WatchingPilot):
 
     def saw_round(self, seen: RoundSeen) -> None:
         """What is learned from it is learned when the next block is on its way."""
-        self._known.later(lambda: self._learn_from(seen))
-
-    def _learn_from(self, seen: RoundSeen) -> None:
-        super().saw_round(seen)
-        self._known.economy()
+        learn = super().saw_round
+        self._known.later(lambda: learn(seen))
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict."""

@@ -6,21 +6,20 @@ Knows shapes, ranks and times; must not know tokens.
 from __future__ import annotations
 
 from core.config import SpeculationConfig
-from core.estimators import ConfidenceFit, Level, RankProfile, placed
+from core.estimators import ConfidenceFit, DepthRates, miss_curve
 from core.records import GenerationRequest, Verification
-from core.shapes import RankLaw
 from core.trees import ROOT, Measure, num_branches
 from orchestrator.knowledge import Doing, Knowledge
-from orchestrator.pilot import DraftSeen, Found, RoundSeen, Shape
+from orchestrator.pilot import DraftSeen, Found, RoundSeen
 
 PATIENCE = 4.0
 """Times its usual pace that a draft is waited for."""
 MAX_PATIENCE_S = 0.4
 """Not longer than this, unless the draft is usually that slow: a stream must not stall for a draft that has died."""
-LAW_ROUNDS = 4
-"""Rounds after which a session's own acceptance is estimated anew."""
-LOOK_ROUNDS = 16
-"""Rounds after which costs are looked at anew, where nobody has decided anything meanwhile."""
+TOLD_RANKS = 8
+"""Candidates of a place of which the draft is told how likely they are."""
+USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, TOLD_RANKS + 1))
+"""Chances of the second candidate, the third, and so on, if it is not the first: the demo pair's, never learned."""
 UNKNOWN_LOOKUP_TOKENS = 3
 LEARNING_LOOKUPS = 8
 """Lookups that are verified before they are known well enough to be given up."""
@@ -46,10 +45,8 @@ class WatchingPilot:
         self._max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
         self._config = config
         self._known = knowledge
-        self._profile: RankProfile = knowledge.profile(self.kind)
+        self._accepted: DepthRates = knowledge.accepted(self.kind)
         self._fit: ConfidenceFit = knowledge.fit((self.kind, self.measure))
-        self._level = Level()
-        self._law: RankLaw = self.law()
         self._asked_rows: tuple[int, ...] = ()
         self._num_rounds = 0
         self._is_open = True
@@ -86,11 +83,7 @@ class WatchingPilot:
 
     def saw_round(self, seen: RoundSeen) -> None:
         self._num_rounds += 1
-        if self._num_rounds % LOOK_ROUNDS == 0:
-            self._known.economy()
-        if self._num_rounds % LAW_ROUNDS == 0:
-            self._law = self.law()
-        self._level.fade()
+        self._known.saw_verdict()
         self._learn(seen)
         if seen.found in (Found.HIT, Found.MISS):
             self._known.hits.see(seen.found is Found.HIT)
@@ -113,31 +106,16 @@ class WatchingPilot:
             self._is_open = False
             self._known.num_sessions -= 1
 
-    def law(self) -> RankLaw:
-        """Acceptance as it is believed to be for this session."""
-        return self._profile.law(self._level.estimate(self._profile.heads()))
-
-    def _tail(self, num_ranks: int) -> tuple[float, ...]:
-        """If the target's token is not the draft's first candidate: the chances of so many that follow."""
-        head, *others = self._law.at(1)[: num_ranks + 1]
-        tail = [chance / (1.0 - head) for chance in others]
-        excess = max(1.0, sum(tail))
-        return tuple(chance / excess for chance in tail)
-
     def _learn(self, seen: RoundSeen) -> None:
+        """From each place of the path where the draft has told of a first candidate."""
         shape = seen.shape
-        places = placed(shape.parents, shape.ranks, seen.path, seen.rank, seen.num_listed)
-        for place, parent in zip(places, (ROOT, *seen.path), strict=False):
-            self._profile.see(place)
-            if place.num_known and 0 in place.taken:
-                self._level.see(place.depth, place.rank == 0)
-                confidence = shape.confidence[_likeliest(shape, parent)]
-                self._fit.see(self._law.at(place.depth)[0], confidence, place.rank == 0)
-
-
-def _likeliest(shape: Shape, parent: int) -> int:
-    """The guess of rank 0 there."""
-    node = shape.parents.index(parent)
-    while shape.ranks[node] != 0:
-        node = shape.parents.index(parent, node + 1)
-    return node
+        first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
+        for depth, place in enumerate((ROOT, *seen.path), start=1):
+            if (node := first.get(place)) is not None:
+                is_accepted = node in seen.path
+                self._accepted.see(depth, is_accepted)
+                self._fit.see(shape.confidence[node], is_accepted)
+        if seen.unverified is not None:
+            sureness, is_right = seen.unverified
+            self._accepted.see(len(seen.path) + 1, is_right)
+            self._fit.see(sureness, is_right)

@@ -324,21 +324,15 @@ class SpeculationTree:
 
     # Verdicts
 
-    def beside(self, tokens: Sequence[int], block: Part) -> list[int] | None:
-        """What the draft has told of below these tokens, but for nodes of `block`, in the order of their ranks; None
-        where there is no such place.
+    def unverified(self, tokens: Sequence[int], block: Part) -> tuple[int, float] | None:
+        """The draft's first candidate below these tokens, and how sure it was of it; None where it has told of none, or
+        where `block` has it.
         """
-        if (above := self._find(tokens)) is None:
-            return None
-        taken = set(map(id, block._nodes))
-        return [node.token for node in above.drafted_children() if id(node) not in taken]
-
-    def _find(self, tokens: Sequence[int]) -> Node | None:
-        """The node that these tokens lead to."""
         node: Node | None = self._root
         for token in tokens:
             node = node.children.get(token) if node is not None else None
-        return node
+        first = next((child for child in node.children.values() if child.rank == 0), None) if node is not None else None
+        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.lead)
 
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.

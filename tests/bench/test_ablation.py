@@ -8,8 +8,6 @@ from unittest.mock import patch
 import pytest
 
 from bench import ablation
-from core import estimators
-from orchestrator import marginal
 from simulation.scenario import Closed, Scenario
 
 
@@ -35,8 +33,6 @@ def test_a_part_that_matters_is_worth_something():
     without = ablation._rates([load()], "rows by what a pass costs")
     assert without != whole
     assert ablation._rates([load()], "") == whole
-    assert marginal.MarginalPilot.adds_enough is ablation.ADDS_ENOUGH
-    assert estimators.Level.estimate.__name__ == "estimate"
 
 
 def test_the_worth_of_a_part_is_the_rate_with_it_over_the_rate_without():

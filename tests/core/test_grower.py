@@ -269,7 +269,7 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
         path for path in paths(draft) if path
     }
     for node in range(1, len(draft)):
-        found = tree._find(draft.path(node))
+        found = _find(tree, draft.path(node))
         assert tree._numbered[draft.numbers[node]] is found, "what the draft calls by this number is this node"
         assert (found.rank, found.chance) == (draft.ranks[node], pytest.approx(draft.chances[node]))
 
@@ -293,8 +293,16 @@ def _guess(tree, text, random):
 def _random_path(tree, random):
     """Tokens down the tree, and one more that it may know or not."""
     tokens = list(random.choice([(), *_paths_of_tree(tree)]))
-    known = list(tree._find(tokens).children)
+    known = list(_find(tree, tokens).children)
     return [*tokens, random.choice([*known, random.randrange(1, 9)])]
+
+
+def _find(tree, tokens):
+    """The node that these tokens lead to."""
+    node = tree._root
+    for token in tokens:
+        node = node.children[token]
+    return node
 
 
 def _paths_of_tree(tree):

@@ -360,13 +360,16 @@ def test_a_block_is_found_again_by_its_tokens(tree):
     assert tree.part_of(block) is None
 
 
-def test_what_was_told_beside_a_block(tree):
-    tree.add(told(4, (ROOT, 9, 0.1), (ROOT, 10, 0.05)))
-    assert tree.beside((), tree.best(1, 9)) == [9, 6, 10], "ranks 0, 1 and 1: in their order"
-    assert tree.beside((5, 7), tree.best(2, 9)) == [8]
-    assert tree.beside((5, 8), tree.best(2, 9)) is None
-    guessed(tree, (), (77, 0.9))
-    assert 77 not in tree.beside((), tree.best(0, 9)), "the draft has not told of it"
+def test_what_the_draft_had_told_of_that_no_block_had(tree):
+    block = tree.best(1, 9)
+    assert tokens(tree, block) == [5]
+    assert tree.unverified((), block) is None, "it is in the block"
+    assert tree.unverified((6,), block) is None, "nothing grew there"
+    assert tree.unverified((77,), block) is None
+    guessed(tree, (6,), (77, 0.9))
+    assert tree.unverified((6,), block) is None, "the draft has not told of it"
+    tree.add(Told(4, (1,), (9,), (0,), (0.6,), (0.7,)))
+    assert tree.unverified((6,), block) == (9, 0.7)
 
 
 # Memory

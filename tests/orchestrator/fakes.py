@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from core.estimators import DepthRates
 from core.growth import Candidates
 from core.protocol import HeldTokens, missing_of
 from core.records import (
@@ -28,7 +29,6 @@ from core.records import (
 from core.speculation.tree import Part, SpeculationTree
 from core.token_log import TokenLog
 from core.trees import SparseDistribution, Steady
-from orchestrator.knowledge import Lookups
 from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen
 from orchestrator.tree_pilot import CATCH_UP
 
@@ -162,7 +162,7 @@ class FakePilot:
     seen: list[object] = field(default_factory=list)
     num_late: int = 0
     is_closed: bool = False
-    lookups: Lookups = field(default_factory=Lookups)
+    lookups: DepthRates = field(default_factory=lambda: DepthRates(0.5, weight=4.0, window=200.0))
     is_in_turn = True
     num_outcomes = 0
     wants_rest = False

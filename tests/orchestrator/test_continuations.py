@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import plain, request
-from test_steady_session import CONFIG, PROMPT, Stage
+from test_growing import CONFIG, PROMPT, Stage
 
 from core.protocol import UNUSED, Continuations
 from core.records import Refused, Timing, VerifyRequest
@@ -34,7 +34,7 @@ class OfferingStage(Stage):
             if isinstance(command, m.Verify):
                 self.made = None
             if isinstance(command, m.PlaceTarget):
-                pilot = self.session._margin
+                pilot = self.session._pilot
                 pilot.num_outcomes = self._outcomes
                 pilot.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
         return super().do(commands)
@@ -239,12 +239,12 @@ def pilot():
         pilot._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
     for _ in range(200):
         pilot.saw_pass(Timing(0.0, 0.001, 1, 1))
-    pilot._known.economy()
+    pilot._known._economy = None
     return pilot
 
 
 def sees_rounds(pilot, num_tokens, elapsed_s):
-    for _ in range(100):
+    for _ in range(600):
         pilot.saw_interval(num_tokens, elapsed_s)
 
 
@@ -263,7 +263,7 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(pilot):
     assert pilot.num_outcomes > 0
     for _ in range(200):
         pilot.saw_pass(Timing(0.0, 0.004, 1, 1))
-    pilot._known.economy()
+    pilot._known._economy = None
     sees_rounds(pilot, 1, 0.008)
     assert pilot.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
     assert not pilot.is_worth_going_on(3.0, 3, 4)

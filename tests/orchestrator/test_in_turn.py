@@ -14,13 +14,13 @@ from core.trees import EMPTY_BLOCK
 from orchestrator import messages as m
 from orchestrator.control import Controls
 from orchestrator.detokenize import IncrementalDetokenizer
+from orchestrator.drafting import Drafting
 from orchestrator.knowledge import Knowledge
 from orchestrator.marginal import MarginalPilot, passes_worth
 from orchestrator.pair import Completion, Pair
 from orchestrator.pilot import Found
+from orchestrator.session import Session
 from orchestrator.statistics import Statistics
-from orchestrator.steady_drafting import SteadyDrafting
-from orchestrator.steady_session import SteadySession
 from orchestrator.tree_pilot import CATCH_UP
 
 PROMPT = (3, 1, 4)
@@ -35,7 +35,7 @@ class Stage:
         asked = request(prompt, max_tokens, wants_trace=True, **changes)
         pair = Pair(model_info(), model_info("draft"), config, Limits())
         pilot = Controls(config).pilot(asked)
-        self.session = SteadySession(asked, pair, pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        self.session = Session(asked, pair, pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target, self.draft = FakeTargetEngine(epoch=1), FakeDraftEngine(epoch=1)
         self.sent: list[m.Command] = []
         self.now_s = 0.0
@@ -270,7 +270,7 @@ def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
     for number in range(20):
         pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
         completion = Completion.begin(request(), pair, f"r#{number}")
-        drafting = SteadyDrafting(completion, Controls(CONFIG).pilot(request()), Statistics())
+        drafting = Drafting(completion, Controls(CONFIG).pilot(request()), Statistics())
         pauses.add(drafting.place_later().delay_s)
     assert len(pauses) == 20
     assert max(pauses) - min(pauses) > 0.3

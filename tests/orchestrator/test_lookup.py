@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.estimators import DepthRates
 from core.speculation.guesses import Guesses
 from core.speculation.tree import SpeculationTree
 from core.trees import ROOT, TokenTree
-from orchestrator.knowledge import Lookups
 from orchestrator.lookup import NGRAM_TOKENS, Lookup, LookupGuesser
 
 
@@ -44,7 +44,7 @@ def test_a_longer_ending_in_common_is_believed_before_a_later_shorter_one():
 
 
 def test_what_followed_the_ending_before_is_a_chain_below_the_root():
-    worth = Lookups()
+    worth = DepthRates(0.5, weight=4.0, window=200.0)
     guesser = LookupGuesser(worth, max_depth=3)
     tree = SpeculationTree()
     tree.guess(Guesses.chain([9], [0.5]))
@@ -66,7 +66,7 @@ def test_what_followed_the_ending_before_is_a_chain_below_the_root():
     ],
 )
 def test_it_is_credited_with_what_the_text_did(committed, seen, right):
-    worth = Lookups()
+    worth = DepthRates(0.5, weight=4.0, window=200.0)
     guesser = LookupGuesser(worth, max_depth=3)
     guesser.propose([1, 2, 3, 4, 1, 2])
     guesser.saw(committed)
@@ -76,9 +76,9 @@ def test_it_is_credited_with_what_the_text_did(committed, seen, right):
 
 
 def test_chances_of_a_chain_are_those_of_its_tokens_multiplied():
-    worth = Lookups()
+    worth = DepthRates(0.5, weight=4.0, window=200.0)
     for _ in range(20):
-        worth.see(3, 2)
+        worth.see_chain(3, 2)
     first, second, third = worth.chances(3)
     assert worth.survival(3) == pytest.approx([first, first * second, first * second * third])
     assert first > 0.9 > 0.3 > third

@@ -122,7 +122,7 @@ def test_in_turn_a_draft_stops_where_the_rule_ends_the_chain():
 def seen(num_guesses, num_accepted, ranks=None):
     shape = Shape(tuple(range(-1, num_guesses - 1)), ranks or (0,) * num_guesses, (0.9,) * num_guesses)
     timing = Timing(0.0, 0.025, 1, num_guesses + 1)
-    return RoundSeen(shape, tuple(range(num_accepted)), Found.HIT, 0, 4, 0.026, timing)
+    return RoundSeen(shape, tuple(range(num_accepted)), Found.HIT, 0.026, timing)
 
 
 def test_the_heuristic_goes_two_up_and_one_down():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import typing
 from types import UnionType
 from typing import get_args
@@ -23,7 +24,7 @@ from core.speculation.guesses import Guesses
 from core.speculation.tree import Part, SpeculationTree
 from core.trees import ROOT, Told
 from orchestrator.control import Controls, Pilots
-from orchestrator.knowledge import LOAD_CHANGE, Knowledge
+from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import DraftSeen, Found, Pilot, RoundSeen, Shape
 from orchestrator.tree_pilot import TreeView
 from orchestrator.watching import MAX_PATIENCE_S
@@ -39,10 +40,9 @@ def chain(num, confidence=0.9):
     return Shape(tuple(range(-1, num - 1)), (0,) * num, (confidence,) * num)
 
 
-def verdict(shape, num_accepted, verify_s=0.025, rows=None, found=Found.HIT, rank=0):
+def verdict(shape, num_accepted, verify_s=0.025, rows=None, found=Found.HIT):
     timing = Timing(0.0, verify_s, 1, rows or len(shape) + 1)
-    num_listed = 0 if found is Found.NOT_ASKED else 4
-    return RoundSeen(shape, tuple(range(num_accepted)), found, rank, num_listed, verify_s + 0.001, timing)
+    return RoundSeen(shape, tuple(range(num_accepted)), found, verify_s + 0.001, timing)
 
 
 def drafted(num_passes=4, pass_s=0.003, rows=8):
@@ -60,17 +60,28 @@ def test_what_branches_cost_is_learned_from_passes_that_nobody_shared():
             shape, branch_s = (FORKED, 0.004) if index % 3 == 0 else (chain(4), 0.0)
             time_s = 0.025 + branch_s + 1e-4 * (index % 7)
             pilot.saw_round(verdict(shape, 2, time_s, rows=5 + others))
-        assert pilot._known.economy().branch_s == pytest.approx(learned, rel=0.15)
+        assert pilot._known.lately.branch_s == pytest.approx(learned, rel=0.15)
 
 
 def test_costs_are_looked_at_anew_when_sessions_have_come_or_gone():
     controls = Controls(SpeculationConfig())
     pilots = [controls.pilot(request()) for _ in range(8)]
     knowledge = pilots[0]._known
-    assert knowledge.economy().num_verifying == pytest.approx(8, rel=LOAD_CHANGE - 1.0)
+    assert knowledge.lately.num_verifying == 8
     for pilot in pilots[2:]:
         pilot.close()
-    assert knowledge.economy().num_verifying == 2
+    assert knowledge.lately.num_verifying == 2
+
+
+def test_a_draft_is_learned_about_that_is_never_believed():
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    for is_right in (True, False):
+        for _ in range(600):
+            timing = Timing(0.0, 0.02, 1, 1)
+            pilot.saw_round(RoundSeen(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
+        chance = 1.0 / (1.0 + math.exp(-pilot._fit.intercept))
+        assert chance == pytest.approx(float(is_right), abs=0.2)
+        assert pilot._accepted.chances(1)[0] == pytest.approx(float(is_right), abs=0.4)
 
 
 def leaves(kind, path, found):
@@ -105,8 +116,6 @@ ALLOWED_INTS = {
     "saw_round.seen.shape.parents",
     "saw_round.seen.shape.ranks",
     "saw_round.seen.path",
-    "saw_round.seen.rank",
-    "saw_round.seen.num_listed",
     "saw_round.seen.timing.num_passes",
     "saw_round.seen.timing.num_rows",
     "saw_draft.seen.timing.num_passes",
@@ -225,9 +234,9 @@ def test_lookups_are_given_up_where_they_never_hit_and_kept_where_they_do():
         pilot = Controls(SpeculationConfig()).pilot(request())
         assert 0 < pilot.num_to_look_up(8) <= 3, "little is risked at first"
         for _ in range(60):
-            pilot.lookups.see(4, num_accepted)
+            pilot.lookups.see_chain(4, num_accepted)
             for rows in (1, 5, 9):  # a row takes a fifth as long as the rest of a pass
-                pilot.saw_round(verdict(Shape(), 0, 0.02 + 0.004 * rows, rows, Found.NOT_ASKED, None))
+                pilot.saw_round(verdict(Shape(), 0, 0.02 + 0.004 * rows, rows, Found.NOT_ASKED))
         assert (pilot.num_to_look_up(8) > 0) is is_kept
     assert pilot.num_to_look_up(2) <= 2
 
@@ -248,4 +257,4 @@ def test_a_request_says_for_itself_which_policy_it_has_and_whether_it_drafts_in_
 def test_sessions_are_shared_out_among_the_targets_and_the_drafts_that_there_are():
     knowledge = Knowledge(max_depth=8, num_targets=2.0, num_drafts=4.0)
     knowledge.num_sessions = 8
-    assert (knowledge.economy().num_verifying, knowledge.economy().num_drafting) == (4.0, 2.0)
+    assert (knowledge.lately.num_verifying, knowledge.lately.num_drafting) == (4.0, 2.0)

@@ -15,7 +15,7 @@ from core.trees import ROOT, Told
 from orchestrator import messages as m
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
-from orchestrator.steady_session import SteadySession
+from orchestrator.session import Session
 
 
 class World:
@@ -33,7 +33,7 @@ class World:
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
         asked = request.max_draft_tokens
         self.pilot = FakePilot(gamma if asked is None else min(asked, gamma))
-        self.session = SteadySession(request, pair, self.pilot, detokenizer, "s")
+        self.session = Session(request, pair, self.pilot, detokenizer, "s")
         self.target = FakeTargetEngine(epoch=1)
         self.draft = FakeDraftEngine(epoch=1)
         self.waiting: list[Callable[[], m.Event]] = []

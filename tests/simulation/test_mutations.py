@@ -12,6 +12,7 @@ import pytest
 
 from core.errors import WorkerLost
 from orchestrator.admission import Admission
+from orchestrator.drafting import Drafting
 from orchestrator.gatherer import Gatherer
 from orchestrator.guess import Offer
 from orchestrator.held import Held
@@ -19,7 +20,6 @@ from orchestrator.output import Output
 from orchestrator.rounds import Rounds
 from orchestrator.session import Session
 from orchestrator.side import Side
-from orchestrator.steady_drafting import SteadyDrafting
 from simulation.chaos import run_seed
 
 MAX_SEEDS = 1000
@@ -113,7 +113,7 @@ def engine_not_told_of_the_end(patch):
 
 def wait_that_does_not_end(patch):
     """A draft that is late is waited for."""
-    patch(SteadyDrafting, "late", lambda self, stamp: [])
+    patch(Drafting, "late", lambda self, stamp: [])
 
 
 def wrong_block_after_an_offer(patch):
@@ -164,7 +164,7 @@ def verdict_not_checked(patch):
 
 
 def draft_not_checked(patch):
-    patch(SteadyDrafting, "_check", lambda self, grown: None)
+    patch(Drafting, "_check", lambda self, grown: None)
 
 
 def replies_not_matched(patch):

@@ -14,6 +14,7 @@ from core.trees import ROOT, Measure, Steady
 from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import ControlReport, RoundSeen
 from orchestrator.tree_pilot import TreePilot
+from orchestrator.watching import USUAL_TAIL
 
 MAX_NODES = 24
 PATIENT = SpeculationConfig(draft_retry_s=0.01, breaker_rounds=10**6)
@@ -38,11 +39,11 @@ class WildPilot(TreePilot):
         return self.random.random() < 0.9
 
     def _going_on(self, depth: int) -> Steady:
-        return Steady(self.random.randrange(1, 9), depth, sureness=self._sureness, tail=self._usual_tail)
+        return Steady(self.random.randrange(1, 9), depth, sureness=self._sureness, tail=USUAL_TAIL)
 
     def _in_turn(self, depth: int) -> Steady:
         num_passes = self.random.randrange(1, 6)
-        return Steady(self.random.randrange(1, 9), depth, tail=self._usual_tail, num_passes=num_passes)
+        return Steady(self.random.randrange(1, 9), depth, tail=USUAL_TAIL, num_passes=num_passes)
 
     def _chain(self, depth: int) -> Steady:
         return super()._chain(self.random.randrange(1, depth + 1))

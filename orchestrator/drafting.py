@@ -18,7 +18,7 @@ from core.speculation.guesses import Guesser
 from core.speculation.tree import EMPTY_PART, Part, SpeculationTree
 from core.trees import TokenTree
 from orchestrator import messages as m
-from orchestrator.guess import NO_GUESS, NOWHERE, Followed, Guess, Offer
+from orchestrator.guess import NO_GUESS, Guess, Offer
 from orchestrator.held import Held
 from orchestrator.pair import Completion
 from orchestrator.pilot import DraftSeen, Found, Shape
@@ -35,7 +35,7 @@ CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
 """What is raised of growth that is none: where it came pickled nothing of it has been checked."""
 
 
-class SteadyDrafting:
+class Drafting:
     """The draft's side of one session. Methods that may ask something answer the commands for it.
 
     Several messages may be in flight: each overtakes the ones before, and the draft says so.
@@ -53,8 +53,6 @@ class SteadyDrafting:
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
         """Of the tree, those in the block that was taken last."""
-        self._guesses = EMPTY_PART
-        """Those of them that were the draft's then."""
         self._turn = 0
         """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
         to grow for it."""
@@ -80,7 +78,7 @@ class SteadyDrafting:
         self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<SteadyDrafting {self._machine} {self._held} {self._tree}>"
+        return f"<Drafting {self._machine} {self._held} {self._tree}>"
 
     # The lease
 
@@ -126,7 +124,7 @@ class SteadyDrafting:
 
     def _forget(self) -> None:
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
-        self._taken = self._guesses = EMPTY_PART
+        self._taken = EMPTY_PART
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
@@ -297,28 +295,23 @@ class SteadyDrafting:
 
     # Blocks
 
-    def reroot(self, tokens: Sequence[int], num_drafted: int) -> tuple[Found, Followed]:
-        """These tokens were committed: first `num_drafted` guesses of the draft, then others, at last the target's own.
+    def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
+        """As `RoundSeen` has it, of a verdict by which these tokens are committed."""
+        first = None if self._is_drawn else self._tree.unverified(tokens[:-1], self._taken)
+        return None if first is None else (first[1], first[0] == tokens[-1])
 
-        Whether anything that the draft has told of is left, and what it had told of where its guesses ended.
-        """
+    def reroot(self, tokens: Sequence[int]) -> Found:
+        """These tokens were committed. Whether anything that the draft has told of is left."""
         self._num_late_rounds += self._is_late
         if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
             self._forget()
-            return Found.NOT_ASKED, NOWHERE
+            return Found.NOT_ASKED
         had_nodes = self._tree.has_drafted
-        followed = self._followed(tokens[:num_drafted], tokens[num_drafted])
         self._tree.reroot(tokens)
-        self._taken = self._guesses = EMPTY_PART
+        self._taken = EMPTY_PART
         if not had_nodes or self._pilot.is_in_turn:
-            return Found.NOT_ASKED, followed
-        return (Found.HIT if self._tree.has_drafted else Found.MISS), followed
-
-    def _followed(self, accepted: Sequence[int], token: int) -> Followed:
-        others = self._tree.beside(accepted, self._guesses)
-        if others is None:
-            return NOWHERE
-        return Followed(others.index(token) if token in others else None, len(others))
+            return Found.NOT_ASKED
+        return Found.HIT if self._tree.has_drafted else Found.MISS
 
     @property
     def has_guesses(self) -> bool:
@@ -335,7 +328,6 @@ class SteadyDrafting:
         is_drawn = self._is_drawn and self.has_guesses
         choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
         part = self._taken = choose(max_nodes, max_depth)
-        self._guesses = part.drafted()
         if not len(part):
             return NO_GUESS
         block = tree.block(part)
@@ -369,7 +361,6 @@ class SteadyDrafting:
         """The target verifies this by itself."""
         self.used(guess)
         self._taken = self._tree.part_of(guess.block) or EMPTY_PART
-        self._guesses = self._taken.drafted()
 
     def patience(self, now_s: float, max_depth: int) -> m.Await | None:
         """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
