@@ -67,10 +67,9 @@ def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
 
 
 def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
-    """A pass that grew belongs to the verification that is nearest, anything else to the one that it follows."""
-    if call.call == pb.CALL_GROWTH:
-        return min(range(len(verified)), key=lambda index: abs(verified[index].sent_s - call.sent_s))
-    return max(sum(verify.sent_s <= call.sent_s for verify in verified) - 1, 0)
+    """Growth belongs to the verification behind which it was heard of, anything else to the one that it follows."""
+    known_s = call.received_s if call.call == pb.CALL_GROWTH else call.sent_s
+    return max(sum(verify.sent_s <= known_s for verify in verified) - 1, 0)
 
 
 def hidden_share(rounds: Iterable[Round]) -> float:

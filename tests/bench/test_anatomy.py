@@ -44,6 +44,13 @@ def test_a_round_on_a_hit_is_one_call_and_what_is_not_model_is_the_rest_of_it():
     assert round_.not_model_s == pytest.approx(0.52 - 0.4)
 
 
+def test_a_quick_pass_is_hidden_by_the_verification_behind_which_it_was_heard_of():
+    """It is nearer to the sending of the next block, which is its doing."""
+    (round_,) = rounds_of([PREFILL, verify(2, 3, 0.9), grew(2.8, 2.9, 0.1, used=4), verify(3.01, 4)])
+    assert round_.is_hit
+    assert hidden_share([round_]) == pytest.approx(1.0)
+
+
 def test_time_in_an_engines_queue_is_not_model_time():
     (round_,) = rounds_of([PREFILL, verify(2, 3, 0.4, waited_s=0.5), verify(3, 4)])
     assert round_.not_model_s == pytest.approx(0.6)
