@@ -20,7 +20,7 @@ setup: .venv/.installed  ## Make .venv and install everything
 	@touch $@
 
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
-	$(BIN)/python -m deploy.demo
+	$(BIN)/python -m deploy.cli.demo
 
 serve: setup  ## Serve the embedded pair until interrupted
 	$(BIN)/outrider serve

@@ -19,13 +19,13 @@ from operator import truediv
 from typing import Any, Final
 from unittest.mock import patch
 
-from bench.control import EASY, HARD, MODES, Alternating, Case, adaptive
+from bench.control import EASY, HARD, MODES, Alternating, Case
+from bench.control import adaptive as run_adaptive
 from bench.results import Result
-from core import curve, economy, estimators
-from core.speculation import chances, grower
-from orchestrator import marginal
-from simulation.hardware import HopLaw
-from simulation.presets import PRESETS
+from core.costs import cost_model, curve
+from core.speculation import calibration, chances, tree_builder
+from orchestrator.policy import adaptive
+from simulation.engines import PRESETS, HopLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario
 
 HARDWARE: Final = ("70b+1b", "8b+0.5b", "this-machine")
@@ -38,22 +38,22 @@ def _constant(value: Any) -> Any:
 
 
 PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
-    "how sure the draft is": ((estimators.ConfidenceFit, "line", lambda self: (self.intercept, 0.0)),),
-    "what sureness is worth, learned": ((estimators.ConfidenceFit, "line", _constant((0.0, 1.0))),),
-    "acceptance by depth": ((estimators.DepthRates, "see", lambda self, _, is_right: self.rates[0].see(is_right)),),
+    "how sure the draft is": ((calibration.ConfidenceFit, "line", lambda self: (self.intercept, 0.0)),),
+    "what sureness is worth, learned": ((calibration.ConfidenceFit, "line", _constant((0.0, 1.0))),),
+    "acceptance by depth": ((calibration.DepthRates, "see", lambda self, _, is_right: self.rates[0].see(is_right)),),
     "plain decoding as the least rate": (
-        (marginal.MarginalPilot, "rate", property(lambda self: truediv(*self._known.usual_round(self.kind)))),
+        (adaptive.MarginalPilot, "rate", property(lambda self: truediv(*self._known.usual_round(self.kind)))),
     ),
-    "passes by forecast": ((marginal, "passes_worth", lambda heads, *_: len(heads)),),
+    "passes by forecast": ((adaptive, "passes_worth", lambda heads, *_: len(heads)),),
     "a pass costs more beyond its knots": ((curve.Curve, "_exponent", _constant(0.0)), (curve, "BELOW_EXPONENT", 0.0)),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
-    "waiting for a pass": ((marginal.MarginalPilot, "adds_enough", _constant(False)),),
+    "waiting for a pass": ((adaptive.MarginalPilot, "adds_enough", _constant(False)),),
     "hope beyond what was seen": ((curve, "HOPE", 1.0),),
-    "rows by what a pass costs": ((economy.Economy, "rows_worth", _constant(8)),),
-    "rest": ((marginal.MarginalPilot, "wants_rest", False),),
-    "offers": ((marginal.MarginalPilot, "num_outcomes", 0),),
-    "offers beyond the first": ((marginal, "OFFERED_OUTCOMES", 1),),
-    "a least chance": ((grower, "MIN_REACH", 1e-9),),
+    "rows by what a pass costs": ((cost_model.Economy, "rows_worth", _constant(8)),),
+    "rest": ((adaptive.MarginalPilot, "wants_rest", False),),
+    "offers": ((adaptive.MarginalPilot, "num_outcomes", 0),),
+    "offers beyond the first": ((adaptive, "OFFERED_OUTCOMES", 1),),
+    "a least chance": ((tree_builder, "MIN_REACH", 1e-9),),
 }
 """Each part, and what stands in its place without it."""
 
@@ -84,8 +84,8 @@ def _rates(loads: list[Case], part: str) -> list[float]:
     with ExitStack() as stack:
         for where, name, other in PARTS.get(part, ()):
             stack.enter_context(patch.object(where, name, other))
-        marginal.passes_worth.cache_clear() if hasattr(marginal.passes_worth, "cache_clear") else None
-        return [adaptive(case)[0] for case in loads]
+        adaptive.passes_worth.cache_clear() if hasattr(adaptive.passes_worth, "cache_clear") else None
+        return [run_adaptive(case)[0] for case in loads]
 
 
 def _worth(part: str, loads: list[Case], whole: list[float], without: list[float]) -> Result:

@@ -16,9 +16,9 @@ import torch
 from bench.grow import cached
 from bench.sizes import Shape, read_shape
 from core.config import Dtype, EngineConfig
-from workers import weights
+from workers.model import loader
 from workers.runtime import ModelRuntime
-from workers.steps import StepRows
+from workers.step import StepRows
 
 CONTEXT_TOKENS = 128
 NUM_STEPS = 30
@@ -77,7 +77,7 @@ def step_s(model: Path, dtype: Dtype, *, deterministic: bool = False) -> float:
         config = EngineConfig(
             str(model), dtype=dtype, kv_cache_tokens=8 * CONTEXT_TOKENS, deterministic=deterministic, compile=True
         )
-        runtime = ModelRuntime(weights.load(config, lambda _: None), config)
+        runtime = ModelRuntime(loader.load(config, lambda _: None), config)
         runtime.warm_up()  # which settles the tiles of deterministic steps
         kv = runtime.cache.new_sequence()
         runtime.forward([StepRows(kv, [0] * CONTEXT_TOKENS)])

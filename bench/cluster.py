@@ -21,9 +21,9 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
 from bench.traffic import PLAINLY, connected, request, run
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
-from deploy.scaling_svg import Sample, render
 from deploy.settings import override
 from outrider_client import AsyncClient
+from simulation.report import Sample, render
 
 MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)

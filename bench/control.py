@@ -16,9 +16,8 @@ from typing import Any, Final
 from bench.results import Result, at_least, at_most
 from core.config import SpeculationConfig
 from core.records import Verification
-from simulation.presets import PRESETS
+from simulation.engines import PRESETS, Agreement, Law, SteadyLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
-from simulation.text import Agreement, Law, SteadyLaw
 
 GAMMAS: Final = (0, 1, 2, 3, 4, 6, 8)
 TREE_NODES: Final = (4, 8, 16, 32)

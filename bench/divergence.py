@@ -24,12 +24,12 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_most
 from core.config import Dtype, EngineConfig
 from core.records import Sampling
-from core.trees import EMPTY_BLOCK, TokenTree
+from core.speculation import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
+from workers.engine import TargetEngine
 from workers.runtime import ModelRuntime
 from workers.sampling import Row, perturbed, process
-from workers.steps import StepRows
-from workers.target import TargetEngine
+from workers.step import StepRows
 
 MAX_GUESSES = 8
 RIGHT = 0.8

@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.results import Result, at_most
 from bench.traffic import AS_SERVED, connected, request, run
-from deploy.local import served
+from deploy.launch import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 

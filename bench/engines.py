@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from core.config import EngineConfig
 from core.records import Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, TokenTree
-from workers.target import TargetEngine
+from core.speculation import EMPTY_BLOCK, TokenTree
+from core.text import TokenLog
+from workers.engine import TargetEngine
 
 EPOCH = 1
 GREEDY = Sampling(temperature=0.0)

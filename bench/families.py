@@ -30,10 +30,10 @@ from transformers.utils import logging as transformers_logging
 from bench.results import Result, at_most
 from core.config import EngineConfig
 from core.errors import StartupError
-from core.trees import ROOT, TokenTree
-from workers import weights
+from core.speculation import ROOT, TokenTree
+from workers.model import loader
 from workers.runtime import ModelRuntime
-from workers.steps import StepRows
+from workers.step import StepRows
 
 VOCAB_SIZE = 96
 MAX_PARAMETERS = 30_000_000
@@ -101,8 +101,8 @@ SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not t
 HEADER = """# Families
 
 What `python -m bench families --write docs/families.md` found with transformers {version}: every architecture that it
-maps to a causal language model, built with tiny random weights, loaded by `workers/weights.py` as a checkpoint of a
-user's is, and compared with its own eager code: a prompt in two chunks, then a tree of guesses, float32, in
+maps to a causal language model, built with tiny random weights, loaded by `workers/model/loader.py` as a checkpoint of
+a user's is, and compared with its own eager code: a prompt in two chunks, then a tree of guesses, float32, in
 deterministic steps (so that all linear layers are packed where the CPU has kernels for them). *served*: all logits
 agree to {tolerance:g} of the largest. *refused*: at start, with this reason, before any request. *not tried*: it cannot
 be built from the few sizes that the program knows; it may or may not be servable, and `outrider check` says which for a
@@ -112,7 +112,7 @@ over many layers which of them slide a window, two layers may all be of one kind
 `deterministic` cannot be had with them ([exactness.md](exactness.md)).
 
 Nine families are checked token by token against `generate` by the tests, over gRPC, too
-(tests/workers/test_runtime_families.py, tests/system/test_served_families.py): {tested}.
+(tests/workers/runtime/test_runtime_families.py, tests/system/test_served_families.py): {tested}.
 With several ranks: [parallel.md](parallel.md).
 """
 TESTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox", "phi3", "gpt2")
@@ -162,7 +162,7 @@ def try_family(family: str) -> Finding:
             return Finding(family, NOT_BUILT, _line(eager))
         try:
             config = EngineConfig(folder, kv_cache_tokens=2048, deterministic=True)
-            runtime = ModelRuntime(weights.load(config, lambda _: None), config)
+            runtime = ModelRuntime(loader.load(config, lambda _: None), config)
         except StartupError as error:
             return Finding(family, REFUSED, _line(error).replace(folder, "it"))
         difference = _difference(runtime, eager)

@@ -31,7 +31,7 @@ from bench.results import Result, at_most, spread
 from bench.sizes import Shape, parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
 from deploy.settings import DEMO_DIRECTORY
-from workers.target import TargetEngine
+from workers.engine import TargetEngine
 
 NUM_GUESSES = 7
 """Verified with the last token: eight rows."""

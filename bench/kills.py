@@ -23,7 +23,7 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_most, spread
 from bench.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
 from bench.victims import kill_engine, kill_replica, serving, until_replaced
-from deploy.local import served
+from deploy.launch import served
 from deploy.settings import demo_config
 from outrider_client import AsyncClient, OutriderError
 from protos.outrider.v1 import generation_pb2 as pb

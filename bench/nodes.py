@@ -19,7 +19,7 @@ from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.context import _set_global_client
 
 from deploy.app import APPLICATION
-from deploy.cluster import OBJECT_STORE_BYTES
+from deploy.launch import OBJECT_STORE_BYTES
 
 ROLE = "outrider.dev/role"
 ROLES = ("orchestrator", "draft", "target")

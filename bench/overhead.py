@@ -17,8 +17,7 @@ from typing import Any
 import grpc
 
 from bench.results import Result, spread
-from deploy.local import served
-from deploy.probe import engine_of
+from deploy.launch import engine_of, served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc

@@ -40,8 +40,8 @@ from bench.ways import (
     unlike_plain,
 )
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
-from core.pass_law import PASS_LAWS, PassLaw
-from deploy.local import served
+from core.costs import PASS_LAWS, PassLaw
+from deploy.launch import served
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 

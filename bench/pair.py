@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from bench.engines import EPOCH, Stream, load_engine, new_stream, play
 from core.config import EngineConfig
 from core.records import DraftRequest, GrownTree, SequenceSpec, Stamp
-from core.trees import EMPTY_BLOCK, Steady, TokenTree
-from workers.draft import DraftEngine
-from workers.target import TargetEngine
+from core.speculation import EMPTY_BLOCK, Steady, TokenTree
+from workers.engine import DraftEngine, TargetEngine
 
 Q_TOP_TOKENS = 64
 """As served; greedy guesses carry no q."""

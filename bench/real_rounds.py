@@ -43,7 +43,7 @@ from bench.ways import (
     unlike_plain,
 )
 from core.config import DraftConfig, Dtype, EngineConfig, ServiceConfig, TargetConfig
-from deploy.local import served
+from deploy.launch import served
 from deploy.settings import DEMO_DIRECTORY
 from protos.outrider.v1 import generation_pb2 as pb
 

@@ -19,21 +19,16 @@ from functools import partial
 from typing import Any, ClassVar, cast
 
 from core.config import EngineConfig
+from core.costs import PASS_LAWS
 from core.errors import WorkerLost
-from core.pass_law import PASS_LAWS
-from core.records import DraftRequest, ModelInfo, Sprouted
-from core.trees import Steady
+from core.records import DraftRequest, EngineStats, ModelInfo, Sprouted
+from core.speculation import Steady
 from deploy.app import Engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
-from simulation.draft import SimDraft
-from simulation.hardware import EngineLaw
-from simulation.recorded import TraceLaw
+from simulation.engines import EngineLaw, SimDraft, SimTarget, Text, TraceLaw
 from simulation.rig import model_info
-from simulation.target import SimTarget
-from simulation.text import Text
-from workers.engine_stats import EngineStats
-from workers.findings import Findings, this_machine
-from workers.loop import EngineLoop, Receiver
+from workers.engine import EngineLoop, Receiver
+from workers.runtime import Findings, this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +38,7 @@ MAX_STEP_TOKENS = 2048
 
 
 class RecordedLoop:
-    """Does for a simulated engine what `workers.loop.EngineLoop` does for a real one: a thread of its own."""
+    """Does for a simulated engine what `workers.engine.thread.EngineLoop` does for a real one: a thread of its own."""
 
     def __init__(self, engine: SimTarget | SimDraft, info: ModelInfo) -> None:
         self._engine = engine

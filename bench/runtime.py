@@ -30,10 +30,10 @@ from bench.sizes import parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
 from core.errors import StartupError
 from core.records import Verdict
-from core.trees import EMPTY_BLOCK, TokenTree
+from core.speculation import EMPTY_BLOCK, TokenTree
 from deploy.settings import DEMO_DIRECTORY
-from workers.steps import StepRows
-from workers.target import TargetEngine
+from workers.engine import TargetEngine
+from workers.step import StepRows
 
 NUM_PROMPT_TOKENS = 64
 NUM_TOKENS = 24

@@ -14,7 +14,7 @@ from typing import Any
 from bench.results import Result, at_least
 from core.config import SpeculationConfig
 from core.records import Verification
-from simulation.compare import Run, plain, run, sweep
+from simulation.report import Run, plain, run, sweep
 from simulation.scenario import Closed, Scenario
 
 TEMPERATURES = (0.0, 1.0)

@@ -21,14 +21,12 @@ from bench.engines import GREEDY, Stream, load_engine, new_stream, play
 from bench.results import Result, at_most, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
-from core.trees import ROOT, TokenTree
+from core.speculation import ROOT, TokenTree
 from deploy.settings import DEMO_DIRECTORY
-from workers.candidates import Kind, Place, propose
+from workers.engine import TargetEngine
 from workers.runtime import ModelRuntime
-from workers.sampling import Row
-from workers.steps import StepRows
-from workers.target import TargetEngine
-from workers.transfer import Readback
+from workers.sampling import Kind, Place, Row, propose
+from workers.step import Readback, StepRows
 
 NUM_PROMPT_TOKENS = 64
 NUM_STEPS = 12

@@ -23,7 +23,7 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_most
 from bench.traffic import AS_SERVED, PLAINLY, Way, connected, request, run
 from bench.victims import engine_pids
-from deploy.local import served
+from deploy.launch import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 

@@ -22,7 +22,7 @@ from ray.util import list_named_actors
 
 from deploy.app import APPLICATION
 from deploy.engines import DraftActor, TargetActor
-from deploy.probe import engine_of, engines_of
+from deploy.launch import engine_of, engines_of
 
 SERVE_NAMESPACE = "serve"
 REPLACEMENT_TIMEOUT_S = 120.0

@@ -11,11 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from core.growth import Candidates, HeldTree
-from core.records import Base, Continuation, DraftRequest, Missing, Refused, SequenceSpec, Verdict, VerifyRequest
-from core.speculation.grower import Grower
-from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Steady, subtree
+from core.records import (
+    Base,
+    Continuation,
+    DraftRequest,
+    Missing,
+    Refused,
+    SequenceSpec,
+    Verdict,
+    VerifyRequest,
+)
+from core.speculation import EMPTY_BLOCK, ROOT, Candidates, Grower, HeldTree, Steady, subtree
+from core.text import TokenLog
 
 ENDED = "the session has ended"
 OVERTAKEN = "the message was overtaken by a later one"

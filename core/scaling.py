@@ -1,8 +1,8 @@
 """How many replicas a load asks for: each deployment by the signal that fits it, as pure functions.
 
-Serve's policies (`deploy.scaling`) and the simulated day (`outrider simulate`) call the same. Bounds and delays are
-applied after them; what is decided here is free of flapping by itself: a load that stays the same is answered with a
-count that stays the same (a test walks loads and counts).
+Serve's policies (`deploy.serve.autoscaling`) and the simulated day (`outrider simulate`) call the same. Bounds and
+delays are applied after them; what is decided here is free of flapping by itself: a load that stays the same is
+answered with a count that stays the same (a test walks loads and counts).
 """
 
 from __future__ import annotations

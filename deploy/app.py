@@ -1,6 +1,7 @@
 """The one place of composition: from a configuration to a Serve application of targets, drafts and orchestrators.
 
-`import_path: deploy.app:build` with the settings as `args` deploys it from a Serve YAML; `deploy.launch` from Python.
+`import_path: deploy.app:build` with the settings as `args` deploys it from a Serve YAML; `deploy.launch.application`
+from Python.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from ray.serve import Application
 from core.config import DraftConfig, FleetConfig, ServiceConfig, TargetConfig
 from deploy.engines import DraftActor, EngineActor, TargetActor
 from deploy.ingress import Ingress, Member
-from deploy.routing import draft_router, target_router
-from deploy.scaling import most_replicas, replicas
+from deploy.serve import (
+    HEALTH_TIMEOUT_S,
+    REPLICA_CPUS,
+    DraftWorker,
+    EngineWorker,
+    TargetWorker,
+    bundles,
+    draft_router,
+    most_replicas,
+    replicas,
+    target_router,
+)
 from deploy.settings import parse_fleet
-from deploy.workers import HEALTH_TIMEOUT_S, REPLICA_CPUS, DraftWorker, EngineWorker, TargetWorker, bundles
 
 APPLICATION = "outrider"
 HEALTH_PERIOD_S = 1.0

@@ -20,14 +20,10 @@ from core.config import ServiceConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
-from deploy.draining import stopping_replicas
-from deploy.gate import Gate, tokens_path
+from deploy.grpc import Gate, Hosted, Served, Servicer, sampling_defaults, tokens_path
 from deploy.logs import log_with_serve
-from deploy.meters import Meters
-from deploy.metrics import ORCHESTRATOR_CATALOGUE, ServeRecorder
-from deploy.ports import ServeLeases
-from deploy.servicer import Hosted, Served, Servicer
-from deploy.translate import sampling_defaults
+from deploy.metrics import ORCHESTRATOR_CATALOGUE, Meters, ServeRecorder
+from deploy.serve import ServeLeases, stopping_replicas
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from workers.vocabulary import check_same_vocabulary

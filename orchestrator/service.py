@@ -11,14 +11,10 @@ from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavail
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
-from orchestrator.control import Controls, Pilots, after_calls
-from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.pair import Pair
-from orchestrator.pilot import ControlReport
-from orchestrator.rounds import Rounds
-from orchestrator.session import Session
-from orchestrator.statistics import DraftWait
-from orchestrator.text import Tokenizer
+from orchestrator.dispatch import Rounds
+from orchestrator.policy import ControlReport, Controls, Pilots, after_calls
+from orchestrator.session import DraftWait, Pair, Session
+from orchestrator.text import IncrementalDetokenizer, Tokenizer
 
 
 class Service:

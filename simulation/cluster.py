@@ -16,10 +16,7 @@ from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
 from core.records import Continuation, DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
-from simulation.draft import SimDraft
-from simulation.engines import SimEngine
-from simulation.hardware import HopLaw
-from simulation.target import SimTarget
+from simulation.engines import HopLaw, SimDraft, SimEngine, SimTarget
 
 GRANT_RETRY_S = 0.2
 """Pause before another replica is asked for a place."""

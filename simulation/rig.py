@@ -8,17 +8,14 @@ from random import Random
 from typing import cast
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
-from core.pass_law import PassLaw
+from core.costs import PassLaw
 from core.records import ModelInfo
-from orchestrator.control import Pilots
+from orchestrator.policy import Pilots
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from simulation.clock import VirtualClock, VirtualLoop
 from simulation.cluster import Cluster, Fleet, Wire
-from simulation.draft import SimDraft
-from simulation.hardware import EngineLaw, HopLaw
-from simulation.target import SimTarget
-from simulation.text import EOS, SteadyLaw, Text
+from simulation.engines import EOS, EngineLaw, HopLaw, SimDraft, SimTarget, SteadyLaw, Text
 
 CONTEXT_TOKENS = 8192
 

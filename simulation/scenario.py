@@ -14,14 +14,11 @@ from random import Random
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import GenerationRequest, Sampling, Verification
-from orchestrator.control import Pilots
-from orchestrator.pilot import ControlReport
+from orchestrator.policy import ControlReport, Pilots
 from simulation.clock import VirtualLoop, new_loop
-from simulation.presets import PRESETS, Hardware
-from simulation.recorded import TraceLaw
-from simulation.report import Report, StreamSeen, sum_up
+from simulation.engines import PRESETS, Hardware, Law, Text, TraceLaw, mix
+from simulation.measure import Report, StreamSeen, sum_up
 from simulation.rig import Blueprint, Rig
-from simulation.text import Law, Text, mix
 
 SEED_STRIDE = 100_003
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from core.config import EngineConfig
-from workers.runtime import ModelRuntime
-from workers.weights import load
+from workers.model.loader import load
+from workers.runtime.runtime import ModelRuntime
 
 VOCAB_SIZE = 300
 """256 bytes, 43 merged pairs and <|end|>."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from orchestrator import text
+from orchestrator.text import Tokenizer as ProductTokenizer
 
 CORPUS = (
     "def main(argv):\n    return 0\n",
@@ -49,9 +49,9 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
-def as_product(backend: Tokenizer, template: str | None = None) -> text.Tokenizer:
+def as_product(backend: Tokenizer, template: str | None = None) -> ProductTokenizer:
     """The product's tokenizer over `backend`."""
-    return text.Tokenizer(backend, {"bos_token": BEGIN, "eos_token": {"content": END}}, template)
+    return ProductTokenizer(backend, {"bos_token": BEGIN, "eos_token": {"content": END}}, template)
 
 
 def write(directory: Path, backend: Tokenizer, **settings: Any) -> Path:

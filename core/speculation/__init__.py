@@ -2,3 +2,61 @@
 
 Knows tokens, chances and the order of work; must not know models, KV or time.
 """
+
+from core.speculation.best_shape import best_reach
+from core.speculation.calibration import ConfidenceFit, DepthRates, Rate, miss_curve
+from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
+from core.speculation.chances import MAX_TOLD
+from core.speculation.guesser import Guesser, Guesses
+from core.speculation.speculation_tree import EMPTY_PART, Part, SpeculationTree
+from core.speculation.token_tree import (
+    EMPTY_BLOCK,
+    NO_Q,
+    NO_TOKEN,
+    ROOT,
+    UNRANKED,
+    Floats,
+    Ints,
+    Measure,
+    SparseDistribution,
+    Steady,
+    TokenTree,
+    Told,
+    num_branches,
+    subtree,
+)
+from core.speculation.tree_builder import Grower, feed_likeliest, take_all
+
+__all__ = [
+    "EMPTY_BLOCK",
+    "EMPTY_PART",
+    "MAX_RANKS",
+    "MAX_TOLD",
+    "NO_Q",
+    "NO_TOKEN",
+    "ROOT",
+    "UNRANKED",
+    "Candidates",
+    "ConfidenceFit",
+    "DepthRates",
+    "Floats",
+    "Grower",
+    "Guesser",
+    "Guesses",
+    "HeldTree",
+    "Ints",
+    "Measure",
+    "Part",
+    "Rate",
+    "SparseDistribution",
+    "SpeculationTree",
+    "Steady",
+    "TokenTree",
+    "Told",
+    "best_reach",
+    "feed_likeliest",
+    "miss_curve",
+    "num_branches",
+    "subtree",
+    "take_all",
+]

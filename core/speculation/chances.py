@@ -10,9 +10,9 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from core.estimators import MAX_CHANCE, MAX_LOGIT, MIN_CHANCE
-from core.growth import Candidates
-from core.trees import Floats, Steady
+from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MIN_CHANCE
+from core.speculation.candidates import Candidates
+from core.speculation.token_tree import Floats, Steady
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""

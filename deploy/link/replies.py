@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from core.records import GrownTree, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
-from core.trees import Told
+from core.speculation import Told
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.requests import decode_stamp, encode_stamp

@@ -17,12 +17,7 @@ from core.records import (
 )
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
-from deploy.link.trees import (
-    decode_steady,
-    decode_tree,
-    encode_steady,
-    encode_tree,
-)
+from deploy.link.trees import decode_steady, decode_tree, encode_steady, encode_tree
 from protos.outrider.link.v1 import link_pb2 as pb
 
 Request = VerifyRequest | Continuation | DraftRequest

@@ -18,7 +18,14 @@ from core.errors import WorkerLost
 from core.records import Sprouted
 from deploy.link.address import LinkAddress
 from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, FrameTooLong, LinkError, framed
-from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, KEY_BYTES, MAX_HANDSHAKE_BYTES, admit, challenge, parse
+from deploy.link.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    KEY_BYTES,
+    MAX_HANDSHAKE_BYTES,
+    admit,
+    challenge,
+    parse,
+)
 from deploy.link.replies import Numbered, encode_loss, encode_replies
 from deploy.link.requests import Request, decode_requests
 from deploy.link.sockets import Outbox, name_of, peer_of, tune
@@ -35,7 +42,7 @@ ACCEPT_RETRY_S = 1.0
 LEFT = "it has left, perhaps because it does not trust this engine's certificate"
 
 Post = Callable[[Sequence[tuple[int, Any]], Any], None]
-"""`workers.loop.EngineLoop.post`."""
+"""`workers.engine.thread.EngineLoop.post`."""
 
 
 class LinkServer:

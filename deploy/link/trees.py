@@ -1,11 +1,11 @@
-"""Trees, growth and distributions of core.trees as protobuf, and back; each decoder checks what it makes."""
+"""Trees, growth and distributions of core.speculation as protobuf, and back; each decoder checks what it makes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from core.trees import EMPTY_BLOCK, Measure, SparseDistribution, Steady, TokenTree
+from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, Steady, TokenTree
 from protos.outrider.link.v1 import link_pb2 as pb
 
 _MEASURES = {

@@ -9,8 +9,8 @@ import torch
 
 from bench import divergence
 from deploy.settings import DEMO_DIRECTORY
-from workers.runtime import ModelRuntime
-from workers.steps import Step
+from workers.runtime.runtime import ModelRuntime
+from workers.step.rows import Step
 
 
 def measured(**settings: object) -> dict[str, float]:

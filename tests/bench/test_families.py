@@ -10,7 +10,7 @@ import torch
 
 from bench import families
 from bench.families import DIFFERENT, NOT_BUILT, REFUSED, SERVED, try_family
-from workers.runtime import ModelRuntime
+from workers.runtime.runtime import ModelRuntime
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_moe"])

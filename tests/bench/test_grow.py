@@ -17,8 +17,8 @@ from bench.grow import FILLER_STD, INDEX, cached, grow
 from bench.sizes import SIZES, UNIT_MULTIPLE, CannotGrow, Shape, Size, parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
 from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.token_log import TokenLog
-from workers.target import TargetEngine
+from core.text.token_log import TokenLog
+from workers.engine.target import TargetEngine
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 TARGET, DRAFT = read_shape(DEMO / "target"), read_shape(DEMO / "draft")

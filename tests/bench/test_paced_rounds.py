@@ -12,7 +12,7 @@ from bench.paced_rounds import CASES, Case, _results, add_arguments, parts
 from bench.simulated_rounds import CHAINS
 from bench.traffic import Arrival, Run
 from bench.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC
-from core.pass_law import PASS_LAWS, PassLaw
+from core.costs.pass_law import PASS_LAWS, PassLaw
 from protos.outrider.v1 import generation_pb2 as pb
 
 TOKENS = (5, 6, 7, 8)

@@ -6,15 +6,24 @@ import queue
 import time
 
 from bench.recorded_engines import RecordedLoop
-from core.pass_law import PassLaw
-from core.records import DraftRequest, Sampling, SequenceSpec, Sprouted, Stamp, Verdict, Verification, VerifyRequest
-from core.token_log import TokenLog
-from core.trees import Steady
-from simulation.draft import SimDraft
-from simulation.hardware import EngineLaw
+from core.costs.pass_law import PassLaw
+from core.records import (
+    DraftRequest,
+    Sampling,
+    SequenceSpec,
+    Sprouted,
+    Stamp,
+    Verdict,
+    Verification,
+    VerifyRequest,
+)
+from core.speculation.token_tree import Steady
+from core.text.token_log import TokenLog
+from simulation.engines.draft import SimDraft
+from simulation.engines.hardware import EngineLaw
+from simulation.engines.target import SimTarget
+from simulation.engines.texts import SteadyLaw, Text
 from simulation.rig import model_info
-from simulation.target import SimTarget
-from simulation.text import SteadyLaw, Text
 
 TEXT = Text(SteadyLaw((1.0,), (1.0,), alpha=1.0))
 PROMPT = (3, 1, 4)

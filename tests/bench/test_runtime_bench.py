@@ -13,8 +13,8 @@ from bench.__main__ import main
 from bench.sizes import parse_size, read_shape, shape_of_size
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
-from workers import compiled
-from workers.compiled import CannotCompile
+from workers.runtime import compiled
+from workers.runtime.compiled import CannotCompile
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """A fake model that says one thing, behind the real ingress on a real socket, and breaks off where it is told to.
 
-The text, the ending and the accounting of each chunk are the product's own (`orchestrator.output`), those of resumed
-streams included; made up are only the tokens, the blocks in which they come, and the failures.
+The text, the ending and the accounting of each chunk are the product's own (`orchestrator.session.output`), those of
+resumed streams included; made up are only the tokens, the blocks in which they come, and the failures.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest, WorkerLost
 from core.records import Chunk, GenerationRequest, SpeculationStats, TokenLogprobs
-from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.output import Committed, Output
-from orchestrator.text import Tokenizer
-from tests.deploy.rpc import INFO, TOKENIZER, Script
+from orchestrator.session.output import Committed, Output
+from orchestrator.text.detokenize import IncrementalDetokenizer
+from orchestrator.text.tokenizer import Tokenizer
+from tests.deploy.grpc.rpc import INFO, TOKENIZER, Script
 
 NEVER = 10**9
 LOST = WorkerLost("the replica died")

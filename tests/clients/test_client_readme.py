@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.story import Story
-from tests.deploy.rpc import ids_of, server
+from tests.deploy.grpc.rpc import ids_of, server
 
 README = Path(__file__).parents[2] / "clients" / "python" / "README.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

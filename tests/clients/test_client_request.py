@@ -8,11 +8,11 @@ import pickle
 import pytest
 
 from core.records import GenerationRequest, Sampling, Verification
-from deploy import translate
+from deploy.grpc import translate
 from outrider_client import InvalidRequest, records
 from outrider_client._proto import generation_pb2 as pb
 from outrider_client.request import _PATHS, GenerateFields, to_message
-from tests.deploy.rpc import CONFIG, INFO, TOKENIZER
+from tests.deploy.grpc.rpc import CONFIG, INFO, TOKENIZER
 
 EVERYTHING = {
     "model": "pair",

@@ -12,7 +12,7 @@ from core.errors import InvalidRequest, Overloaded, Unavailable, WorkerLost
 from outrider_client import Chunk, NotFound, Retry, ServiceError
 from outrider_client import InvalidRequest as ClientInvalidRequest
 from tests.clients.story import Plan, Story, relay
-from tests.deploy.rpc import ids_of, server
+from tests.deploy.grpc.rpc import ids_of, server
 from tests.vocabularies import as_product, byte_fallback
 
 pytestmark = pytest.mark.thorough

@@ -7,11 +7,20 @@ from dataclasses import replace
 import pytest
 
 from core import protocol
-from core.growth import Candidates
 from core.protocol import EndedSessions, HeldTokens, missing_of, refusal_of
-from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Stamp, Verification, VerifyRequest
-from core.token_log import TokenLog
-from core.trees import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, Steady, TokenTree
+from core.records import (
+    Base,
+    DraftRequest,
+    Missing,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    Verification,
+    VerifyRequest,
+)
+from core.speculation.candidates import Candidates
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, Steady, TokenTree
+from core.text.token_log import TokenLog
 
 EPOCH, VOCAB_SIZE = 3, 100
 SPEC = SequenceSpec(2, Sampling(temperature=0.0))

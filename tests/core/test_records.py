@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.records import Base, DraftRequest, Sampling, SpeculationStats, Stamp, VerifyRequest
-from core.trees import EMPTY_BLOCK, ROOT, SparseDistribution, TokenTree
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, SparseDistribution, TokenTree
 
 
 @st.composite

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from core.config import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
 from core.errors import ConfigError
-from core.scaling import HELPS, DraftLoad, TargetLoad, drafts_wanted, orchestrators_wanted, steadied, targets_wanted
+from core.scaling import (
+    HELPS,
+    DraftLoad,
+    TargetLoad,
+    drafts_wanted,
+    orchestrators_wanted,
+    steadied,
+    targets_wanted,
+)
 
 TARGET = TargetScaling(max_replicas=8, sessions=10, kv_use=0.8)
 DRAFT = DraftScaling(max_replicas=8, min_replicas=0, busy=0.5, wait=0.1)

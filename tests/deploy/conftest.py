@@ -13,7 +13,7 @@ with warnings.catch_warnings():
 
 from ray import cloudpickle
 
-from deploy.cluster import Endpoints, local_cluster
+from deploy.launch.cluster import Endpoints, local_cluster
 from tests.deploy import fake_engines
 
 

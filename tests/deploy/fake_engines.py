@@ -17,11 +17,11 @@ from ray.serve.handle import DeploymentHandle
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
 from core.records import Base, GrownTree, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.trees import ROOT, Told
-from deploy.engines import CONTROL, DraftActor, TargetActor
-from deploy.ports import ServeLeases
-from workers.engine_stats import EngineStats
-from workers.findings import Findings
+from core.records.statistics import EngineStats
+from core.speculation.token_tree import ROOT, Told
+from deploy.engines.actors import CONTROL, DraftActor, TargetActor
+from deploy.serve.leases import ServeLeases
+from workers.runtime.findings import Findings
 
 INFO = ModelInfo("counter", "Counter", "float32", "cpu", 0, 100, 1000, 16_000, (0,))
 FAIL = 99

@@ -8,9 +8,10 @@ from ray.serve import Application
 
 from core.config import DraftConfig, EngineConfig, OrchestratorConfig, ServiceConfig, TargetConfig
 from core.errors import ConfigError
-from deploy import app, launch
+from deploy import app
+from deploy.launch import application
+from deploy.serve.deployments import REPLICA_CPUS, bundles
 from deploy.settings import demo_config
-from deploy.workers import REPLICA_CPUS, bundles
 
 GPU_WORKER = TargetConfig(EngineConfig("/t"), num_replicas=2, num_cpus=4, num_gpus=1, resources={"large_gpu": 1})
 
@@ -47,14 +48,14 @@ def test_an_application_is_built_from_the_settings_of_a_serve_yaml():
 
 
 def test_the_demo_pair_passes_the_check():
-    launch.check_pair(demo_config())
+    application.check_pair(demo_config())
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_a_missing_directory_is_named_by_its_setting(name):
     config = demo_config([f"{name}.engine.model=/no/such/model"])
     with pytest.raises(ConfigError, match=rf"{name}\.engine\.model: .*/no/such/model"):
-        launch.check_pair(config)
+        application.check_pair(config)
 
 
 def test_engines_are_told_what_requests_call_their_model_and_a_shared_draft_its_own_name():

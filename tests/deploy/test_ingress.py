@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
-from deploy import cli
-from deploy.client import CallFailed, Client
-from deploy.local import served
+from deploy.cli import main
+from deploy.cli.client import CallFailed, Client
+from deploy.launch.local import served
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 from tests import checkpoints
@@ -172,7 +172,7 @@ def test_reflection_lists_the_services(address):
 
 def test_the_command_line_streams_from_it(address, capsys):
     arguments = ("generate", "the rain", "--address", address, "--max-tokens", "8", "--temperature", "0")
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     out, err = capsys.readouterr()
     assert len(out) > 1
     assert "target passes" in err

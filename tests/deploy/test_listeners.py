@@ -13,15 +13,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.config import LINK_PORTS
-from deploy.client import CallFailed, Client
+from deploy.cli.client import CallFailed, Client
+from deploy.grpc.servicer import MAX_WATCHES
 from deploy.link.address import LinkAddress
 from deploy.link.frames import HEADER_BYTES, framed
 from deploy.link.handshake import answer
-from deploy.servicer import MAX_WATCHES
 from protos.outrider.link.v1 import link_pb2 as pb_link
 from protos.outrider.v1 import generation_pb2 as pb
+from tests.deploy.cli.serve_command import command_serving
 from tests.deploy.listeners import Listener, listeners
-from tests.deploy.serve_command import command_serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

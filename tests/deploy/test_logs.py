@@ -29,14 +29,14 @@ def test_what_we_log_in_a_replica_goes_where_serve_s_own_lines_go(loggers):
     logs.log_with_serve()
     out = io.StringIO()
     serves.addHandler(logging.StreamHandler(out))  # as when Serve changes its settings later
-    logging.getLogger("deploy.workers").info("an engine has died")
-    logging.getLogger("orchestrator.rounds").debug("too much")
+    logging.getLogger("deploy.serve.deployments").info("an engine has died")
+    logging.getLogger("orchestrator.dispatch.runner").debug("too much")
     assert out.getvalue() == "an engine has died\n"
 
 
 def test_an_engine_s_process_keeps_what_is_not_yet_a_warning_with_its_time(loggers, capsys):
     logs.log_to_stderr()
-    logging.getLogger("workers.runtime").info("loaded")
+    logging.getLogger("workers.runtime.runtime").info("loaded")
     line = capsys.readouterr().err
     assert line.startswith("INFO 20")
     assert line.endswith(" loaded\n")

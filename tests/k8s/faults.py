@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.cluster import SERVE_ENVIRONMENT
+from deploy.launch.cluster import SERVE_ENVIRONMENT
 from tests.k8s.changes import (
     Change,
     add_secret,
@@ -124,7 +124,7 @@ FAULTS = (
           served("applications", 0, "import_path", to="deploy.app:run")),
     Fault("proxy on localhost", "proxies_can_be_reached", served("http_options", "host", to="127.0.0.1")),
     Fault("a servicer is forgotten", "servicers_are_the_codes",
-          served("grpc_options", "grpc_servicer_functions", to=["deploy.proxy.add_generation_service"])),
+          served("grpc_options", "grpc_servicer_functions", to=["deploy.grpc.proxy.add_generation_service"])),
     Fault("wrong port name", "ports_agree", service("serveService", "spec", "ports", 1, "name", to="grpc")),
     Fault("gRPC on another port", "ports_agree", served("grpc_options", "port", to=9001)),
     Fault("messages of 2 GiB on the head", "messages_are_bounded", container("head", "env", to=[])),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.metrics import CATALOGUE, MODEL_LABEL, PREFIX, Kind
+from deploy.metrics.instruments import CATALOGUE, MODEL_LABEL, PREFIX, Kind
 from tests.k8s.manifests import Manifest, Objects, of_kind, ray_pods, selects
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -7,12 +7,12 @@ from math import ceil
 from pathlib import Path
 
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
-from deploy.cli import _parser
-from deploy.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
-from deploy.gate import TOKENS_FILE
+from deploy.cli.main import _parser
+from deploy.grpc.authentication import TOKENS_FILE
+from deploy.grpc.proxy import STOP_FILE
+from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
-from deploy.proxy import STOP_FILE
-from deploy.workers import REPLICA_CPUS
+from deploy.serve.deployments import REPLICA_CPUS
 from tests.k8s.manifests import (
     ROLE,
     Objects,
@@ -31,7 +31,7 @@ from tests.k8s.manifests import (
     settings,
     worker_pods,
 )
-from workers.paged_trial import BLOCK_MULTIPLE
+from workers.attention.paged_self_test import BLOCK_MULTIPLE
 
 IMAGE_ROOT = Path("/opt/outrider")
 """Where deploy/Dockerfile puts the repository."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.metrics import ENGINE_CATALOGUE, MODEL_LABEL, ORCHESTRATOR_CATALOGUE, Kind, zeros
+from deploy.metrics.instruments import ENGINE_CATALOGUE, MODEL_LABEL, ORCHESTRATOR_CATALOGUE, Kind, zeros
 from tests.k8s.changes import rule
 from tests.k8s.compositions import Composition, objects
 from tests.k8s.faults import Fault
@@ -41,7 +41,7 @@ def test_an_install_that_nobody_uses_yet_alerts_nobody(tmp_path: Path) -> None:
     ],
 )
 def test_it_would_not_fire_if_counters_were_not_there_from_the_start(file: str, name: str, tmp_path: Path) -> None:
-    """The same case without the zeros before the first increment: why deploy.metrics exports them."""
+    """The same case without the zeros before the first increment: why deploy.metrics.instruments exports them."""
     content = yaml.safe_load(CASES[file].read_text())
     (case,) = (each for each in content["tests"] if each["name"] == name)
     for series in case["input_series"]:
@@ -85,7 +85,7 @@ def idle(directory: Path) -> Path:
 
 
 def exported_when_idle() -> Iterator[tuple[str, int]]:
-    """As tests/deploy/test_metrics.py finds it at a server: zeros, and that a draft is there and rests."""
+    """As tests/deploy/metrics/test_metrics.py finds it at a server: zeros, and that a draft is there and rests."""
     for metric, label in (*zeros(ORCHESTRATOR_CATALOGUE, 8), *zeros(ENGINE_CATALOGUE)):
         own = f', {metric.label}="{label}"' if label is not None else ""
         yield f'{EXPORTED_PREFIX}{metric.name}{{{MODEL_LABEL}="m"{own}}}', 0

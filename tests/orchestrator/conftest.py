@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fakes import FakeTokenizer
+
+from tests.orchestrator.fakes import FakeTokenizer
 
 
 @pytest.fixture

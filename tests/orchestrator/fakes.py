@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.estimators import DepthRates
-from core.growth import Candidates
 from core.protocol import HeldTokens, missing_of
 from core.records import (
     DraftReply,
@@ -26,11 +24,13 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
 )
-from core.speculation.tree import Part, SpeculationTree
-from core.token_log import TokenLog
-from core.trees import SparseDistribution, Steady
-from orchestrator.pilot import ControlReport, DraftSeen, RoundSeen
-from orchestrator.tree_pilot import CATCH_UP
+from core.speculation.calibration import DepthRates
+from core.speculation.candidates import Candidates
+from core.speculation.speculation_tree import Part, SpeculationTree
+from core.speculation.token_tree import SparseDistribution, Steady
+from core.text.token_log import TokenLog
+from orchestrator.policy.policy import ControlReport, DraftSeen, RoundSeen
+from orchestrator.policy.tree_policy import CATCH_UP
 
 VOCAB_SIZE = 50
 EOS = 0

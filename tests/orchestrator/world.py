@@ -6,16 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from fakes import FakeDraftEngine, FakePilot, FakeTargetEngine, model_info
-
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import Chunk, DraftRequest, GenerationRequest, GrownTree
-from core.trees import ROOT, Told
-from orchestrator import messages as m
-from orchestrator.detokenize import IncrementalDetokenizer
-from orchestrator.pair import Pair
-from orchestrator.session import Session
+from core.speculation.token_tree import ROOT, Told
+from orchestrator.session import messages as m
+from orchestrator.session.completion import Pair
+from orchestrator.session.session import Session
+from orchestrator.text.detokenize import IncrementalDetokenizer
+from tests.orchestrator.fakes import FakeDraftEngine, FakePilot, FakeTargetEngine, model_info
 
 
 class World:

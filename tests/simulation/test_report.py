@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import Unavailable
 from core.records import Call, CallTrace, SpeculationStats
-from simulation.report import Percentiles, StreamSeen, sum_up
+from simulation.measure import Percentiles, StreamSeen, sum_up
 
 
 def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed():

@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
-from core.pass_law import PassLaw
+from core.costs.pass_law import PassLaw
 from core.records import Verification
-from core.theory import expected_tokens
-from orchestrator.marginal import passes_worth
-from simulation.compare import plain, sequential
-from simulation.hardware import EngineLaw, HopLaw
-from simulation.presets import PRESETS, Hardware
+from core.speculation.theory import expected_tokens
+from orchestrator.policy.adaptive import passes_worth
+from simulation.engines.hardware import EngineLaw, HopLaw
+from simulation.engines.presets import PRESETS, Hardware
+from simulation.engines.texts import Agreement, SteadyLaw
+from simulation.report.compare import plain, sequential
 from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
-from simulation.text import Agreement, SteadyLaw
 
 TARGET_S, DRAFT_S, HOP_S = 0.020, 0.002, 0.001
 VERIFY_S = TARGET_S + HOP_S

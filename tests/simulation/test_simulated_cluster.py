@@ -10,12 +10,12 @@ import pytest
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.token_log import TokenLog
+from core.text.token_log import TokenLog
 from simulation.clock import run
 from simulation.cluster import DoubleAsk, Fleet, Wire
-from simulation.hardware import EngineLaw, HopLaw, PassLaw
-from simulation.target import SimTarget
-from simulation.text import SteadyLaw, Text
+from simulation.engines.hardware import EngineLaw, HopLaw, PassLaw
+from simulation.engines.target import SimTarget
+from simulation.engines.texts import SteadyLaw, Text
 
 HOP_S = 2.0
 PASS_S = 5.0

@@ -18,12 +18,12 @@ import torch
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, GenerationRequest, Sampling, Sprouted
-from orchestrator.control import Pilots
+from orchestrator.policy.policies import Pilots
 from orchestrator.service import Service
-from orchestrator.text import Tokenizer
-from workers.draft import DraftEngine
-from workers.loop import EngineLoop
-from workers.target import TargetEngine
+from orchestrator.text.tokenizer import Tokenizer
+from workers.engine.draft import DraftEngine
+from workers.engine.target import TargetEngine
+from workers.engine.thread import EngineLoop
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 MAX_RELEASE_S = 10.0

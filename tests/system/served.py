@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from core.config import ServiceConfig
-from deploy.local import served
-from deploy.probe import engine_of
+from deploy.launch.local import served
+from deploy.launch.probe import engine_of
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 

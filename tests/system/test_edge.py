@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from reflected import reflected
 from served import server
 
-from deploy.cluster import MAX_MESSAGE_BYTES
+from deploy.launch.cluster import MAX_MESSAGE_BYTES
 from deploy.settings import demo_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ from wild import PATIENT, WildPilots
 
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
-from orchestrator.pilot import Found
+from orchestrator.policy.policy import Found
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write
 
 PROMPTS = [

@@ -8,7 +8,7 @@ import pytest
 from local import request, system
 
 from core.records import Sampling, Verification
-from deploy.responses import to_response
+from deploy.grpc.responses import to_response
 from protos.outrider.v1 import generation_pb2 as pb
 
 PROMPT = "def parse_args(self, args):\n    "

@@ -15,7 +15,7 @@ from served import each, server, tokens
 from test_exactness import PROMPTS
 from transformers import AutoModelForCausalLM
 
-from deploy.probe import engine_of
+from deploy.launch.probe import engine_of
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 

@@ -10,11 +10,11 @@ from random import Random
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.trees import ROOT, Measure, Steady
-from orchestrator.knowledge import Knowledge
-from orchestrator.pilot import ControlReport, RoundSeen
-from orchestrator.tree_pilot import TreePilot
-from orchestrator.watching import USUAL_TAIL
+from core.speculation.token_tree import ROOT, Measure, Steady
+from orchestrator.policy.learning import USUAL_TAIL
+from orchestrator.policy.policy import ControlReport, RoundSeen
+from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.policy.tree_policy import TreePilot
 
 MAX_NODES = 24
 PATIENT = SpeculationConfig(draft_retry_s=0.01, breaker_rounds=10**6)

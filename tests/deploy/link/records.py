@@ -25,7 +25,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.trees import ROOT, Measure, SparseDistribution, Steady, TokenTree, Told
+from core.speculation.token_tree import ROOT, Measure, SparseDistribution, Steady, TokenTree, Told
 
 MAX_TOKEN = 2**31 - 1
 

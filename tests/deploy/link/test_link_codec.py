@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.records import Base, DraftRequest, GrownTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.trees import ROOT, SparseDistribution, Steady, TokenTree, Told
+from core.speculation.token_tree import ROOT, SparseDistribution, Steady, TokenTree, Told
 from deploy.link.frames import LinkError
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
@@ -75,7 +75,7 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
         "top": {"top_ids", "top_logprobs"},
     }
     from core import records as r
-    from core import trees as t
+    from core.speculation import token_tree as t
 
     for record, message in (
         (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),

@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import WorkerLost
 from core.records import Base, DraftRequest, Missing, Refused, Sampling, SequenceSpec, Sprouted, Stamp
-from core.trees import Steady, Told
+from core.speculation.token_tree import Steady, Told
 from deploy.link import server
 from deploy.link.client import Link
 from deploy.link.server import LinkServer

@@ -14,7 +14,7 @@ from deploy.link.address import LinkTroubles
 from deploy.link.pool import Links
 from deploy.link.server import LinkServer
 from tests.deploy.fake_engines import FakeTargetEngine
-from workers.loop import EngineLoop
+from workers.engine.thread import EngineLoop
 
 
 @pytest.fixture

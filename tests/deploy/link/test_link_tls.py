@@ -17,7 +17,8 @@ import uvloop
 from core.config import EngineConfig, LinkTls, ServiceConfig, TargetConfig
 from core.errors import ConfigError
 from core.records import Base, Sampling, SequenceSpec, Stamp, VerifyRequest
-from deploy import engines, launch
+from deploy.engines import actors
+from deploy.launch import application
 from deploy.link import server
 from deploy.link.client import Link
 from deploy.link.frames import LinkError
@@ -26,7 +27,7 @@ from deploy.link.tls import TLS_DIR, Certificates
 from deploy.settings import DEMO_SETTINGS, parse_config
 from tests.deploy.fake_engines import FakeTargetEngine
 from tests.deploy.link.certificates import HOUR, Authority
-from workers.loop import EngineLoop
+from workers.engine.thread import EngineLoop
 
 pytestmark = pytest.mark.thorough
 
@@ -414,13 +415,13 @@ def test_the_command_says_what_is_wrong_before_it_starts_anything(files):
     Path(files.ca_file).unlink()
     engine = EngineConfig(DEMO_SETTINGS["target"]["engine"]["model"], link_tls=files)
     with pytest.raises(ConfigError, match=r"engine\.link_tls\.ca_file"):
-        launch.check_pair(ServiceConfig(TargetConfig(engine)))
+        application.check_pair(ServiceConfig(TargetConfig(engine)))
 
 
 async def test_an_engine_says_what_is_wrong_before_it_loads(files, monkeypatch):
     put(files.ca_file, b"")
-    monkeypatch.setattr(engines, "log_to_stderr", lambda: None)
-    engine = engines.TargetActor(EngineConfig("nowhere", link_tls=files), EPOCH)
+    monkeypatch.setattr(actors, "log_to_stderr", lambda: None)
+    engine = actors.TargetActor(EngineConfig("nowhere", link_tls=files), EPOCH)
     monkeypatch.setattr(engine, "_load_warm", lambda *_: pytest.fail("it loads"))
     with pytest.raises(ConfigError, match=r"engine\.link_tls\.ca_file"):
         await engine.load()

@@ -13,7 +13,7 @@ import uvloop
 
 from core.errors import WorkerLost
 from core.records import Base, DraftRequest, GrownTree, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.trees import Steady, TokenTree, Told
+from core.speculation.token_tree import Steady, TokenTree, Told
 from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
 from deploy.link.client import Link
@@ -26,7 +26,7 @@ from deploy.link.tls import Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.fake_engines import FAIL, SLOW, FakeTargetEngine
 from tests.deploy.link.certificates import Authority
-from workers.loop import EngineLoop
+from workers.engine.thread import EngineLoop
 
 pytestmark = pytest.mark.thorough
 

@@ -10,10 +10,10 @@ from ray.exceptions import RayError
 
 from core.errors import WorkerLost
 from core.records import Base, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Verdict, VerifyRequest
-from core.trees import Steady, Told
+from core.speculation.token_tree import Steady, Told
 from deploy.link.frames import FrameTooLong
-from deploy.ports import DraftEnginePort, TargetEnginePort
-from deploy.workers import LeaseGrant
+from deploy.serve.deployments import LeaseGrant
+from deploy.serve.leases import DraftEnginePort, TargetEnginePort
 
 STAMP = Stamp("a", 5, 1)
 REQUEST = VerifyRequest(STAMP, Base(0, 0), (1,))

@@ -1,0 +1,40 @@
+"""Settings: frozen, typed, checked once at the edge (`deploy.settings`) and handed down.
+
+Each class refuses unknown fields when `deploy.settings` reads it from a file, and out-of-range values wherever it is
+made.
+"""
+
+from core.config.engine import DECODE_TOKENS, MIN_CHUNK_TOKENS, Dtype, EngineConfig
+from core.config.link import LINK_PORTS, LinkTls
+from core.config.scaling import Autoscaling, DraftScaling, OrchestratorScaling, TargetScaling
+from core.config.service import (
+    DraftConfig,
+    FleetConfig,
+    Limits,
+    OrchestratorConfig,
+    ServiceConfig,
+    TargetConfig,
+    WorkerConfig,
+)
+from core.config.speculation import SpeculationConfig
+
+__all__ = [
+    "DECODE_TOKENS",
+    "LINK_PORTS",
+    "MIN_CHUNK_TOKENS",
+    "Autoscaling",
+    "DraftConfig",
+    "DraftScaling",
+    "Dtype",
+    "EngineConfig",
+    "FleetConfig",
+    "Limits",
+    "LinkTls",
+    "OrchestratorConfig",
+    "OrchestratorScaling",
+    "ServiceConfig",
+    "SpeculationConfig",
+    "TargetConfig",
+    "TargetScaling",
+    "WorkerConfig",
+]

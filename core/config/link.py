@@ -1,0 +1,34 @@
+"""Settings of the links between orchestrators and engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from core.config.checks import check, forbid_unknown
+
+LINK_PORTS = (20200, 20299)
+"""Beside Ray's own (10002 to 19999 for its processes) and below those that the kernel gives to clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTls:
+    """Files (PEM) with which orchestrators and engines encrypt their links and prove who they are.
+
+    The paths are the same on every node that has either. Files that change count for every link opened after that.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
+
+    certificate_file: str
+    """Certificate of the node, followed by intermediate ones if there are any. It has to be valid for both uses (server
+    and client authentication) if it names any; host names in it are not looked at."""
+    key_file: str
+    """Private key of the certificate, without a passphrase."""
+    ca_file: str
+    """Certificates of the authorities. The other end's certificate has to be signed by one of them. Use an authority
+    that signs for this service alone: all that it signs for are trusted alike."""
+
+    def __post_init__(self) -> None:
+        for name in ("certificate_file", "key_file", "ca_file"):
+            check(bool(getattr(self, name)), name, "the path of a file", getattr(self, name))

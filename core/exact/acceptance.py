@@ -1,0 +1,176 @@
+"""Which guesses of a block stand, and which token of the target's own follows: the reference for all verifications.
+
+Knows blocks, p, q and the noise; must not know who guessed, nor how. Proofs and a worked example: docs/exactness.md.
+`workers.sampling.verify` is the batched twin: it does the sums over the vocabulary on the device, and decides by the
+functions below that take a few numbers for each guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.exact import noise
+from core.exact.noise import Purpose
+from core.exact.sampling import draw
+from core.speculation import ROOT, SparseDistribution, TokenTree
+
+Float64 = NDArray[np.float64]
+Outcome = tuple[tuple[int, ...], int]
+"""(accepted nodes from the root downwards, the target's next token)."""
+
+NEGLIGIBLE_MASS = 1e-12
+"""A residual lighter than this is rounding: p and q are the same."""
+_Q_SUM_TOLERANCE = 1e-3
+
+
+def verify_coupled(block: TokenTree, samples: Sequence[int]) -> Outcome:
+    """Follow, from the root, the child that equals the target's sample; the sample that has none is the next token.
+
+    `samples[0]` is drawn after the root, `samples[i + 1]` after node i, all with the shared noise of their positions.
+    Source: Daliri et al. 2024 (arXiv 2408.07978).
+    """
+    path: list[int] = []
+    node, sample = ROOT, samples[0]
+    while (child := block.child(node, sample)) is not None:
+        path.append(child)
+        node, sample = child, samples[child + 1]
+    return tuple(path), sample
+
+
+def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
+    """Accept guess x with probability min(1, p(x) / q(x)) until one fails; then draw from (p - q)+, or p if none did.
+
+    `p` is [K+1, V]; row i is the target's law after i guesses and sums to 1. Raises: ValueError unless `block` is a
+    chain. Source: Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1; Chen et al. 2023 (arXiv 2302.01318).
+    """
+    block = sound_prefix(block, p.shape[1])
+    p_guess = [float(p[row, token]) for row, token in enumerate(block.tokens)]
+    residuals, masses = _residuals(block, p, [1.0] * (len(block) + 1))
+    accepted = count_by_rejection(
+        p_guess, q_of_guesses(block), masses, accept_uniforms(len(block), seed, num_committed)
+    )
+    return tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed)
+
+
+def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
+    """Accept the longest prefix that passes a joint test of its guesses; then draw from (w p - q)+, or p if all stand.
+
+    Arguments and errors as for `verify_rejection`.
+    Source: Sun et al. 2024 (arXiv 2403.10444), Algorithm 2. The paper's symbols are here:
+
+        M_b, M_s                 p, q
+        X_i                      guess i - 1 (the paper counts from 1)
+        p_i                      weights[i] = min(weights[i-1] p(X_i) / q(X_i), 1), weights[0] = 1
+        sum_x (p_i M_b - M_s)+   masses[i]
+        h_i                      masses[i] / (masses[i] + 1 - weights[i]); weights[gamma] for i = gamma
+        eta_i, tau               uniforms[i - 1], accepted
+        p_res                    (weights[tau] p - q)+, normalised
+    """
+    block = sound_prefix(block, p.shape[1])
+    p_guess = [float(p[row, token]) for row, token in enumerate(block.tokens)]
+    weights = prefix_weights(p_guess, q_of_guesses(block))
+    residuals, masses = _residuals(block, p, weights)
+    accepted = count_by_block(weights, masses, accept_uniforms(len(block), seed, num_committed))
+    return tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed)
+
+
+def sound_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
+    """The guesses before the first that cannot have been drawn from the q it carries; the rest is never looked at.
+
+    An honest draft is never cut, so this bends no distribution. Raises: ValueError unless `block` is a chain.
+    """
+    if not block.is_chain:
+        raise ValueError("rejection and block verification take chains only")
+    length = 0
+    for token, q in zip(block.tokens, block.q, strict=False):
+        if not _can_have_drawn(q, token, vocab_size):
+            break
+        length += 1
+    return block if length == len(block) else TokenTree.chain(block.tokens[:length], block.q[:length])
+
+
+def _can_have_drawn(q: SparseDistribution, token: int, vocab_size: int) -> bool:
+    ids, probs = q.token_ids, q.probs
+    return (
+        len(ids) == len(probs) == len(set(ids))
+        and token in ids
+        and min(ids) >= 0
+        and max(ids) < vocab_size
+        and min(probs) >= 0
+        and abs(sum(probs) - 1.0) < _Q_SUM_TOLERANCE  # false for NaN
+        and probs[ids.index(token)] > 0
+    )
+
+
+def normalised(q: SparseDistribution) -> list[float]:
+    """The probabilities of q in float64: the very law of an argmax over log q, whatever float32 made of their sum."""
+    total = sum(q.probs)
+    return [prob / total for prob in q.probs]
+
+
+def q_of_guesses(block: TokenTree) -> list[float]:
+    """q(x) of each guess x of a sound chain."""
+    return [q.probs[q.token_ids.index(token)] / sum(q.probs) for token, q in zip(block.tokens, block.q, strict=True)]
+
+
+def prefix_weights(p_guess: Sequence[float], q_guess: Sequence[float]) -> list[float]:
+    """Block verification's running ratio after 0, 1, ... K guesses, each in [0, 1]."""
+    weights = [1.0]
+    for p_x, q_x in zip(p_guess, q_guess, strict=True):
+        weights.append(min(weights[-1] * p_x / q_x, 1.0))
+    return weights
+
+
+def accept_uniforms(length: int, seed: int, num_committed: int) -> list[float]:
+    """The number that decides on each guess, keyed by its position and by its place in the block."""
+    return [noise.uniform(seed, num_committed + row, row, Purpose.ACCEPT) for row in range(length)]
+
+
+def count_by_rejection(
+    p_guess: Sequence[float], q_guess: Sequence[float], masses: Sequence[float], uniforms: Sequence[float]
+) -> int:
+    """Guesses that rejection accepts. Where p = q nothing is left to draw a residual from, so the guess stands."""
+    for row, (p_x, q_x, u) in enumerate(zip(p_guess, q_guess, uniforms, strict=True)):
+        if u * q_x >= p_x and masses[row] > NEGLIGIBLE_MASS:
+            return row
+    return len(p_guess)
+
+
+def count_by_block(weights: Sequence[float], masses: Sequence[float], uniforms: Sequence[float]) -> int:
+    """Guesses that block verification accepts: the longest prefix that passes, whether or not the shorter ones do."""
+    gamma = len(uniforms)
+    for length in range(gamma, 0, -1):
+        h = weights[gamma] if length == gamma else _pass_probability(weights[length], masses[length])
+        if uniforms[length - 1] < h:
+            return length
+    return 0
+
+
+def _pass_probability(weight: float, mass: float) -> float:
+    """h of a proper prefix. It is 0/0 where p = q after a prefix of weight 1: then a longer one passes for sure."""
+    total = mass + 1.0 - weight
+    return mass / total if total > 0 else 1.0
+
+
+def _residuals(block: TokenTree, p: Float64, weights: Sequence[float]) -> tuple[Float64, list[float]]:
+    """What to draw from when exactly i guesses stand [K+1, V] (p itself in the last row), and the mass of each row."""
+    residuals = p[: len(block) + 1].copy()
+    for row, q in enumerate(block.q):
+        residuals[row] *= weights[row]
+        residuals[row, list(q.token_ids)] -= normalised(q)
+    np.maximum(residuals, 0.0, out=residuals)
+    masses: list[float] = residuals.sum(axis=1).tolist()
+    for row, mass in enumerate(masses):
+        if mass <= NEGLIGIBLE_MASS:
+            residuals[row] = p[row]
+    return residuals, masses
+
+
+def _next_token(residuals: Float64, accepted: int, seed: int, num_committed: int) -> int:
+    purpose = Purpose.BONUS if accepted == len(residuals) - 1 else Purpose.RESIDUAL
+    with np.errstate(divide="ignore"):
+        log_residual = np.log(residuals[accepted])
+    return draw(log_residual, seed, num_committed + accepted, accepted, purpose)

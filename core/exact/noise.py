@@ -1,0 +1,129 @@
+"""Noise as a pure function of (seed, position, row, purpose, token id), equal bit for bit wherever it is computed.
+
+Knows Philox4x32-10 (Salmon et al. 2011) and the Gumbel law; knows nothing of models, p or q. What takes a `Word` or a
+`Real` is written in operators that Python numbers, numpy arrays and torch tensors share, so that
+`workers.sampling.gumbel` runs this very code on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Word: TypeAlias = Any
+"""A 32-bit word held in 64 bits: int, numpy int64 array or torch int64 tensor."""
+Real: TypeAlias = Any
+"""numpy float64 array or torch float64 tensor."""
+Frexp: TypeAlias = Callable[[Real], tuple[Real, Real]]
+"""x -> (mantissa in [1/2, 1), exponent), both float64."""
+Key: TypeAlias = tuple[int, int, int, int]
+"""(seed as int64, position, row, purpose)."""
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_NUM_ROUNDS = 10
+
+_SQRT_HALF = math.sqrt(0.5)
+_LN_2 = math.log(2.0)
+_ATANH_SERIES = tuple(1.0 / (2 * k + 1) for k in range(7))
+_MAX_CHUNK = 1 << 16
+"""Numbers computed at once: a few arrays of this size fit the cache."""
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for; numbers of different purposes are independent (docs/exactness.md, section 3)."""
+
+    SHARED = 0
+    """Coupled mode, both sides."""
+    DRAFT = 1
+    """The draft's own guess, in rejection and block mode."""
+    ACCEPT = 2
+    RESIDUAL = 3
+    BONUS = 4
+
+
+def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """The four words of Philox4x32-10. Source: Salmon et al. 2011, section 3.3.
+
+    A product of two words may wrap to a negative int64; masking after the shift recovers its high half.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & _MASK, product1 & _MASK
+        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & _MASK, product0 & _MASK
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def words(blocks: Word, seeds: Word, positions: Word, rows: Word, purposes: Word) -> tuple[Word, Word, Word, Word]:
+    """The noise words of four token ids each: block b holds ids 4b to 4b + 3. Arguments broadcast."""
+    return philox4x32((blocks, positions, rows, purposes), (seeds & _MASK, (seeds >> 32) & _MASK))
+
+
+def log(x: Real, frexp: Frexp) -> Real:
+    """Natural logarithm to 1e-12, by correctly rounded operations only: two libraries' own differ in the last bit.
+
+    log(m 2^e) = e log 2 + 2 atanh(s), s = (m - 1) / (m + 1), with m in [sqrt(1/2), sqrt(2)).
+    """
+    mantissa, exponent = frexp(x)
+    is_low = (mantissa < _SQRT_HALF) * 1.0
+    mantissa = mantissa + mantissa * is_low
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    z = s * s
+    series = z * _ATANH_SERIES[-1] + _ATANH_SERIES[-2]
+    for coefficient in _ATANH_SERIES[-3::-1]:
+        series = series * z + coefficient
+    return s * series * 2.0 + (exponent - is_low) * _LN_2
+
+
+def gumbel_of(bits: Real, frexp: Frexp) -> Real:
+    """-log(-log(u)), in [-3.14, 22.88], for u = (bits + 1/2) / 2^32; float64 holds 1 - u exactly."""
+    return -log(-log((bits + 0.5) * 2.0**-32, frexp), frexp)
+
+
+def _frexp(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    mantissa, exponent = np.frexp(x)
+    return mantissa, exponent.astype(np.float64)
+
+
+def key(seed: int, position: int, row: int, purpose: Purpose) -> Key:
+    """What names a row of noise, the seed as the int64 that has its bits."""
+    return seed - (1 << 64) if seed >> 63 else seed, position, row, int(purpose)
+
+
+def gumbel_rows(keys: Sequence[Key] | NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
+    """Gumbel noise [R, vocab_size], one row for each key."""
+    columns = [column[:, None] for column in np.asarray(keys, dtype=np.int64).reshape(-1, 4).T]
+    num_rows, num_blocks = len(columns[0]), -(-vocab_size // 4)
+    noise = np.empty((num_rows, 4 * num_blocks), dtype=np.float32)
+    chunk = max(1, _MAX_CHUNK // (4 * max(1, num_rows)))
+    for start in range(0, num_blocks, chunk):
+        blocks = np.arange(start, min(start + chunk, num_blocks))
+        bits = np.stack(words(blocks, *columns), axis=-1).reshape(num_rows, -1)
+        noise[:, 4 * start : 4 * start + bits.shape[1]] = gumbel_of(bits.astype(np.float64), _frexp)
+    return noise[:, :vocab_size]
+
+
+def gumbel(seed: int, position: int, row: int, purpose: Purpose, vocab_size: int) -> NDArray[np.float32]:
+    """Gumbel noise [vocab_size] of one row."""
+    noise: NDArray[np.float32] = gumbel_rows([key(seed, position, row, purpose)], vocab_size)[0]
+    return noise
+
+
+def uniform_of(high: Word, low: Word) -> Real:
+    """(n + 1/2) / 2^52 for the 52 upper bits n of two words: float64 holds it exactly, so it is never 0 or 1."""
+    return (((high << 20) | (low >> 12)) + 0.5) * 2.0**-52
+
+
+def uniform(seed: int, position: int, row: int, purpose: Purpose) -> float:
+    """A number in the open interval (0, 1)."""
+    high, low, _, _ = words(0, seed, position, row, int(purpose))
+    return float(uniform_of(high, low))

@@ -1,0 +1,143 @@
+"""From logits to p, and from p to a token: the reference for one row, in numpy. Batched twin: `workers.sampling`.
+
+Knows the request's sampling parameters and the noise; must not know who computed the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.exact import noise
+from core.exact.noise import Purpose
+from core.records import Sampling
+from core.speculation import SparseDistribution
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+TOP_P_SLACK = 1e-6
+"""A mass that reaches top_p but for this much reaches it: what rounding of float32 logits can hide is a tie."""
+
+
+def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float64:
+    """log p [V] of the token that follows `tokens` (prompt included), by the steps below in this fixed order.
+
+    logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p.
+    Raises: ValueError when a logit is NaN or +inf, or none is finite; also of what bias and penalties make of them.
+    """
+    _check_finite(logits)
+    with np.errstate(over="ignore"):  # which is checked for
+        logits = _penalised(_biased(logits, sampling, len(tokens) - prompt_len), sampling, tokens, prompt_len)
+    _check_finite(logits)
+    if sampling.is_greedy:
+        return _one_hot(logits)
+    with np.errstate(over="ignore"):  # to -inf, which is probability zero
+        logits = (logits - logits.max()) / np.float32(sampling.temperature)
+    for cut in (_top_k, _top_p, _min_p):
+        logits = cut(logits, sampling)
+    return _log_softmax(logits)
+
+
+def _check_finite(logits: Float32) -> None:
+    if not np.isfinite(logits.max()):
+        raise ValueError("the logits hold NaN or +inf, or no finite value at all")
+
+
+def _biased(logits: Float32, sampling: Sampling, num_output: int) -> Float32:
+    logits = logits.astype(np.float32)  # a copy
+    for token_id, bias in sampling.logit_bias:
+        if 0 <= token_id < len(logits):
+            logits[token_id] += np.float32(bias)
+    if num_output < sampling.min_tokens:
+        logits[[token_id for token_id in sampling.suppressed_ids if 0 <= token_id < len(logits)]] = -np.inf
+    return logits
+
+
+def _penalised(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float32:
+    """Repetition by Keskar et al. 2019, section 4.1, with transformers' rule for negative logits."""
+    if not sampling.has_penalties:
+        return logits
+    seen = _counts(tokens, len(logits)) > 0
+    counts = _counts(tokens[prompt_len:], len(logits))
+    penalty = np.float32(sampling.repetition_penalty)
+    logits = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits = logits - np.float32(sampling.frequency_penalty) * counts
+    return np.subtract(logits, np.float32(sampling.presence_penalty) * counts.clip(max=1), dtype=np.float32)
+
+
+def _counts(tokens: Sequence[int], vocab_size: int) -> Float32:
+    counts: Float32 = np.bincount(np.asarray(tokens, dtype=np.int64), minlength=vocab_size).astype(np.float32)
+    return counts
+
+
+def _one_hot(logits: Float32) -> Float64:
+    log_p = np.full(len(logits), -np.inf)
+    log_p[int(logits.argmax())] = 0.0  # the lowest id of several
+    return log_p
+
+
+def _top_k(logits: Float32, sampling: Sampling) -> Float32:
+    """The k likeliest, and whatever ties with the k-th."""
+    if not 0 < sampling.top_k < len(logits):
+        return logits
+    threshold = np.sort(logits)[-sampling.top_k]
+    return np.where(logits < threshold, np.float32(-np.inf), logits)
+
+
+def _top_p(logits: Float32, sampling: Sampling) -> Float32:
+    """The shortest prefix, likeliest first and lower ids first among equals, whose mass reaches top_p."""
+    if sampling.top_p == 1:
+        return logits
+    order = np.argsort(-logits, kind="stable")
+    probs = np.exp(_log_softmax(logits[order]))
+    mass_before = np.cumsum(probs) - probs
+    is_dropped = mass_before >= sampling.top_p - TOP_P_SLACK
+    is_dropped[0] = False
+    logits = logits.copy()
+    logits[order[is_dropped]] = -np.inf
+    return logits
+
+
+def _min_p(logits: Float32, sampling: Sampling) -> Float32:
+    """Those at least `min_p` times as likely as the likeliest, whose logit is 0 here."""
+    if sampling.min_p == 0:
+        return logits
+    return np.where(logits < np.float32(np.log(sampling.min_p)), np.float32(-np.inf), logits)
+
+
+def _log_softmax(logits: Float32) -> Float64:
+    shifted = logits.astype(np.float64) - float(logits.max())
+    log_p: Float64 = shifted - np.log(np.exp(shifted).sum())
+    return log_p
+
+
+def draw(log_p: Float64, seed: int, position: int, row: int, purpose: Purpose) -> int:
+    """A token with law p: argmax of log p + Gumbel noise; the lowest id of several. `log_p` need not be normalised."""
+    gumbel = noise.gumbel(seed, position, row, purpose, len(log_p))
+    return int((log_p.astype(np.float32) + gumbel).argmax())
+
+
+def sample_coupled(log_p: Float64, sampling: Sampling, position: int) -> int:
+    """The token that both sides draw at `position` in coupled mode; without noise when greedy."""
+    if sampling.is_greedy:
+        return int(log_p.argmax())
+    return draw(log_p, sampling.seed, position, 0, Purpose.SHARED)
+
+
+def truncate(log_q: Float64, top_tokens: int) -> SparseDistribution:
+    """q as rejection and block mode define it: the likeliest `top_tokens`, renormalised in float32."""
+    kept = np.argsort(-log_q, kind="stable")[:top_tokens]
+    kept = kept[np.isfinite(log_q[kept])]
+    probs = np.exp(_log_softmax(log_q[kept].astype(np.float32))).astype(np.float32)
+    kept, probs = kept[probs > 0], probs[probs > 0]
+    return SparseDistribution(tuple(kept.tolist()), tuple(probs.tolist()))
+
+
+def draw_guess(q: SparseDistribution, vocab_size: int, seed: int, position: int, row: int) -> int:
+    """A guess with law q; `row` is the guess's place in its block, from 0."""
+    log_q = np.full(vocab_size, -np.inf)
+    log_q[list(q.token_ids)] = np.log(q.probs)
+    return draw(log_q, seed, position, row, Purpose.DRAFT)

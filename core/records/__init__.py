@@ -1,0 +1,59 @@
+"""The values that travel between the parts; all frozen, all picklable, none knows how it is sent.
+
+By audience: requests and output (clients), engine (orchestrator and engines), trace, statistics, model.
+"""
+
+from core.records.engine import (
+    Base,
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    GrownTree,
+    Missing,
+    Refused,
+    SequenceSpec,
+    Sprouted,
+    Stamp,
+    TargetRequest,
+    Timing,
+    TokenLogprobs,
+    Verdict,
+    VerifyReply,
+    VerifyRequest,
+)
+from core.records.model import ModelInfo
+from core.records.output import Chunk, FinishReason, Usage
+from core.records.request import GenerationRequest, Policy, Sampling, Verification
+from core.records.statistics import EngineStats, SpeculationStats
+from core.records.trace import Call, CallTrace
+
+__all__ = [
+    "Base",
+    "Call",
+    "CallTrace",
+    "Chunk",
+    "Continuation",
+    "DraftReply",
+    "DraftRequest",
+    "EngineStats",
+    "FinishReason",
+    "GenerationRequest",
+    "GrownTree",
+    "Missing",
+    "ModelInfo",
+    "Policy",
+    "Refused",
+    "Sampling",
+    "SequenceSpec",
+    "SpeculationStats",
+    "Sprouted",
+    "Stamp",
+    "TargetRequest",
+    "Timing",
+    "TokenLogprobs",
+    "Usage",
+    "Verdict",
+    "Verification",
+    "VerifyReply",
+    "VerifyRequest",
+]

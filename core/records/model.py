@@ -1,0 +1,22 @@
+"""What is known of a loaded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of a loaded model."""
+
+    name: str
+    architecture: str
+    dtype: str
+    device: str
+    num_parameters: int
+    vocab_size: int
+    """Ids that a token has; rows of the embedding beyond are padding and masked."""
+    max_context_tokens: int
+    kv_cache_tokens: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None

@@ -1,0 +1,43 @@
+"""What a client is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from core.records.engine import TokenLogprobs
+from core.records.statistics import SpeculationStats
+from core.records.trace import CallTrace
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of prompt and output so far; resumed tokens count as output."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream. Text may lag behind the ids while a character or a possible stop string is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    is_guess: tuple[bool, ...]
+    """For each id: whether the draft had guessed it (else it is the target's correction or bonus)."""
+    usage: Usage
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    stats: SpeculationStats | None = field(default=None)
+    """In the last chunk."""
+    trace: tuple[CallTrace, ...] = ()
+    """The calls that were answered since the last chunk, when asked for."""

@@ -1,0 +1,268 @@
+"""Trees of guesses below the last committed token, and how a draft grows them.
+
+Knows tokens, parents and q; must not know who guessed or who verifies. A verdict (accepted path, next token) is a walk
+down such a tree, and where the walk ends inside it, what lies below may be verified next (`subtree`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import count
+from operator import ge
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+ROOT = -1
+"""Parent of the first guesses of a block: the last committed token."""
+NO_TOKEN = -1
+"""Where none was drawn."""
+UNRANKED = -1
+"""Rank of a guess that is not the draft's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """A probability distribution over few token ids; the ids it does not list have probability zero."""
+
+    token_ids: tuple[int, ...]
+    probs: tuple[float, ...]
+
+    @classmethod
+    def certain(cls, token: int) -> SparseDistribution:
+        """This token and no other."""
+        return cls((token,), (1.0,))
+
+    @property
+    def is_law(self) -> bool:
+        """Whether each token has a probability, and one of them comes."""
+        is_whole = abs(sum(self.probs) - 1.0) < 1e-3  # they may have been rounded; a NaN is not whole
+        return len(self.token_ids) == len(self.probs) and is_whole and min(self.probs) >= 0.0
+
+
+NO_Q = SparseDistribution((), ())
+"""Where nothing was drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Guesses after the last committed token. Invariant: `parents[i] < i`, so a parent precedes its children."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    q: tuple[SparseDistribution, ...] = ()
+    """What the draft sampled each token from; empty in coupled mode, which needs no q."""
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.tokens) or (self.q and len(self.q) != len(self.tokens)):
+            raise ValueError("a token tree needs one parent, and one q or none at all, for each token")
+        if min(self.parents, default=ROOT) < ROOT or any(map(ge, self.parents, count())):
+            raise ValueError("a token tree lists parents before their children")
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], q: Sequence[SparseDistribution] = ()) -> TokenTree:
+        """The tree of width one over `tokens`."""
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(q))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the root; the first guesses have depth 1."""
+        return depths(self.parents)
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The node below `parent` that guesses `token`, if there is one."""
+        for node in range(parent + 1, len(self.tokens)):
+            if self.parents[node] == parent and self.tokens[node] == token:
+                return node
+        return None
+
+    def prefix(self, num_nodes: int) -> TokenTree:
+        """The first `num_nodes` nodes; they are a tree, because parents come first."""
+        return TokenTree(self.tokens[:num_nodes], self.parents[:num_nodes], self.q[:num_nodes])
+
+
+EMPTY_BLOCK = TokenTree()
+
+
+class Measure(StrEnum):
+    """Of how sure a draft is at a place, in [0, 1]."""
+
+    LEAD = "lead"
+    """How clearly its first candidate leads (`core.speculation.candidates.Candidates.lead`)."""
+    CONFIDENCE = "confidence"
+    """The share of its first candidate, the noise that it shares with the target included."""
+    ENTROPY = "entropy"
+    """e to the minus entropy of q: 1 over the number of tokens that it is torn between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
+
+    Where the draft samples (rejection and block verification) it grows a chain of its draws, and ends by itself: what
+    is drawn is of use for one block.
+    """
+
+    rows_per_pass: int
+    """Nodes that are fed in one pass at most, over all sessions in it; of this one, where growth ends by itself."""
+    max_depth: int
+    """Below the last committed token."""
+    min_reach: float = 0.0
+    """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
+    of a pass, summed, have less."""
+    sureness: tuple[float, float] = (0.0, 1.0)
+    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
+    tail: tuple[float, ...] = ()
+    """If it is not the first: the chances of the second, the third, and so on."""
+    is_anew: bool = False
+    """Whether all that has grown is to be told once more, with numbers from 0."""
+    num_passes: int = 0
+    """After so many growth ends by itself, and is the reply to its request: drafting in turn. 0: it goes on."""
+    fanout: int = 8
+    """Candidates of a place that become nodes at most; with 1 a chain grows."""
+    measure: Measure = Measure.LEAD
+    """Of how sure the draft is at a place, as it is told."""
+    min_sureness: float = 0.0
+    """By that measure: nothing grows at a place where the draft is less sure."""
+
+    @classmethod
+    def chain(cls, num_tokens: int, measure: Measure = Measure.LEAD) -> Steady:
+        """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
+        return cls(1, num_tokens, sureness=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether what grows, and for how long, does not depend on what the draft says."""
+        return self == replace(Steady.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
+
+    def __post_init__(self) -> None:
+        if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
+            raise ValueError("steady growth needs room for a node")
+        if not (math.isfinite(self.min_reach) and self.min_reach >= 0.0 and 0.0 <= self.min_sureness <= 1.0):
+            raise ValueError("the bounds of steady growth are no chances")
+        if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
+            raise ValueError("the chances of steady growth are none")
+
+    def __len__(self) -> int:
+        return self.rows_per_pass
+
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+COLUMNS: Mapping[str, DTypeLike] = {
+    "parents": np.int64,
+    "tokens": np.int64,
+    "ranks": np.int64,
+    "chances": np.float64,
+    "leads": np.float64,
+}
+"""Of what a draft tells."""
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Told:
+    """Nodes that a draft has grown, with numbers of its own: one after the other, parents first."""
+
+    first: int
+    """Number of the first node."""
+    parents: Ints
+    """Numbers; `ROOT` for the last committed token of the message that is answered."""
+    tokens: Ints
+    ranks: Ints
+    chances: Floats
+    """That the text goes on with the node, if it gets to its parent."""
+    leads: Floats
+    """How sure the draft was at the node's place, by the measure that was asked for."""
+    root: int
+    """Number that the last committed token has, if it was a node before; else `ROOT`."""
+    q: tuple[SparseDistribution, ...]
+    """What each was drawn from, where the draft samples; else none."""
+
+    def __init__(
+        self,
+        first: int,
+        parents: ArrayLike = (),
+        tokens: ArrayLike = (),
+        ranks: ArrayLike = (),
+        chances: ArrayLike = (),
+        leads: ArrayLike = (),
+        root: int = ROOT,
+        q: Sequence[SparseDistribution] = (),
+        *,
+        is_own: bool = False,
+    ) -> None:
+        """`is_own`: who makes this has grown the nodes, and nothing needs to be checked.
+
+        Raises: ValueError when they are not what they should be.
+        """
+        columns = (parents, tokens, ranks, chances, leads)
+        values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
+        for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
+            object.__setattr__(self, name, value)
+        if not is_own:
+            self.check()
+
+    def check(self) -> None:
+        """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
+        columns = [getattr(self, name) for name in COLUMNS]
+        if any(column.shape != (len(self.tokens),) for column in columns):
+            raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
+        # as lists: there are few nodes, for which numpy asks as much as for hundreds
+        parents, _, ranks, chances, leads = (column.tolist() for column in columns)
+        if not (all(0.0 < chance <= 1.0 for chance in chances) and all(0.0 <= lead <= 1.0 for lead in leads)):
+            raise ValueError("a chance or a lead that is told is none")
+        if not all(ROOT <= parent < number for number, parent in enumerate(parents, self.first)):
+            raise ValueError("a node is told of before its parent")
+        if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
+            raise ValueError("each node that was drawn has the law that it was drawn from")
+        if self.first < 0 or not ROOT <= self.root < self.first or min(ranks, default=0) < 0:
+            raise ValueError("a number or a rank that is told is below 0")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Told):
+            return NotImplemented
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
+        return (self.first, self.root, self.q) == (other.first, other.root, other.q) and all(same)
+
+    def __hash__(self) -> int:
+        return hash((self.first, self.root, len(self)))
+
+
+def num_branches(parents: Sequence[int]) -> int:
+    """Branches of a tree beside its first: none in a chain, one more for each guess beside another."""
+    return len(parents) - len(set(parents))
+
+
+def depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Distance of each node from the root, whose children have depth 1."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent == ROOT else found[parent] + 1)
+    return tuple(found)
+
+
+def subtree(tree: TokenTree, top: int) -> tuple[TokenTree, tuple[int, ...]]:
+    """What hangs below node `top`, in the same order, with `top` as its root; and which nodes of `tree` those are."""
+    kept: dict[int, int] = {top: ROOT}
+    nodes: list[int] = []
+    for node in range(top + 1, len(tree)):
+        if tree.parents[node] in kept:
+            kept[node] = len(nodes)
+            nodes.append(node)
+    tokens = tuple(tree.tokens[node] for node in nodes)
+    parents = tuple(kept[tree.parents[node]] for node in nodes)
+    q = tuple(tree.q[node] for node in nodes) if tree.q else ()
+    return TokenTree(tokens, parents, q), tuple(nodes)

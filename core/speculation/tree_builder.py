@@ -1,0 +1,296 @@
+"""The draft's half of a session's speculation tree: which nodes to feed next, and what to tell of what was found.
+
+Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model by
+it and the simulator a law of agreement. Best first, as the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv 2406.16858),
+but without an end: a verdict makes another node the root, what lies below stays, and growing goes on from there.
+Where the draft samples, what grows is a chain of its draws, as long as was fixed beforehand (docs/exactness.md, 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain, islice, repeat
+
+from core.speculation.candidates import Candidates
+from core.speculation.chances import chances_of
+from core.speculation.token_tree import NO_TOKEN, ROOT, Measure, Steady, Told
+
+MIN_REACH = 4e-4
+"""What is less likely is neither fed nor told."""
+
+
+class Grower:
+    """The tree of one session as its draft knows it. The root, node 0, is the last committed token.
+
+    Columns, which are lists: passes are many and short, and numpy asks as much for a few numbers as for hundreds. A
+    node is its place in them until there is another root. Invariants: parents precede their children, and what was told
+    what was not; of each parent the first candidates are there, in order.
+    """
+
+    def __init__(self) -> None:
+        self.steady = Steady(1, 1)
+        self._num_left = 0
+        """Passes, of growth that ends by itself."""
+        self.num_told = 0
+        self.begin()
+
+    def __repr__(self) -> str:
+        return f"<Grower {self.num_told} nodes told, {len(self._open)} open>"
+
+    def __len__(self) -> int:
+        """Nodes, the root included."""
+        return len(self.tokens)
+
+    def go_on(self, steady: Steady) -> None:
+        """Grow so from now on; what there is already is rated anew when the tree gets its next root."""
+        self.steady, self._num_left = steady, steady.num_passes
+
+    def begin(self) -> None:
+        """Forget the tree."""
+        self.tokens = [ROOT]
+        self.parents = [ROOT]
+        self.ranks = [0]
+        self.depths = [0]
+        self.chances = [1.0]
+        """That it follows, if the text gets to its parent."""
+        self.reach = [1.0]
+        """That the text gets to it."""
+        self.numbers = [ROOT]
+        """As they were told; of those that were not there is none, but the root's is `ROOT`."""
+        self.rows: dict[int, int] = {}
+        """Of the nodes that were fed, in the order of feeding: the root's is 0."""
+        self._said: list[Candidates] = []
+        """What the model says after each row."""
+        self._children: list[list[int]] = []
+        """Of each row, in the order of their ranks."""
+        self._leads: list[float] = []
+        self._sureness: list[float] = []
+        """The same by the measure that is asked for."""
+        self._open: list[tuple[float, int]] = []
+        """A heap: of two nodes as likely the one comes first that was found first."""
+        self.feeding: list[int] = []
+        """Nodes that are being fed, likeliest first."""
+
+    @property
+    def has_root(self) -> bool:
+        """Whether it is known what the model says after the root."""
+        return bool(self.rows)
+
+    @property
+    def being_fed(self) -> list[int]:
+        """The root before any other."""
+        return self.feeding if self.has_root else [0]
+
+    @property
+    def best_reach(self) -> float:
+        """Of the likeliest node that may be fed next; 0 where there is none."""
+        return -self._open[0][0] if self._open else 0.0
+
+    @property
+    def has_fed_all(self) -> bool:
+        """Whether there is nothing to feed until there is another root."""
+        return not self._open and not self.feeding
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the root's child down to the node."""
+        tokens: list[int] = []
+        while node:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def children(self, node: int) -> list[int]:
+        """In the order of their ranks."""
+        return self._children[self.rows[node]] if node in self.rows else []
+
+    def held_parent(self, node: int) -> int:
+        """Where a `HeldTree` that holds just what was fed has the node's parent; `ROOT` for the root."""
+        return self.rows[self.parents[node]] - 1
+
+    # Feeding
+
+    def feed(self) -> None:
+        """Have the likeliest node fed."""
+        self.feeding.append(heappop(self._open)[1])
+
+    def put_back(self, min_reach: float = math.inf) -> None:
+        """Nodes below this chance are not fed after all."""
+        while self.feeding and self.reach[self.feeding[-1]] < min_reach:
+            self._push(self.feeding.pop())
+
+    def take(self, said: Sequence[Candidates]) -> None:
+        """What the model says after each of the nodes that are being fed."""
+        take_all([self], [said])
+
+    # Growth that ends by itself
+
+    def feed_pass(self, num_rows: int) -> None:
+        """Have the nodes of the next pass fed, as many as there is room for; none where growth has ended."""
+        most = min(num_rows, self.steady.rows_per_pass) if self._num_left else 0
+        while len(self.feeding) < most and self._open:
+            self.feed()
+        if sum(self.reach[node] for node in self.feeding) < self.steady.min_reach:
+            self.put_back()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no pass is worth making any more, or none is left."""
+        if self.feeding:
+            return False
+        self.feed_pass(self.steady.rows_per_pass)
+        is_fed = bool(self.feeding)
+        self.put_back()
+        return not is_fed
+
+    def made_pass(self) -> None:
+        """One of those that are left, the root's included."""
+        self._num_left = max(0, self._num_left - 1)
+
+    # Telling
+
+    def tell(self) -> Told:
+        """The nodes that nobody was told of, parents first."""
+        first, start = self.num_told, len(self.numbers)
+        self.num_told += len(self) - start
+        self.numbers += range(first, self.num_told)
+        parents = self.parents[start:]
+        rows = [self.rows[parent] for parent in parents]
+        return Told(
+            first,
+            [self.numbers[parent] for parent in parents],
+            self.tokens[start:],
+            self.ranks[start:],
+            self.chances[start:],
+            [self._sureness[row] for row in rows],
+            self.numbers[0],
+            [self._said[row].q for row in rows if self._said[row].sampled != NO_TOKEN],
+            is_own=True,
+        )
+
+    def tell_anew(self) -> None:
+        """Have all that there is told once more: who was told of it has lost some."""
+        self.num_told, self.numbers = 0, [ROOT]
+
+    # Verdicts
+
+    def reroot(self, tokens: Sequence[int]) -> bool:
+        """Go down by `tokens`, whether the tree knows them; where it does not it is forgotten."""
+        root = 0
+        for token in tokens:
+            found = next((child for child in self.children(root) if self.tokens[child] == token), None)
+            if found is None:
+                self.begin()
+                return False
+            root = found
+        self._keep(root)
+        self._rate()
+        return True
+
+    def _keep(self, root: int) -> None:
+        """Forget all that is not below `root`."""
+        kept, top = [root], self.depths[root]
+        for node in kept:
+            kept += self.children(node)
+        kept.sort()
+        moved = {node: place for place, node in enumerate(kept)}
+        self.tokens = [self.tokens[node] for node in kept]
+        self.ranks = [self.ranks[node] for node in kept]
+        self.chances = [self.chances[node] for node in kept]
+        self.reach = [self.reach[node] for node in kept]
+        self.parents = [ROOT, *(moved[self.parents[node]] for node in kept[1:])]
+        self.depths = [self.depths[node] - top for node in kept]
+        self.numbers = [self.numbers[node] for node in kept if node < len(self.numbers)] or [ROOT]
+        self.feeding = [moved[node] for node in self.feeding if moved.get(node)]
+        fed = [(moved[node], row) for node, row in self.rows.items() if node in moved]
+        self.rows = {node: row for row, (node, _) in enumerate(fed)}
+        self._said = [self._said[row] for _, row in fed]
+        self._children = [[moved[child] for child in self._children[row]] for _, row in fed]
+        self._leads = [self._leads[row] for _, row in fed]
+
+    # Rating
+
+    def _rate(self) -> None:
+        """There is another root, and chances may have changed."""
+        chances = chances_of(self._said, self._leads, [(self.steady, len(self._said))])
+        self._sureness, self.reach[0] = self._sureness_of(self._said, self._leads), 1.0
+        for node in range(1, len(self)):
+            parent, rank = self.parents[node], self.ranks[node]
+            if rank < len(rated := chances[self.rows[parent]]):
+                self.chances[node] = rated[rank]
+            self.reach[node] = self.reach[parent] * self.chances[node]
+        waiting = set(range(1, len(self))).difference(self.rows, self.feeding)
+        self._open = [(-self.reach[node], node) for node in waiting if self.depths[node] < self.steady.max_depth]
+        heapify(self._open)
+        for node in sorted(self.rows):
+            self._grow(node, chances[self.rows[node]])
+
+    def _hear(self, said: Sequence[Candidates], leads: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
+        """What the model says after each of the nodes that are being fed, and how likely that is."""
+        nodes, self.feeding = self.being_fed, []
+        self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
+        self._said += said
+        self._children += [[] for _ in nodes]
+        self._leads += leads
+        self._sureness += self._sureness_of(said, leads)
+        for node, each in zip(nodes, chances, strict=True):
+            self._grow(node, each)
+
+    def _sureness_of(self, said: Sequence[Candidates], leads: Sequence[float]) -> list[float]:
+        measure = self.steady.measure
+        return list(leads) if measure is Measure.LEAD else [each.sureness(measure) for each in said]
+
+    def _grow(self, node: int, chances: Sequence[float]) -> None:
+        """Children for the candidates that are likely enough, beside those that are there."""
+        row, depth, reach = self.rows[node], self.depths[node] + 1, self.reach[node]
+        if depth > self.steady.max_depth or self._sureness[row] < self.steady.min_sureness:
+            return
+        children, new, tokens = self._children[row], list[float](), self._said[row].guesses
+        num_there = len(children)
+        for chance in chances[num_there : len(tokens)]:
+            if reach * chance < MIN_REACH:
+                break
+            new.append(reach * chance)
+        if not new:
+            return
+        first, num, end = len(self.tokens), len(new), num_there + len(new)
+        children += range(first, first + num)
+        self.tokens += tokens[num_there:end]
+        self.parents += repeat(node, num)
+        self.ranks += range(num_there, end)
+        self.depths += repeat(depth, num)
+        self.chances += chances[num_there:end]
+        self.reach += new
+        if depth < self.steady.max_depth:
+            for child, each in enumerate(new, first):
+                heappush(self._open, (-each, child))
+
+    def _push(self, node: int) -> None:
+        heappush(self._open, (-self.reach[node], node))
+
+
+def feed_likeliest(growers: Sequence[Grower], num_rows: int, min_reach: float = 0.0) -> None:
+    """Have the likeliest nodes over several sessions fed, as many as there are rows; of two as likely the first
+    session's.
+    """
+    heap = [(-grower.best_reach, place) for place, grower in enumerate(growers) if grower.best_reach]
+    heapify(heap)
+    for _ in range(num_rows):
+        if not heap or -heap[0][0] < min_reach:
+            return
+        place = heap[0][1]
+        growers[place].feed()
+        if following := growers[place].best_reach:
+            heapreplace(heap, (-following, place))
+        else:
+            heappop(heap)
+
+
+def take_all(growers: Sequence[Grower], said: Sequence[Sequence[Candidates]]) -> None:
+    """Of several sessions, what the model says after each of the nodes that are being fed."""
+    leads = [[each.lead for each in of_session] for of_session in said]
+    rules = [(grower.steady, len(of_session)) for grower, of_session in zip(growers, said, strict=True)]
+    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(leads)), rules))
+    for grower, of_session, known in zip(growers, said, leads, strict=True):
+        grower._hear(of_session, known, islice(chances, len(of_session)))

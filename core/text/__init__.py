@@ -1,0 +1,6 @@
+"""Token sequences and the hashes that name their prefixes."""
+
+from core.text.block_hash import BlockHash, block_hashes
+from core.text.token_log import TokenLog, extended
+
+__all__ = ["BlockHash", "TokenLog", "block_hashes", "extended"]

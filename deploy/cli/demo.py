@@ -1,0 +1,110 @@
+"""What `make demo` runs: serve the embedded pair, stream two completions, repeat them without drafting, compare.
+
+Its exit status is 0 only if every repetition gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.errors import StartupError
+from deploy.cli import terminal
+from deploy.cli.client import CallFailed, Client, Completion
+from deploy.launch import served
+from deploy.settings import demo_config
+from protos.outrider.v1 import generation_pb2 as pb
+
+MAX_TOKENS = 96
+SEED = 20_260_101
+PAIRS_OF_RUNS = 3
+"""Runs with and without drafting alternate, so that a busy machine disturbs both alike; the fastest of each counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt, and how to go on from it."""
+
+    title: str
+    prompt: str
+    sampling: pb.SamplingParams
+
+
+EXAMPLES = (
+    Example(
+        "greedy",
+        "    for name in names:\n        if not isinstance(name, str):\n            raise TypeError(",
+        pb.SamplingParams(temperature=0.0),
+    ),
+    Example(
+        f"sampled, temperature 0.8, seed {SEED}",
+        "    def __repr__(self):\n        return ",
+        pb.SamplingParams(temperature=0.8, seed=SEED),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; returns the exit status."""
+    argparse.ArgumentParser(prog="python -m deploy.cli.demo", description=__doc__).parse_args(argv)
+    try:
+        with (
+            served(demo_config(), lambda stage: _say(f"... {stage}")) as endpoints,
+            Client(f"localhost:{endpoints.grpc_port}") as client,
+        ):
+            verdicts = [_show(client, example) for example in EXAMPLES]
+    except (StartupError, CallFailed) as error:
+        sys.stderr.write(f"demo: {error}\n")
+        return 1
+    _say("\nsame tokens with and without drafting" if all(verdicts) else "\nFAILED: drafting changed the output")
+    return 0 if all(verdicts) else 1
+
+
+def _show(client: Client, example: Example) -> bool:
+    """Complete with and without drafting, and say what that gave. Whether all runs gave the same tokens."""
+    is_colored = terminal.use_color("auto", sys.stdout, bool(os.environ.get("NO_COLOR")))
+    _say(f"\n--- {example.title}\n\n{example.prompt}", end="")
+    shown = client.complete(_request(example), terminal.Writer(sys.stdout, client.token_text if is_colored else None))
+    _say(f"\n\n{terminal.LEGEND}\n" if is_colored else "\n")
+    drafting, plain = _measure(client, example)
+    is_same = len({run.token_ids for run in (shown, *drafting, *plain)}) == 1
+    fastest_drafting, fastest_plain = _fastest(drafting), _fastest(plain)
+    _say(
+        f"drafting: {terminal.summary(fastest_drafting)}\n"
+        f"plain:    {terminal.summary(fastest_plain)}\n"
+        f"tokens:   {'identical' if is_same else 'DIFFERENT'} in all {1 + len(drafting) + len(plain)} runs\n"
+        f"time:     plain / drafting = {fastest_plain.duration_s / fastest_drafting.duration_s:.2f}"
+        f" (through gRPC, fastest of {PAIRS_OF_RUNS} runs each, in turn, after a warm-up)"
+    )
+    return is_same
+
+
+def _measure(client: Client, example: Example) -> tuple[list[Completion], list[Completion]]:
+    """Completions with drafting and without, in turn; the first of each is a warm-up and not counted."""
+    drafting, plain = _request(example), _request(example, max_draft_tokens=0)
+    runs = [(client.complete(drafting), client.complete(plain)) for _ in range(1 + PAIRS_OF_RUNS)]
+    return [pair[0] for pair in runs[1:]], [pair[1] for pair in runs[1:]]
+
+
+def _fastest(runs: Sequence[Completion]) -> Completion:
+    return min(runs, key=lambda run: run.duration_s)
+
+
+def _request(example: Example, max_draft_tokens: int | None = None) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        text=example.prompt,
+        sampling=example.sampling,
+        stopping=pb.StoppingParams(max_tokens=MAX_TOKENS),
+        speculation=pb.SpeculationParams(max_draft_tokens=max_draft_tokens),
+    )
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

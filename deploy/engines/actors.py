@@ -1,0 +1,273 @@
+"""The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
+
+A model that several processes share has an engine on rank 0 and a follower on each other rank. The ranks talk by
+collectives, and live and die together: whoever loses the others ends its process, and the replica starts all anew.
+
+Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
+process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+import ray
+
+from core.config import EngineConfig
+from core.errors import WorkerLost
+from core.records import (
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    ModelInfo,
+    Sprouted,
+    TargetRequest,
+    VerifyReply,
+    VerifyRequest,
+)
+from deploy.engines import fork_server
+from deploy.link.address import LinkAddress
+from deploy.link.server import LinkServer
+from deploy.link.tls import Certificates
+from deploy.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from core.records import EngineStats
+    from workers.engine import Engine, EngineLoop
+    from workers.parallel import Rank
+    from workers.runtime import Findings
+
+logger = logging.getLogger(__name__)
+
+EXIT_LOST = 1
+
+MAX_DATA_CALLS = 1000
+"""Data calls in progress at once; each is a coroutine that waits for the engine's thread, so it costs no thread."""
+MAX_CONTROL_CALLS = 64
+CONTROL = "control"
+KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
+"""How many products oneDNN, and torch for it, keep on a CPU: one for each number of rows and each shape of weights.
+Each takes a megabyte or two; with their own limit of 1,024 an engine grows for long. Decoding needs a hundred or so."""
+IMPORTS = (
+    "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
+    "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
+)  # fmt: skip
+"""Of others' packages, what the engines import: most of the time that their start takes."""
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _control(method: Method) -> Method:
+    """Run the method in the control group, whose event loop and thread are its own: it never waits for data calls."""
+    return cast(Method, ray.method(concurrency_group=CONTROL)(method))
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of one model meet: an address of rank 0's machine, and a port that is free there."""
+
+    address: str
+    port: int
+
+
+class EngineActor(ABC, Generic[Request, Reply]):
+    """One incarnation of an engine, from its creation to its death; it is never restarted in place."""
+
+    def __init__(self, config: EngineConfig, epoch: int) -> None:
+        log_to_stderr()
+        self._config = config
+        self._epoch = epoch
+        self._loop: EngineLoop[Request, Reply] | None = None
+
+    requests: ClassVar[tuple[type, ...]]
+    """What this engine is asked."""
+
+    @abstractmethod
+    def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
+
+    async def open_links(self) -> LinkAddress | None:
+        """Where orchestrators reach this engine without Ray, from now on; None where they cannot."""
+        if self._config.link_ports is None:
+            return None
+        certificates = Certificates.of(self._config.link_tls)
+        self._links = LinkServer(self._epoch, self.requests, self._running.post, certificates)
+        return await self._links.start(ray.util.get_node_ip_address(), self._config.link_ports)
+
+    async def meeting(self) -> Meeting:
+        """Where the other ranks find this one."""
+        address = ray.util.get_node_ip_address()
+        return Meeting(address, _free_port(address))
+
+    async def load(self, meeting: Meeting | None = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:
+        """What was loaded, once it is warm, and what it found out for the next; to be called once, before anything
+        else.
+
+        `known` is what another engine in this place has found out. With a `meeting` as rank 0 of several, whose others
+        follow at the same time. Raises: StartupError.
+        """
+        Certificates.of(self._config.link_tls)  # what is wrong with them is said before minutes of loading
+        engine, findings = await asyncio.to_thread(self._load_warm, meeting, known)
+        from workers.engine import EngineLoop
+
+        self._loop = EngineLoop(engine)
+        self._loop.start()
+        return engine.info, findings
+
+    def _load_warm(self, meeting: Meeting | None, known: Findings | None) -> tuple[Engine[Request, Reply], Findings]:
+        _use_threads(self._config.num_threads)
+        from workers.runtime import this_machine
+
+        engine = self._load_engine(_rank(0, self._config, meeting) if meeting is not None else None)
+        return engine, engine.warm_up(self._report, this_machine(), known)
+
+    @_control
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; unknown ones are remembered as ended."""
+        await self._running.release(sessions)
+
+    @_control
+    async def ready(self) -> None:
+        """Returns when the engine's thread is between two steps. Raises: WorkerLost when it has failed."""
+        await self._running.ask(lambda _: None)
+
+    @_control
+    async def describe(self) -> ModelInfo:
+        return await self._running.ask(lambda engine: engine.info)
+
+    @_control
+    async def stats(self) -> EngineStats:
+        return await self._running.ask(lambda engine: engine.stats())
+
+    @_control
+    async def check_integrity(self) -> None:
+        """Raises: AssertionError when tokens and KV disagree."""
+        await self._running.ask(lambda engine: engine.check_integrity())
+
+    @_control
+    async def until_death(self) -> None:
+        """Never returns: the call fails when this process ends, which is how the owner learns of it at once."""
+        await asyncio.Event().wait()
+
+    @property
+    def _running(self) -> EngineLoop[Request, Reply]:
+        assert self._loop is not None, "an engine is called only after it has been loaded"
+        return self._loop
+
+    def _report(self, message: str) -> None:
+        logger.info("engine %016x: %s", self._epoch, message)
+
+
+class TargetActor(EngineActor[VerifyRequest, VerifyReply]):
+    """The target model in a process of its own."""
+
+    requests = (VerifyRequest, Continuation)
+
+    def _load_engine(self, rank: Rank | None) -> Engine[VerifyRequest, VerifyReply]:
+        from workers.engine import TargetEngine
+
+        return TargetEngine.load(self._config, self._epoch, self._report, rank, _end_process)
+
+    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        return await self._running.submit(cast("Sequence[VerifyRequest]", batch))  # a target takes both
+
+
+class DraftActor(EngineActor[DraftRequest, DraftReply]):
+    """The draft model in a process of its own."""
+
+    requests = (DraftRequest,)
+
+    def __init__(self, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
+        super().__init__(config, epoch)
+        self._q_top_tokens = q_top_tokens
+
+    def _load_engine(self, rank: Rank | None) -> Engine[DraftRequest, DraftReply]:
+        from workers.engine import DraftEngine
+
+        return DraftEngine.load(self._config, self._epoch, self._q_top_tokens, self._report, rank, _end_process)
+
+    async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        return await self._running.submit(batch)
+
+    async def grow(self, request: DraftRequest) -> AsyncIterator[Sprouted | DraftReply]:
+        """What grows, pass by pass, and the reply that ends it; where there is no link. Raises: WorkerLost."""
+        async for each in self._running.replies(request):
+            yield each
+
+
+class FollowerActor:
+    """Another rank of a model, in a process of its own."""
+
+    def __init__(self, config: EngineConfig, index: int) -> None:
+        log_to_stderr()
+        self._config = config
+        self._index = index
+
+    async def follow(self, meeting: Meeting) -> None:
+        """Do rank 0's steps with it; returns when it has ended in good order. Raises: StartupError."""
+        await asyncio.to_thread(self._follow, meeting)
+
+    def _follow(self, meeting: Meeting) -> None:
+        _use_threads(self._config.num_threads)
+        from workers.parallel import follow
+
+        try:
+            follow(self._config, _rank(self._index, self._config, meeting), logger.info)
+        except WorkerLost as error:
+            _end_process(str(error))
+
+
+def _rank(index: int, config: EngineConfig, meeting: Meeting) -> Rank:
+    from workers.parallel import Rank
+
+    return Rank(index, config.tensor_parallel, meeting.address, meeting.port)
+
+
+def _end_process(reason: str) -> None:
+    """At once: a collective that waits for a dead rank would hold back an orderly end."""
+    logger.error("this process ends: %s", reason)
+    logging.shutdown()
+    os._exit(EXIT_LOST)
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _use_threads(num_threads: int) -> None:
+    """Bound torch's own pool; OMP_NUM_THREADS, set from outside, has bounded the libraries below it."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+AnyActor = type[EngineActor[Any, Any]] | type[FollowerActor]
+
+
+def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any) -> Any:
+    """The handle of a new actor, which has yet to `load` or `follow`; `options` are Ray's, and say where it runs."""
+    threads = str(config.num_threads)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KERNEL_CACHES}
+    environment: dict[str, Any] = {"env_vars": variables}
+    if config.device == "cpu":  # a fork on a GPU has not been tried
+        environment["py_executable"] = fork_server.command(IMPORTS)
+    remote = ray.remote(
+        max_restarts=0,
+        max_concurrency=MAX_DATA_CALLS,
+        concurrency_groups={CONTROL: MAX_CONTROL_CALLS},
+        enable_task_events=False,  # or each round's calls would be reported to the head, one by one
+        runtime_env=environment,
+    )(actor)
+    return remote.options(**options).remote(config, *arguments)

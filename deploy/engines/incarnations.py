@@ -1,0 +1,127 @@
+"""One life of an engine: the processes of its ranks, from their start to the death of the first of them.
+
+Knows engine actors and how Ray's errors tell of a death; knows nothing of Serve and leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from core.config import EngineConfig
+from core.errors import OutriderError, first_line
+from core.records import ModelInfo
+from deploy.engines import actors
+from deploy.engines.actors import EngineActor, FollowerActor
+from deploy.link.address import LinkAddress
+
+if TYPE_CHECKING:
+    from workers.runtime import Findings
+
+logger = logging.getLogger(__name__)
+
+CRASH = "Worker exit type: SYSTEM_ERROR"
+"""In what Ray says of a process that ended without having said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the incarnations of a replica's engine have in common."""
+
+    role: str
+    """Target or draft."""
+    actor: type[EngineActor[Any, Any]]
+    arguments: tuple[Any, ...]
+    """Of the actor, beside its settings and epoch."""
+    config: EngineConfig
+    place: Callable[[int], dict[str, Any]]
+    """Ray's options that put a rank where it belongs."""
+
+
+class Incarnation:
+    """One life of an engine, which begins with `load`; another one has another epoch."""
+
+    findings: Findings | None = None
+    """What it has found out, once it has loaded; the next in its place starts with that."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.epoch = secrets.randbits(62)
+        self.engine_id = f"{kind.role}-{self.epoch:016x}"
+        self.engine = actors.start(kind.actor, kind.config, self.epoch, *kind.arguments, **kind.place(0))
+        self._followers = [
+            actors.start(FollowerActor, kind.config, rank, **kind.place(rank))
+            for rank in range(1, kind.config.tensor_parallel)
+        ]
+        self.link: LinkAddress | None = None
+        """Where the engine is reached without Ray, once it has loaded; None where it is not."""
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def __repr__(self) -> str:
+        return f"<Incarnation {self.engine_id}{', ended' if self._end.done() else ''}>"
+
+    async def load(self, known: Findings | None = None) -> ModelInfo:
+        """What the engine loaded; `known` is what another in its place has found out.
+
+        Raises: its own error, without the trace of the way it came; RayError when it died.
+
+        What goes wrong on a follower before the ranks have agreed on what they loaded, its engine raises, too.
+        """
+        try:
+            meeting = await self.engine.meeting.remote() if self._followers else None
+            for rank, follower in enumerate(self._followers, 1):
+                follower.follow.remote(meeting).future().add_done_callback(partial(_log_end, rank))
+            info: ModelInfo
+            info, self.findings = await self.engine.load.remote(meeting, known)
+            self.link = await self.engine.open_links.remote()
+        except RayTaskError as error:
+            if isinstance(error.cause, OutriderError):
+                raise error.cause from None
+            raise
+        self._watch = asyncio.create_task(self._watch_process())
+        return info
+
+    async def end(self) -> str:
+        """Why this life is over, as soon as it is."""
+        return await asyncio.shield(self._end)
+
+    def fail(self, reason: str) -> None:
+        """Count as dead from now on."""
+        if not self._end.done():
+            self._end.set_result(reason)
+
+    def kill(self) -> None:
+        """End what is left of its processes."""
+        for process in (self.engine, *self._followers):
+            ray.kill(process)
+
+    async def _watch_process(self) -> None:
+        try:
+            await self.engine.until_death.remote()
+        except RayError as error:
+            self.fail(cause_of_death(error))
+
+
+def cause_of_death(error: Exception) -> str:
+    """In a line, without traces, and without Ray's advice, which is a kilobyte and the same for every death."""
+    if isinstance(error, RayTaskError):
+        return first_line(error.cause)
+    cause = re.search(r"The actor is dead because (.+)", str(error))
+    if cause is None:
+        return first_line(error)
+    return "its process was killed or crashed" if CRASH in cause[1] else cause[1].partition(". ")[0].rstrip(".")
+
+
+def _log_end(rank: int, end: Future[None]) -> None:
+    """Of a follower: why, if it had a reason of its own."""
+    if (error := end.exception()) is not None:
+        logger.warning("rank %d has ended: %s", rank, str(error).strip().splitlines()[-1])

@@ -1,0 +1,359 @@
+"""What happens to a call in the process of Serve's gRPC proxy, before an orchestrator has it and after.
+
+Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
+
+- *One message a call, as bytes.* A second message or none is refused; bytes are decoded where an error can be said.
+- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.grpc.proxy_admission`).
+- *Errors* come as codes with a last message that is not passed on, so that their details travel with streams, too, and
+  nothing is raised, and logged with its trace, on the way. Serve's own are said in words that a caller can use.
+- *Cancellation.* The proxy passes one on only if it comes while the proxy waits for the replica's next message. If it
+  comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
+  decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
+- *Deadlines* in messages are kept here to the millisecond (`deploy.grpc.proxy_deadline`).
+- *Health* is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node
+  that is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes
+  seconds to hear of it, and to say so; a file that whoever stops the node leaves there is seen at once.
+
+Runs in the proxy's process, which imports it by the name in `deploy.launch.cluster.SERVICERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray import serve
+from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
+from ray.serve._private.proxy_request_response import gRPCStreamingType
+
+from core.errors import OutriderError, Overloaded, RequestError, Unavailable
+from deploy.grpc.proxy_admission import RETRY_S, Places, ProxyAdmission
+from deploy.grpc.proxy_deadline import punctual
+from deploy.grpc.status import DETAILS_KEY, status_of
+from deploy.metrics import REQUEST_FAILURE, ServeRecorder
+from protos.outrider.v1 import generation_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Any]
+
+STOP_FILE = "OUTRIDER_STOP_FILE"
+"""The environment may name a file here, which is there from the moment when this node is to stop."""
+BEGAN_S = time.time()
+"""A file from before that belongs to an earlier life: a container that is started anew finds the folders of its pod."""
+
+MAX_PENDING_CALLS = 50_000
+"""Calls that the server has not taken in yet; beyond this gRPC cancels some of them. One takes a few kilobytes."""
+COMPLETIONS = frozenset({"Generate", "GenerateStream"})
+"""The methods that take a place for as long as they last."""
+_OF_ONE = {
+    gRPCStreamingType.STREAM_UNARY: gRPCStreamingType.UNARY_UNARY,
+    gRPCStreamingType.STREAM_STREAM: gRPCStreamingType.UNARY_STREAM,
+}
+"""What Serve's handler for one message is made for, in place of one for a stream of them."""
+
+SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
+"""With these Serve ends a call whose replica has died; a caller that cancels hears nothing any more."""
+
+NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
+    status=health_pb2.HealthCheckResponse.NOT_SERVING
+).SerializeToString()
+
+
+def prepare() -> None:
+    """What Serve calls as a proxy starts, before its gRPC server is made (`deploy.launch.cluster.PREPARE`).
+
+    gRPC cancels calls, without a word, when more than a thousand wait to be taken in: a burst that would have been
+    refused in good order. Serve has no setting for it.
+    """
+    DEFAULT_GRPC_SERVER_OPTIONS.extend(
+        [
+            ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
+        ]
+    )
+
+
+def add_generation_service(servicer: Any, server: Any) -> None:
+    """What Serve calls to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
+    admission = ProxyAdmission(lambda: _places_behind(_proxy_of(server)), _Refusals())
+
+    def wrap(handler: Handler, method: str) -> Handler:
+        is_completion = method in COMPLETIONS
+        explained = refusing(handler)
+        return admitted(punctual(explained) if is_completion else explained, admission, is_completion=is_completion)
+
+    with _wrapped(server, wrap):
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
+
+
+def add_health_service(servicer: Any, server: Any) -> None:
+    """The same for the health of the service."""
+    proxy = _proxy_of(server)
+
+    def wrap(handler: Handler, method: str) -> Handler:
+        is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
+        return one_message(refusing(honest(handler, proxy._is_draining) if is_check else handler))
+
+    with _wrapped(server, wrap):
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
+
+
+def _proxy_of(server: Any) -> Any:
+    """Serve's proxy, of which the factory of handlers is a method (Ray 2.60)."""
+    return server.service_handler_factory.__self__
+
+
+@contextmanager
+def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[None]:
+    """Meanwhile, `server` makes handlers for streams of messages; `wrap` makes them of Serve's, which take one."""
+    make_handler = server.service_handler_factory
+
+    def make(service_method: str, streaming_type: gRPCStreamingType) -> Handler:
+        handler = make_handler(
+            service_method=service_method, streaming_type=_OF_ONE.get(streaming_type, streaming_type)
+        )
+        return wrap(handler, service_method.rpartition("/")[2])
+
+    server.service_handler_factory = make
+    try:
+        yield
+    finally:
+        server.service_handler_factory = make_handler
+
+
+async def _places_behind(proxy: Any) -> Sequence[Places]:
+    """What the orchestrators of the one application take."""
+    found = proxy.proxy_router.get_handle_for_endpoint("")
+    if found is None:
+        return ()
+    name = found[1].deployment_id.app_name
+    handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
+    places: list[Places] = await handle.broadcast("places").results_async()
+    return places
+
+
+class _Refusals:
+    """Counts what this proxy refuses where orchestrators count what they refuse."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[str, ServeRecorder] = {}
+
+    def __call__(self, model_name: str) -> None:
+        recorder = self._recorders.get(model_name)
+        if recorder is None:
+            recorder = self._recorders[model_name] = ServeRecorder(model_name, (REQUEST_FAILURE,))
+        recorder(REQUEST_FAILURE, 1, Overloaded.status)
+
+
+class RawServer:
+    """Passes methods on to a server so that they take bytes, and as many messages as a caller sends.
+
+    gRPC itself reads one message of a unary call and never looks for another, leaves a call without one unanswered, and
+    says UNKNOWN, with the name of a Python class, of what it cannot decode.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        for handler in handlers:
+            handler._method_handlers = _taking_bytes(handler._method_handlers)
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
+        self._server.add_registered_method_handlers(service, _taking_bytes(methods))
+
+
+def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each._replace(request_streaming=True, request_deserializer=None) for name, each in methods.items()}
+
+
+def one_message(handler: Handler) -> Handler:
+    """The same handler for calls whose messages come as a stream, of which there has to be exactly one.
+
+    Any other number is UNIMPLEMENTED, as gRPC's list of status codes has it for a server.
+    """
+
+    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        answer: bytes = await handler(await _only(messages, context), context)
+        return answer
+
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        replies = handler(await _only(messages, context), context)
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await replies.aclose()
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
+    """Returns when the caller has sent all it wants to send."""
+    only: bytes | None = None
+    async for message in messages:
+        if only is not None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more")
+        only = message
+    if only is None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none")
+        raise AssertionError("abort raises")
+    return only
+
+
+def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
+    """The same handler for one message, but what is too long or has no place is refused before anybody is asked.
+
+    Whether there is a place is asked before anything is read, and again when all has come: a caller who sends nothing
+    takes none.
+    """
+
+    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        try:
+            admission.arrived(is_completion=is_completion)
+            message = await _only(messages, context)
+            with admission.call(is_completion=is_completion), admission.waiting(len(message)):
+                await admission.turn()
+                answer: bytes = await handler(message, context)
+                return answer
+        except RequestError as error:
+            await _abort(context, error)
+
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            admission.arrived(is_completion=is_completion)
+            message = await _only(messages, context)
+            with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
+                await admission.turn()
+                replies = handler(message, context)
+                try:
+                    async for reply in replies:
+                        answered()
+                        yield reply
+                finally:
+                    await replies.aclose()
+        except RequestError as error:
+            await _abort(context, error)
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+def refusing(handler: Handler) -> Handler:
+    """Serve's handler, with errors as callers should see them, and streams that end when they are dropped."""
+
+    async def unary(message: bytes, context: Any) -> bytes:
+        answer: bytes = await handler(message, LastingContext(context))
+        _explain(context)
+        return answer
+
+    async def stream(message: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        replies = handler(message, LastingContext(context))
+        try:
+            async for reply in replies:
+                if not context.code():  # or it came to bring the code, with its details, and ends the stream
+                    yield reply
+        except GeneratorExit:
+            await _cancel(replies)
+            raise
+        _explain(context)
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+def _explain(context: Any) -> None:
+    """Put an error of Serve's own, which carries none of our details, into words that help a caller."""
+    if any(key == DETAILS_KEY for key, _ in context.trailing_metadata()):
+        return
+    if context.code() in SERVES_OWN:
+        logger.warning("a call failed between proxy and orchestrator: %s", context.details().partition("\n")[0])
+        _tell(context, Unavailable("the orchestrator of this call was lost; repeat it, or resume its output"))
+    elif context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
+        _tell(context, Overloaded(f"too many calls are waiting; try again in {RETRY_S:g} s", RETRY_S))
+
+
+def _tell(context: Any, error: OutriderError) -> None:
+    status = status_of(error)
+    context.set_code(status.code)
+    context.set_details(status.message)
+    context.set_trailing_metadata([*context.trailing_metadata(), status.to_trailer()])
+
+
+async def _abort(context: Any, error: OutriderError) -> NoReturn:
+    status = status_of(error)
+    await context.abort(status.code, status.message, (status.to_trailer(),))
+    raise AssertionError("abort raises")
+
+
+def is_to_stop() -> bool:
+    """Whether somebody has left the file that says so, since this process began."""
+    path = os.environ.get(STOP_FILE)
+    try:
+        return path is not None and Path(path).stat().st_mtime >= BEGAN_S
+    except FileNotFoundError:
+        return False
+
+
+def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
+    """The same answer, but NOT_SERVING while the proxy drains, or its node is to stop."""
+
+    async def check(request: Any, context: Any) -> bytes:
+        if is_draining() or is_to_stop():
+            return NOT_SERVING
+        answer: bytes = await handler(request, context)
+        return answer
+
+    return check
+
+
+class LastingContext:
+    """A call's context that may be asked for its peer when the call is done, as Serve does for its access log.
+
+    gRPC reads the peer from the call itself, and crashes the process once that is gone.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._peer: str = context.peer()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def peer(self) -> str:
+        return self._peer
+
+
+async def _cancel(stream: AsyncIterator[Any]) -> None:
+    """Cancel `stream` where it waits for its next message: there alone it passes the cancellation on."""
+    reading = _exhaust(stream)
+    reader = asyncio.ensure_future(reading)
+    try:
+        await asyncio.sleep(0)
+    except GeneratorExit:  # the loop is gone: nobody runs what would be waited for
+        reader.cancel()
+        reading.close()
+        raise
+    except BaseException:
+        await _ended(reader)  # a loop that ends cancels whoever is here, and the reader is too new for it to know
+        raise
+    await _ended(reader)
+
+
+async def _ended(reader: asyncio.Task[None]) -> None:
+    reader.cancel()
+    await asyncio.wait([reader])
+
+
+async def _exhaust(stream: AsyncIterator[Any]) -> None:
+    async for _ in stream:
+        pass

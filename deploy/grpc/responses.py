@@ -1,0 +1,175 @@
+"""From the core to the wire: chunks, completions and models become messages.
+
+Pure functions; `deploy.grpc.translate` goes the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.config import ServiceConfig
+from core.records import (
+    Call,
+    CallTrace,
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Sampling,
+    SpeculationStats,
+    Timing,
+    TokenLogprobs,
+    Usage,
+)
+from deploy.grpc.translate import MODEL_SAMPLING, VERIFICATIONS
+from orchestrator.policy import ControlReport
+from protos.outrider.v1 import generation_pb2 as pb
+
+_VERIFICATION_NUMBERS = {verification: number for number, verification in VERIFICATIONS.items()}
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_CALLS = {
+    Call.VERIFY: pb.CALL_VERIFY,
+    Call.BLOCK: pb.CALL_BLOCK,
+    Call.GROWTH: pb.CALL_GROWTH,
+    Call.PREFILL: pb.CALL_PREFILL,
+}
+
+
+def to_chunk(chunk: Chunk, request: GenerationRequest) -> pb.GenerateChunk:
+    """One message of a stream."""
+    return pb.GenerateChunk(
+        request_id=request.request_id,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        guessed=chunk.is_guess,
+        logprobs=_logprobs(chunk),
+        usage=_usage(chunk.usage),
+        finish=_finish(chunk, request),
+        trace=map(_call, chunk.trace),
+    )
+
+
+def to_response(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.GenerateResponse:
+    """The whole of a stream in one message; the last chunk is the one that says how it ended."""
+    last = chunks[-1]
+    return pb.GenerateResponse(
+        request_id=request.request_id,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        logprobs=[logprob for chunk in chunks for logprob in _logprobs(chunk)],
+        usage=_usage(last.usage),
+        finish=_finish(last, request),
+        trace=[_call(call) for chunk in chunks for call in chunk.trace],
+    )
+
+
+def to_model_info(
+    config: ServiceConfig, target: ModelInfo, draft: ModelInfo | None, defaults: Sampling, control: ControlReport
+) -> pb.GetModelInfoResponse:
+    """The served pair, what a request gets that leaves everything unset, and how drafting is doing."""
+    return pb.GetModelInfoResponse(
+        model=config.model_name,
+        target=_model(target),
+        draft=_model(draft) if draft is not None else None,
+        max_draft_tokens=config.speculation.max_draft_tokens if draft is not None else 0,
+        verification=_VERIFICATION_NUMBERS[config.speculation.verification],
+        sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
+        control=_control(control),
+    )
+
+
+def _model(info: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        name=info.name,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        device=info.device,
+        num_parameters=info.num_parameters,
+        vocab_size=info.vocab_size,
+        max_context_tokens=info.max_context_tokens,
+        kv_cache_tokens=info.kv_cache_tokens,
+        eos_token_ids=info.eos_token_ids,
+    )
+
+
+def _usage(usage: Usage) -> pb.Usage:
+    return pb.Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+
+
+def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:
+    if not chunk.logprobs:
+        return []
+    return [_logprob(token, logprobs) for token, logprobs in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+
+
+def _logprob(token_id: int, logprobs: TokenLogprobs) -> pb.TokenLogprob:
+    top = [pb.AlternativeLogprob(token_id=other, logprob=logprob) for other, logprob in logprobs.top]
+    return pb.TokenLogprob(token_id=token_id, logprob=logprobs.logprob, top=top)
+
+
+def _finish(chunk: Chunk, request: GenerationRequest) -> pb.Finish | None:
+    if chunk.finish_reason is None:
+        return None
+    matched = chunk.matched_stop
+    return pb.Finish(
+        reason=_FINISH_REASONS[chunk.finish_reason],
+        stop=matched if isinstance(matched, str) else None,
+        stop_token_id=matched if isinstance(matched, int) else None,
+        seed=request.sampling.seed,
+        speculation=_speculation(chunk.stats) if chunk.stats is not None else None,
+    )
+
+
+def _speculation(stats: SpeculationStats) -> pb.SpeculationStats:
+    return pb.SpeculationStats(
+        target_passes=stats.num_rounds,
+        draft_passes=stats.num_draft_rounds,
+        drafted_tokens=stats.num_drafted_tokens,
+        accepted_tokens=stats.num_accepted_tokens,
+        accepted_per_position=stats.accepted_per_position,
+        draft_failures=stats.num_draft_failures,
+        target_failures=stats.num_target_failures,
+        hits=stats.num_hits,
+        misses=stats.num_misses,
+        draft_time_s=stats.draft_time_s,
+        hidden_draft_time_s=stats.hidden_draft_time_s,
+        lookup_tokens=stats.num_lookup_tokens,
+        continued_passes=stats.num_continued,
+    )
+
+
+def _call(trace: CallTrace) -> pb.CallTrace:
+    return pb.CallTrace(
+        call=_CALLS[trace.call],
+        sent_s=trace.sent_s,
+        received_s=trace.received_s,
+        guesses=trace.num_guesses,
+        used=trace.num_used,
+        timing=_timing(trace.timing) if trace.timing is not None else None,
+    )
+
+
+def _timing(timing: Timing) -> pb.Timing:
+    return pb.Timing(
+        waited_s=timing.waited_s, computed_s=timing.computed_s, passes=timing.num_passes, rows=timing.num_rows
+    )
+
+
+def _control(report: ControlReport) -> pb.ControlReport:
+    return pb.ControlReport(
+        policy=report.policy,
+        sessions=report.num_sessions,
+        draft_tokens=report.draft_tokens,
+        block_tokens=report.block_tokens,
+        reason=report.reason,
+        acceptance=report.acceptance,
+        hit_rate=report.hit_rate,
+        verify_s=report.verify_s,
+        draft_s=report.draft_s,
+        wire_s=report.wire_s,
+        branch_s=report.branch_s,
+        changes=report.num_changes,
+    )

@@ -1,0 +1,337 @@
+"""The RPCs of GenerationService and Health: what a client says comes in, what it is told goes out.
+
+Knows the messages, the service and how Serve's proxy takes errors; must not know Ray actors or leases. Serve routes by
+the method's name and passes `grpc_context` by that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
+
+from core.config import ServiceConfig
+from core.errors import InvalidRequest, Overloaded, UnknownModel, UnknownService
+from core.ports import Clock
+from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
+from deploy.grpc import responses, translate
+from deploy.grpc.authentication import Gate
+from deploy.grpc.offload import Offload
+from deploy.grpc.proxy_admission import Places
+from deploy.grpc.status import status_of
+from deploy.grpc.wire import parse
+from deploy.metrics import Meters
+from orchestrator.policy import ControlReport
+from orchestrator.text import Tokenizer
+from protos.outrider.v1 import generation_pb2 as pb
+
+SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
+"""What Health is asked about; empty means the whole server."""
+MAX_WATCHES = 16
+"""Streams of Health at once; Serve counts them among the calls that a replica takes."""
+WATCH_RETRY_S = 10.0
+MAX_ID_BYTES = 5
+"""Of a token id on the wire; a message may bring a context of them as prompt, and one as output to resume."""
+OTHER_FIELDS_BYTES = 256 * 1024
+"""More than stop strings, biases, roles of a chat and the rest take by any limits that make sense."""
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+
+class CallContext(Protocol):
+    """What Serve lets a method say about its call."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, bytes]]) -> None: ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
+
+
+class Completions(Protocol):
+    """What produces completions: orchestrator.service.Service, or a fake."""
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
+
+    def report(self) -> ControlReport: ...
+
+    def wind_down(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The pair behind the service, as requests are checked against it."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    tokenizer: Tokenizer
+    defaults: Sampling
+    config: ServiceConfig
+
+    @property
+    def max_request_bytes(self) -> int:
+        """No longer message can be served: its prompt would not fit into the context."""
+        context = self.target.max_context_tokens
+        text = self.tokenizer.max_text_bytes(context)
+        most = self.config.limits.max_message_bytes
+        return most if text is None else min(most, text + 2 * context * MAX_ID_BYTES + OTHER_FIELDS_BYTES)
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One model that requests can ask for."""
+
+    completions: Completions
+    served: Served
+    meters: Meters
+
+    @property
+    def name(self) -> str:
+        return self.served.config.model_name
+
+    def show_draft(self, draft: ModelInfo) -> None:
+        """Name the draft in GetModelInfo from now on."""
+        self.served = replace(self.served, draft=draft)
+
+
+class Servicer:
+    """Answers every RPC of the application, Health apart to those alone who pass the gate.
+
+    It never shows a client a stack trace.
+    """
+
+    def __init__(self, models: Sequence[Hosted], clock: Clock, gate: Gate) -> None:
+        self._models = {model.name: model for model in models}
+        self._default = models[0]
+        self._clock = clock
+        self._gate = gate
+        self._is_winding_down = asyncio.Event()
+        self._num_watches = 0
+        self._offload = Offload()
+        self._max_request_bytes = max(model.served.max_request_bytes for model in models)
+        """What is longer is not even decoded: whatever model it is for, it could not use it."""
+
+    async def wind_down(self) -> int:
+        """Take nothing new from now on, and say so to whoever asks Health; returns how many completions go on."""
+        self._is_winding_down.set()
+        return sum(model.completions.wind_down() for model in self._models.values())
+
+    async def cut_off(self) -> None:
+        """End what is in progress with UNAVAILABLE; returns when all that it held has been given back."""
+        await asyncio.gather(*(model.completions.close() for model in self._models.values()))
+
+    async def places(self) -> Places:
+        """How many completions this orchestrator takes at once; proxies ask."""
+        limits = [model.served.config.limits for model in self._models.values()]
+        return Places(
+            sum(each.max_sessions for each in limits),
+            max(each.retry_after_s for each in limits),
+            self._max_request_bytes,
+            self._default.name,
+        )
+
+    async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:
+        """One completion, returned whole."""
+        return await self._answer(self._generate, pb.GenerateRequest, request, pb.GenerateResponse(), grpc_context)
+
+    async def GenerateStream(self, request: bytes, grpc_context: CallContext) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """One completion, each piece sent as soon as it is committed.
+
+        An error comes as a last, empty piece that carries code and details through Serve, and that `deploy.grpc.proxy`
+        keeps back: of one that is raised Serve sends no details, and logs its trace in two places.
+        """
+        try:
+            message = await self._admit(pb.GenerateRequest, request, grpc_context)
+            async with aclosing(self._stream(message)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
+            yield pb.GenerateChunk()
+
+    async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
+        """The models that are served, what unset fields take, and how drafting is doing."""
+        empty = pb.GetModelInfoResponse()
+        return await self._answer(self._model_info, pb.GetModelInfoRequest, request, empty, grpc_context)
+
+    async def Tokenize(self, request: bytes, grpc_context: CallContext) -> pb.TokenizeResponse:
+        """The ids of a text."""
+        return await self._answer(self._tokenize, pb.TokenizeRequest, request, pb.TokenizeResponse(), grpc_context)
+
+    async def Detokenize(self, request: bytes, grpc_context: CallContext) -> pb.DetokenizeResponse:
+        """The text of some ids."""
+        empty = pb.DetokenizeResponse()
+        return await self._answer(self._detokenize, pb.DetokenizeRequest, request, empty, grpc_context)
+
+    async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
+        """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
+        try:
+            return HealthCheckResponse(status=self._health_of(parse(HealthCheckRequest, request).service))
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
+            return HealthCheckResponse()
+
+    async def List(self, request: bytes, grpc_context: CallContext) -> HealthListResponse:
+        """The same for every service by name."""
+        try:
+            parse(HealthListRequest, request)
+            status = HealthCheckResponse(status=self._health)
+            return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
+            return HealthListResponse()
+
+    async def Watch(self, request: bytes, grpc_context: CallContext) -> AsyncIterator[HealthCheckResponse]:
+        """The same as a stream that stays open; it breaks when the replica goes away.
+
+        Each takes one of the calls that a replica may have at once, and asks for no token: so there are not many.
+        """
+        try:
+            message = self._admit_watch(request)
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(grpc_context, error)
+            yield HealthCheckResponse()
+            return
+        self._num_watches += 1
+        try:
+            async with aclosing(self._watched(message)) as replies:
+                async for reply in replies:
+                    yield reply
+        finally:
+            self._num_watches -= 1
+
+    async def _watched(self, request: HealthCheckRequest) -> AsyncGenerator[HealthCheckResponse, None]:
+        if request.service not in SERVICE_NAMES:
+            yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
+            await asyncio.Event().wait()
+        if not self._is_winding_down.is_set():
+            yield HealthCheckResponse(status=self._health)
+            await self._is_winding_down.wait()
+        yield HealthCheckResponse(status=self._health)
+        await asyncio.Event().wait()
+
+    def _admit_watch(self, request: bytes) -> HealthCheckRequest:
+        if self._num_watches >= MAX_WATCHES:
+            raise Overloaded("health is watched by too many", WATCH_RETRY_S)
+        return parse(HealthCheckRequest, request)
+
+    def _health_of(self, service: str) -> HealthCheckResponse.ServingStatus:
+        if service not in SERVICE_NAMES:
+            raise UnknownService("there is no such service here")
+        return self._health
+
+    @property
+    def _health(self) -> HealthCheckResponse.ServingStatus:
+        is_taking = not self._is_winding_down.is_set()
+        return HealthCheckResponse.SERVING if is_taking else HealthCheckResponse.NOT_SERVING
+
+    async def _answer(
+        self,
+        method: Callable[[Request], Awaitable[Reply]],
+        kind: type[Request],
+        request: bytes,
+        empty: Reply,
+        context: CallContext,
+    ) -> Reply:
+        """What `method` gives; or `empty`, with the error told to the caller: one that is raised loses its trailers."""
+        try:
+            return await method(await self._admit(kind, request, context))
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            _tell(context, error)
+            return empty
+
+    async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
+        """The message, if its caller may call and it is not too long. Raises: RequestError."""
+        self._gate.check(context.invocation_metadata())
+        if len(request) > self._max_request_bytes:
+            raise InvalidRequest("request", f"must be at most {self._max_request_bytes} bytes long, got {len(request)}")
+        return await self._offload.run(len(request), parse, kind, request)
+
+    def _model(self, name: str) -> Hosted:
+        """What a request calls by `name`. Raises: UnknownModel."""
+        if not name:
+            return self._default
+        if (model := self._models.get(name)) is None:
+            here = ", ".join(repr(each) for each in self._models)
+            raise UnknownModel(f"there is no model {name[:100]!r} here; this server has {here}")
+        return model
+
+    async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
+        model = self._model(message.model)
+        with model.meters.request() as meter:
+            request = await self._check(message, model.served)
+            async with aclosing(model.completions.generate(request)) as chunks:
+                return responses.to_response([meter.saw(chunk) async for chunk in chunks], request)
+
+    async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
+        model = self._model(message.model)
+        with model.meters.request() as meter:
+            request = await self._check(message, model.served)
+            async with aclosing(model.completions.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield responses.to_chunk(meter.saw(chunk), request)
+
+    async def _check(self, message: pb.GenerateRequest, served: Served) -> GenerationRequest:
+        _check_size(message, served)
+        return await self._offload.run(
+            message.ByteSize(),
+            translate.to_generation_request,
+            message,
+            tokenizer=served.tokenizer,
+            info=served.target,
+            defaults=served.defaults,
+            config=served.config,
+            now=self._clock.now(),
+        )
+
+    async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
+        model = self._model(message.model)
+        served, report = model.served, model.completions.report()
+        return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
+
+    async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        served = self._model(message.model).served
+        _check_size(message, served)
+        return await self._offload.run(message.ByteSize(), _tokens_of, message, served)
+
+    async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        served = self._model(message.model).served
+        _check_size(message, served)
+        return await self._offload.run(message.ByteSize(), _text_of, message, served)
+
+
+def _tokens_of(message: pb.TokenizeRequest, served: Served) -> pb.TokenizeResponse:
+    is_wrapped = message.add_special_tokens if message.HasField("add_special_tokens") else True
+    translate.check_length(message.text, "text", served.tokenizer, served.target.max_context_tokens)
+    return pb.TokenizeResponse(token_ids=served.tokenizer.encode(message.text, is_wrapped))
+
+
+def _text_of(message: pb.DetokenizeRequest, served: Served) -> pb.DetokenizeResponse:
+    ids = translate.token_ids(message.token_ids, "token_ids", served.target)
+    return pb.DetokenizeResponse(text=served.tokenizer.decode(ids, message.skip_special_tokens))
+
+
+def _check_size(message: Message, served: Served) -> None:
+    """The limit of the model that is asked for. Raises: InvalidRequest."""
+    most, size = served.config.limits.max_message_bytes, message.ByteSize()
+    if size > most:
+        raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
+
+
+def _tell(context: CallContext, error: Exception) -> None:
+    """Give the call the status of `error`, details included; it travels with the next message."""
+    status = status_of(error)
+    context.set_code(status.code)
+    context.set_details(status.message)
+    context.set_trailing_metadata([status.to_trailer()])

@@ -1,0 +1,128 @@
+"""Deploys the application from Python: what can go wrong is found first, and said in a line.
+
+Knows checkpoints on disk and Serve's status; what is deployed is said in `deploy.app`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from core.config import ServiceConfig, WorkerConfig
+from core.errors import ConfigError, StartupError, Unavailable, first_line
+from deploy.app import APPLICATION, ENGINES, Engines, build_with
+from deploy.grpc import Gate, tokens_path
+from deploy.link.tls import Certificates
+from workers.vocabulary import check_same_vocabulary, read_vocabulary
+
+STATUS_PERIOD_S = 0.3
+WIND_DOWN_TIMEOUT_S = 5.0
+"""For all orchestrators to answer."""
+
+
+def check_pair(config: ServiceConfig) -> None:
+    """Find the common mistakes before anything is started. Raises: StartupError."""
+    from workers.model import loader  # imports torch, which replicas of this module's deployments do without
+
+    Gate(tokens_path(config.orchestrator.tokens_file))
+    target = _directory("target", config.target)
+    if config.draft is None:
+        read_vocabulary(target)
+    else:
+        check_same_vocabulary(target, _directory("draft", config.draft))
+    for worker_config in filter(None, (config.target, config.draft)):
+        loader.check(worker_config.engine)
+        Certificates.of(worker_config.engine.link_tls)
+
+
+def _directory(name: str, config: WorkerConfig) -> Path:
+    path = Path(config.engine.model)
+    if not path.is_dir():
+        raise ConfigError(f"{name}.engine.model: there is no directory {path}")
+    return path
+
+
+def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, engines: Engines = ENGINES) -> None:
+    """Deploy on the cluster that this process is connected to, and return when it serves.
+
+    `report` is told of each deployment that is ready. Raises: StartupError.
+    """
+    try:
+        with _reporting(report):
+            serve.run(build_with(config, engines), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise StartupError(_reason(error)) from error
+
+
+def wind_down() -> int:
+    """Have every orchestrator take nothing new; returns how many completions are in progress. May be asked again.
+
+    Raises: Unavailable when not all of them answer.
+    """
+    return sum(_ask_orchestrators("wind_down"))
+
+
+def cut_off() -> None:
+    """Have every orchestrator end what is in progress, and say so to its callers.
+
+    Raises: Unavailable when not all of them answer.
+    """
+    _ask_orchestrators("cut_off")
+
+
+def _ask_orchestrators(method: str) -> list[Any]:
+    answer: Future[list[Any]] = Future()
+    # In a thread, since Serve may wait for its controller for ever.
+    Thread(target=_ask_each, args=(method, answer), daemon=True).start()
+    try:
+        return answer.result(WIND_DOWN_TIMEOUT_S)
+    except (TimeoutError, RayError, RayServeException) as error:
+        raise Unavailable(f"not all orchestrators answer: {first_line(error)}") from error
+
+
+def _ask_each(method: str, answer: Future[list[Any]]) -> None:
+    try:
+        answer.set_result(serve.get_app_handle(APPLICATION).broadcast(method).results(timeout_s=WIND_DOWN_TIMEOUT_S))
+    except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
+        answer.set_exception(error)
+
+
+@contextmanager
+def _reporting(report: Callable[[str], None]) -> Iterator[None]:
+    """Tell `report`, meanwhile, which deployments have become healthy; `serve.run` itself is silent until the end."""
+    is_over = Event()
+    watch = Thread(target=_report_health, args=(report, is_over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _report_health(report: Callable[[str], None], is_over: Event) -> None:
+    told: set[str] = set()
+    while not is_over.wait(STATUS_PERIOD_S):
+        application = serve.status().applications.get(APPLICATION)
+        for name, deployment in application.deployments.items() if application else ():
+            if deployment.status == "HEALTHY" and name not in told:
+                told.add(name)
+                report(f"{name} is loaded and warm" if name in ("target", "draft") else f"{name} is ready")
+
+
+def _reason(error: RuntimeError) -> str:
+    """Why a deployment failed, in one line: our own error out of the replica's trace, if there is one."""
+    application = serve.status().applications.get(APPLICATION)
+    for deployment in application.deployments.values() if application else ():
+        ours = [line for line in deployment.message.splitlines() if line.startswith("core.errors.")]
+        if ours:
+            return str(ours[-1].partition(": ")[2])
+    return str(error)

@@ -1,0 +1,165 @@
+"""A Ray cluster with Serve on this machine, for as long as a block of code runs.
+
+Knows how Ray and Serve are started and stopped; knows nothing of what is deployed on them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import Any
+
+import ray
+from ray import serve
+from ray._private import worker as ray_worker
+
+from core.errors import StartupError, first_line
+
+SERVICERS = (
+    "deploy.grpc.proxy.add_generation_service",
+    "deploy.grpc.proxy.add_health_service",
+)
+"""What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
+PREPARE = "deploy.grpc.proxy.prepare"
+"""What Serve's proxies call as they start."""
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Ray's default is a third of the memory; requests and replies are far too small to need the store."""
+MAX_MESSAGE_BYTES = 8 * 2**20
+"""What Serve's gRPC proxy takes and sends at most; by itself it is 2 GiB. A service's own limit
+(`limits.max_message_bytes`) may be lower, and says which field was too long."""
+SERVE_ENVIRONMENT: Mapping[str, str] = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
+    # Proxies pass calls on by gRPC, and replicas have one event loop: by a stream of Ray's, with a thread for Serve and
+    # one for us, a chunk takes half as much again of the processors (docs/adr/0025).
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2 * MAX_MESSAGE_BYTES),  # a call is longer than its message
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""What Serve reads as it starts. Every container of a Kubernetes manifest has the same."""
+PROXY_START_S = "60"
+"""Serve by itself kills a proxy that takes longer than 5 s to start, as on a busy machine, and does not start then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a local cluster listens."""
+
+    host: str
+    """Of HTTP; Serve's gRPC proxy listens on all interfaces."""
+    grpc_port: int
+    http_port: int
+    metrics_port: int = 0
+    """Where Prometheus finds the metrics of this node."""
+
+
+@contextmanager
+def local_cluster(
+    num_cpus: float,
+    *,
+    resources: Mapping[str, float] | None = None,
+    host: str = "127.0.0.1",
+    grpc_port: int = 0,
+    http_port: int = 0,
+    request_timeout_s: float | None = None,
+) -> Iterator[Endpoints]:
+    """Run Ray and Serve, with `num_cpus` logical CPUs whatever the machine has; port 0 takes a free one.
+
+    On leaving, all of it is stopped at once, running streams included; other clusters of the machine are not touched.
+    Raises: StartupError when Ray or Serve does not start; RuntimeError when this process has a cluster already.
+    """
+    endpoints = Endpoints(host, grpc_port or _free_port(host), http_port or _free_port(host))
+    if ray.is_initialized():
+        raise RuntimeError("this process is connected to a Ray cluster already")
+    _prepare_environment()
+    _shorten_advice()
+    try:
+        with _told_in_a_line():
+            _start_ray(num_cpus, resources or {})
+            _start_serve(endpoints, request_timeout_s)
+        yield replace(endpoints, metrics_port=ray.nodes()[0]["MetricsExportPort"])
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Ray raises the bare class, too
+        raise StartupError(f"Ray Serve does not start: {first_line(error)}") from error
+
+
+def _start_ray(num_cpus: float, resources: Mapping[str, float]) -> None:
+    ray.init(
+        address="local",
+        num_cpus=ceil(num_cpus),  # a node has whole resources, though an actor may ask for a part of one
+        resources={name: ceil(amount) for name, amount in resources.items()},
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        namespace="outrider",
+    )
+
+
+def _start_serve(endpoints: Endpoints, request_timeout_s: float | None) -> None:
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": endpoints.host, "port": endpoints.http_port},
+        grpc_options={
+            "port": endpoints.grpc_port,
+            "grpc_servicer_functions": list(SERVICERS),
+            "enable_reflection": True,
+            "request_timeout_s": request_timeout_s,
+        },
+    )
+
+
+def _prepare_environment() -> None:
+    """Settle what Ray reads as it starts: no usage reports, and a token without which nobody runs code on the cluster.
+
+    Token authentication is Ray's default for such a cluster; left alone, it writes its token to the home directory.
+    Ray reads RAY_AUTH_MODE when it is imported, so that this function would be too late to set it.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", PROXY_START_S)
+    for name, value in SERVE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that authentication is on
+
+
+def _shorten_advice() -> None:
+    """Have the terminal told in a line that a process has died, which takes Ray a kilobyte of advice on memory."""
+    if not isinstance(ray_worker.print_to_stdstream, partial):
+        ray_worker.print_to_stdstream = partial(_tell_in_lines, ray_worker.print_to_stdstream)
+
+
+def _tell_in_lines(tell: Callable[..., None], data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    tell({**data, "lines": [without_advice(message) for message in data["lines"]]}, *args, **kwargs)
+
+
+def without_advice(message: str) -> str:
+    """What Ray tells a terminal (2.60), shorter where it is about a process that has died."""
+    process = re.search(r"Worker PID: (\d+)", message)
+    if process is None or not message.startswith("A worker died or was killed"):
+        return message
+    return f"process {process[1]} has died; logs/serve in the session's folder of Ray tells whose it was"
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

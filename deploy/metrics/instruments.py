@@ -1,0 +1,222 @@
+"""The numbers that operators see: each with its name, its meaning and its labels, and how it gets to Prometheus.
+
+Names and meanings are vLLM's where there is the like. Ray exports each as `ray_outrider_NAME` on every node (port:
+`--metrics-export-port`), and adds where it comes from: application, deployment, replica. What is recorded when is said
+in `deploy.metrics.meters`; docs/metrics.md is for readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from core.errors import OutriderError, RequestError, ServiceError
+from core.records import FinishReason
+
+PREFIX = "outrider_"
+MODEL_LABEL = "model_name"
+
+
+class Kind(StrEnum):
+    """What recording a value does."""
+
+    COUNTER = "counter"
+    """Adds it."""
+    GAUGE = "gauge"
+    """Puts it in place of the last one."""
+    HISTOGRAM = "histogram"
+    """Counts it in its bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name, and what its values mean. All of them are labelled by the model, besides."""
+
+    name: str
+    description: str
+    kind: Kind = Kind.COUNTER
+    label: str | None = None
+    label_values: tuple[str, ...] = ()
+    """Values of the label that are known before anything has been counted."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, in the unit of its name."""
+
+
+class Recorder(Protocol):
+    """Takes values; `label` is the value of the metric's own label, if it has one."""
+
+    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None: ...
+
+
+def _codes(*kinds: type[OutriderError]) -> Iterator[str]:
+    for kind in kinds:
+        yield kind.status
+        yield from _codes(*kind.__subclasses__())
+
+
+CODES = tuple(sorted({*_codes(RequestError, ServiceError), OutriderError.status}))
+"""Of requests that fail."""
+REQUEST_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0)
+TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+# Requests
+REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress.", Kind.GAUGE)
+REQUEST_SUCCESS = Metric(
+    "request_success_total", "Requests that came to their end.", label="finished_reason",
+    label_values=tuple(FinishReason),
+)  # fmt: skip
+REQUEST_FAILURE = Metric(
+    "request_failure_total", "Requests that did not, by their gRPC code.", label="code", label_values=CODES
+)
+PROMPT_TOKENS = Metric("prompt_tokens_total", "Tokens of prompts.")
+GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
+TIME_TO_FIRST_TOKEN = Metric(
+    "time_to_first_token_seconds", "From a request's arrival to its first token.", Kind.HISTOGRAM,
+    buckets=FIRST_TOKEN_BUCKETS_S,
+)  # fmt: skip
+INTER_TOKEN_LATENCY = Metric(
+    "inter_token_latency_seconds", "Between two chunks of a stream, which may bring several tokens at once.",
+    Kind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+)  # fmt: skip
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "request_time_per_output_token_seconds", "The same per token: the mean of a request that came to its end.",
+    Kind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+)  # fmt: skip
+REQUEST_LATENCY = Metric(
+    "e2e_request_latency_seconds", "From arrival to the last chunk, of requests that came to their end.",
+    Kind.HISTOGRAM, buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
+
+# Speculation, added when a request comes to its end
+NUM_DRAFTS = Metric("spec_decode_num_drafts_total", "Rounds that had guesses to verify.")
+NUM_DRAFT_TOKENS = Metric("spec_decode_num_draft_tokens_total", "Guesses that were verified.")
+NUM_ACCEPTED_TOKENS = Metric("spec_decode_num_accepted_tokens_total", "Guesses that were accepted.")
+ACCEPTED_PER_POSITION = Metric(
+    "spec_decode_num_accepted_tokens_per_pos_total", "Rounds that accepted a guess at this position, counted from 0.",
+    label="position",
+)  # fmt: skip
+TARGET_PASSES = Metric("target_passes_total", "Target passes that committed tokens, each for one stream.")
+CONTINUED_PASSES = Metric("continued_passes_total", "Of the target passes, those that it went on with by itself.")
+LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that were looked up in the text so far.")
+DRAFT_HITS = Metric("draft_hits_total", "Verdicts whose next block was there when they came.")
+DRAFT_MISSES = Metric(
+    "draft_misses_total", "Verdicts below which nothing had grown, though the draft had told of something."
+)
+DRAFT_SECONDS = Metric("draft_seconds_total", "Time from asking the draft to having its answer.")
+DRAFT_HIDDEN_SECONDS = Metric(
+    "draft_hidden_seconds_total", "The part of it during which the target was verifying for the same stream."
+)
+DRAFT_FAILURES = Metric("draft_failures_total", "Rounds that went on without an expected answer of the draft.")
+TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to another target engine.")
+
+# Control: what is decided now, and the estimates that it is decided by
+GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", Kind.GAUGE)
+BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", Kind.GAUGE)
+DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", Kind.GAUGE)
+DRAFT_READY = Metric(
+    "draft_ready", "1 once the model's draft has come and fits, 0 before; none for a model without one.", Kind.GAUGE
+)
+REQUESTS_DRAFTED = Metric("num_requests_drafted", "Requests in progress that have a place at a draft.", Kind.GAUGE)
+CONTROL_CHANGES = Metric(
+    "control_changes_total", "Changes of these, by the reason without its figures.", label="reason"
+)
+ESTIMATED_ACCEPTANCE = Metric(
+    "estimated_acceptance", "Chance of a guess at this position, given that those before it were accepted.",
+    Kind.GAUGE, label="position",
+)  # fmt: skip
+ESTIMATED_HIT_RATE = Metric(
+    "estimated_hit_rate", "Chance that the next block is there when a verdict comes.", Kind.GAUGE
+)
+ESTIMATED_VERIFY = Metric("estimated_verify_seconds", "Time of a target pass, by its rows.", Kind.GAUGE, label="rows")
+ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Time of a draft pass, by its rows.", Kind.GAUGE, label="rows")
+ESTIMATED_BRANCH = Metric(
+    "estimated_branch_seconds", "What each branch of a block adds to a target pass, beside its rows.", Kind.GAUGE
+)
+ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", Kind.GAUGE)
+
+# Links from this orchestrator to engines
+LINKS_UNOPENED = Metric(
+    "links_unopened_total", "Attempts to open a link to an engine that failed; it is called through Ray instead."
+)
+LINKS_LOST = Metric("links_lost_total", "Links that closed, and their sessions with them had to move.")
+
+# Engines, by the replicas that own them
+KV_USAGE = Metric("kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", Kind.GAUGE)
+ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds something for.", Kind.GAUGE)
+PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
+PREFIX_HITS = Metric("prefix_cache_hits_total", "Tokens of prompts whose KV was there from others.")
+ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")
+EAGER_STEPS = Metric("engine_eager_steps_total", "Of these, those that were to be compiled and are not.")
+ENGINE_ROWS = Metric("engine_rows_total", "Rows of them, over all sessions.")
+ENGINE_BUSY = Metric("engine_busy_seconds_total", "Time spent in steps: forward passes and what follows them.")
+ENGINE_DEATHS = Metric("engine_deaths_total", "Engines that died or failed, and were replaced.")
+SESSIONS_MOVED = Metric("sessions_moved_total", "Sessions that had to leave an engine because it died or failed.")
+
+CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All of them."""
+ORCHESTRATOR_CATALOGUE = CATALOGUE[: CATALOGUE.index(KV_USAGE)]
+"""What orchestrators say of requests and of control."""
+ENGINE_CATALOGUE = CATALOGUE[CATALOGUE.index(KV_USAGE) :]
+"""What engines say of themselves."""
+
+
+def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple[Metric, str | None]]:
+    """The counters that are exported before anything has been counted, with each value of their label that is known.
+
+    `num_positions`: guesses that a round may have in a row.
+    """
+    for metric in catalogue:
+        if metric.kind is not Kind.COUNTER:
+            continue
+        if metric.label is None:
+            yield metric, None
+        is_by_position = metric is ACCEPTED_PER_POSITION
+        labels = map(str, range(num_positions)) if is_by_position else metric.label_values
+        yield from ((metric, label) for label in labels)
+
+
+class ServeRecorder:
+    """Records through Ray Serve, in the process of a replica; about 8 µs a value.
+
+    Counters are exported at 0 from the start: one that comes up at its first value has not risen to it, by Prometheus'
+    count, and a sum over one that is not there is nothing. Gauges are dropped when they have not been set for 20 s.
+    """
+
+    def __init__(self, model_name: str, catalogue: Sequence[Metric], num_positions: int = 0) -> None:
+        self._instruments = {metric.name: _instrument(metric, model_name) for metric in catalogue}
+        for metric, label in zeros(catalogue, num_positions):
+            self._instruments[metric.name]._record(0.0, _tags(metric, label))  # `inc` refuses to add nothing
+
+    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
+        instrument, tags = self._instruments[metric.name], _tags(metric, label)
+        match metric.kind:
+            case Kind.COUNTER:
+                if value > 0:
+                    instrument.inc(value, tags)
+            case Kind.GAUGE:
+                instrument.set(value, tags)
+            case Kind.HISTOGRAM:
+                instrument.observe(value, tags)
+
+
+def _tags(metric: Metric, label: str | None) -> dict[str, str | None] | None:
+    return {metric.label: label} if metric.label is not None else None
+
+
+def _instrument(metric: Metric, model_name: str) -> Any:
+    from ray.serve import metrics  # a unit test of what is recorded needs none of it
+
+    name, labels = PREFIX + metric.name, tuple(filter(None, (MODEL_LABEL, metric.label)))
+    instrument: Any
+    match metric.kind:
+        case Kind.COUNTER:
+            instrument = metrics.Counter(name, metric.description, labels)
+        case Kind.GAUGE:
+            instrument = metrics.Gauge(name, metric.description, labels)
+        case Kind.HISTOGRAM:
+            instrument = metrics.Histogram(name, metric.description, list(metric.buckets), labels)
+    instrument.set_default_tags({MODEL_LABEL: model_name})
+    return instrument

@@ -1,0 +1,190 @@
+"""What is measured of each request, and when; and what the control of drafting and the engines say of themselves.
+
+Knows chunks and reports; must not know Ray (`deploy.metrics.instruments` does). Two values are recorded for each chunk,
+everything else once for each request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from core.errors import OutriderError
+from core.records import Chunk, FinishReason, SpeculationStats
+from deploy.link.address import LinkTroubles
+from deploy.metrics import instruments as m
+from orchestrator.policy import ControlReport
+
+if TYPE_CHECKING:
+    from core.records import EngineStats
+
+CANCELLED = "CANCELLED"
+INTERNAL = "INTERNAL"
+
+
+class Meters:
+    """The measurements of one orchestrator. `now` is its clock, in seconds."""
+
+    def __init__(self, record: m.Recorder, now: Callable[[], float]) -> None:
+        self._record = record
+        self._now = now
+        self._num_running = 0
+        self._num_changes = 0
+        self._link_troubles = LinkTroubles()
+
+    @contextmanager
+    def request(self) -> Iterator[RequestMeter]:
+        """Around one request, from its arrival to its end, however it ends."""
+        self._count_running(+1)
+        meter = RequestMeter(self._record, self._now)
+        try:
+            yield meter
+        except BaseException as error:
+            if not meter.has_finished:
+                self._record(m.REQUEST_FAILURE, 1, code_of(error))
+            raise
+        finally:
+            self._count_running(-1)
+
+    def saw_control(self, report: ControlReport) -> None:
+        """Show what is decided at the moment, and by which estimates; and what has not changed: Ray forgets it."""
+        record = self._record
+        record(m.REQUESTS_RUNNING, self._num_running)
+        record(m.GAMMA, report.draft_tokens)
+        record(m.BLOCK_TOKENS, report.block_tokens)
+        record(m.DRAFT_RESTING, float(report.draft_tokens == 0))
+        record(m.CONTROL_CHANGES, report.num_changes - self._num_changes, without_figures(report.reason))
+        self._num_changes = report.num_changes
+        record(m.ESTIMATED_HIT_RATE, report.hit_rate)
+        record(m.ESTIMATED_WIRE, report.wire_s)
+        record(m.ESTIMATED_BRANCH, report.branch_s)
+        for position, chance in enumerate(report.acceptance):
+            record(m.ESTIMATED_ACCEPTANCE, chance, str(position))
+        for metric, times in ((m.ESTIMATED_VERIFY, report.verify_s), (m.ESTIMATED_DRAFT, report.draft_s)):
+            for rows, time_s in times.items():
+                record(metric, time_s, str(rows))
+
+    def saw_draft(self, *, is_ready: bool, num_drafted: int) -> None:
+        """Show whether the draft of this model has come, and how many requests in progress have a place at it."""
+        self._record(m.DRAFT_READY, float(is_ready))
+        self._record(m.REQUESTS_DRAFTED, num_drafted)
+
+    def saw_links(self, troubles: LinkTroubles) -> None:
+        """Count what has gone wrong with links since the last time."""
+        before, self._link_troubles = self._link_troubles, troubles
+        self._record(m.LINKS_UNOPENED, troubles.num_unopened - before.num_unopened)
+        self._record(m.LINKS_LOST, troubles.num_lost - before.num_lost)
+
+    def _count_running(self, change: int) -> None:
+        self._num_running += change
+        self._record(m.REQUESTS_RUNNING, self._num_running)
+
+
+class RequestMeter:
+    """The measurements of one request, which has just arrived."""
+
+    def __init__(self, record: m.Recorder, now: Callable[[], float]) -> None:
+        self._record = record
+        self._now = now
+        self._arrived_s = now()
+        self._first_s: float | None = None
+        """When the first tokens came."""
+        self._last_s = self._arrived_s
+        self._num_later_tokens = 0
+        """Those after the first chunk."""
+        self.has_finished = False
+
+    def saw(self, chunk: Chunk) -> Chunk:
+        """Measure a piece on its way to the client."""
+        if chunk.token_ids:
+            self._saw_tokens(chunk, self._now())
+        if chunk.finish_reason is not None:
+            self._saw_end(chunk, chunk.finish_reason)
+        return chunk
+
+    def _saw_tokens(self, chunk: Chunk, now_s: float) -> None:
+        num_tokens = len(chunk.token_ids)
+        self._record(m.GENERATION_TOKENS, num_tokens)
+        if self._first_s is None:
+            self._first_s = now_s
+            self._record(m.TIME_TO_FIRST_TOKEN, now_s - self._arrived_s)
+            self._record(m.PROMPT_TOKENS, chunk.usage.prompt_tokens)
+        else:
+            self._num_later_tokens += num_tokens
+            self._record(m.INTER_TOKEN_LATENCY, now_s - self._last_s)
+        self._last_s = now_s
+
+    def _saw_end(self, chunk: Chunk, reason: FinishReason) -> None:
+        self.has_finished = True
+        self._record(m.REQUEST_SUCCESS, 1, reason.value)
+        self._record(m.REQUEST_LATENCY, self._now() - self._arrived_s)
+        if self._first_s is not None and self._num_later_tokens:
+            self._record(m.TIME_PER_OUTPUT_TOKEN, (self._last_s - self._first_s) / self._num_later_tokens)
+        if chunk.stats is not None:
+            self._saw_speculation(chunk.stats)
+
+    def _saw_speculation(self, stats: SpeculationStats) -> None:
+        for metric, value in (
+            (m.TARGET_PASSES, stats.num_rounds),
+            (m.NUM_DRAFTS, stats.num_draft_rounds),
+            (m.NUM_DRAFT_TOKENS, stats.num_drafted_tokens),
+            (m.NUM_ACCEPTED_TOKENS, stats.num_accepted_tokens),
+            (m.CONTINUED_PASSES, stats.num_continued),
+            (m.LOOKUP_TOKENS, stats.num_lookup_tokens),
+            (m.DRAFT_HITS, stats.num_hits),
+            (m.DRAFT_MISSES, stats.num_misses),
+            (m.DRAFT_SECONDS, stats.draft_time_s),
+            (m.DRAFT_HIDDEN_SECONDS, stats.hidden_draft_time_s),
+            (m.DRAFT_FAILURES, stats.num_draft_failures),
+            (m.TARGET_FAILURES, stats.num_target_failures),
+        ):
+            self._record(metric, value)
+        for position, num_rounds in enumerate(stats.accepted_per_position):
+            self._record(m.ACCEPTED_PER_POSITION, num_rounds, str(position))
+
+
+def code_of(error: BaseException) -> str:
+    """The gRPC code that a client sees when `error` ends its call; when it ended the call itself, CANCELLED."""
+    if isinstance(error, OutriderError):
+        return error.status
+    return INTERNAL if isinstance(error, Exception) else CANCELLED
+
+
+def without_figures(reason: str) -> str:
+    """The reason as a label: there are few kinds of them, and many figures."""
+    return re.sub(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", reason)
+
+
+class EngineMeter:
+    """What an engine says of itself from time to time."""
+
+    def __init__(self, record: m.Recorder) -> None:
+        self._record = record
+        self._totals: dict[m.Metric, float] = {}
+
+    def saw_death(self) -> None:
+        """The engine has died; another one counts from the beginning."""
+        self._record(m.ENGINE_DEATHS, 1)
+        self._totals.clear()
+
+    def saw_moved(self, num_sessions: int) -> None:
+        """So many sessions had to leave an engine that has died."""
+        self._record(m.SESSIONS_MOVED, num_sessions)
+
+    def saw(self, stats: EngineStats) -> None:
+        """Counters count on from what the engine said the last time."""
+        self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
+        self._record(m.ENGINE_SESSIONS, stats.num_sessions)
+        totals = {
+            m.PREEMPTIONS: stats.num_preemptions,
+            m.PREFIX_HITS: stats.num_adopted_tokens,
+            m.ENGINE_STEPS: stats.num_steps,
+            m.EAGER_STEPS: stats.num_eager_steps,
+            m.ENGINE_ROWS: stats.num_rows,
+            m.ENGINE_BUSY: stats.step_time_s,
+        }
+        for metric, total in totals.items():
+            self._record(metric, total - self._totals.get(metric, 0.0))
+            self._totals[metric] = total

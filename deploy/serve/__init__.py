@@ -1,0 +1,33 @@
+"""The control plane: Ray Serve deployments, leases, routing and autoscaling."""
+
+from deploy.serve.autoscaling import most_replicas, replicas
+from deploy.serve.deployments import (
+    HEALTH_TIMEOUT_S,
+    REPLICA_CPUS,
+    DraftWorker,
+    EngineWorker,
+    LeaseGrant,
+    Refusal,
+    TargetWorker,
+    bundles,
+)
+from deploy.serve.draining import stopping_replicas
+from deploy.serve.leases import ServeLeases
+from deploy.serve.routing import draft_router, target_router
+
+__all__ = [
+    "HEALTH_TIMEOUT_S",
+    "REPLICA_CPUS",
+    "DraftWorker",
+    "EngineWorker",
+    "LeaseGrant",
+    "Refusal",
+    "ServeLeases",
+    "TargetWorker",
+    "bundles",
+    "draft_router",
+    "most_replicas",
+    "replicas",
+    "stopping_replicas",
+    "target_router",
+]

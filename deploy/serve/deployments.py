@@ -1,0 +1,296 @@
+"""The control plane: Serve deployments of target and draft, whose replicas own one engine each and grant leases on it.
+
+Knows the life cycle of Serve's replicas, and the engine actors; the requests of sessions never pass through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from core.config import WorkerConfig
+from core.errors import OutriderError, WorkerLost
+from core.records import ModelInfo
+from core.text import BlockHash
+from deploy.engines import DraftActor, EngineActor, Incarnation, Kind, TargetActor, cause_of_death
+from deploy.link.address import LinkAddress
+from deploy.logs import log_with_serve
+from deploy.metrics import ENGINE_CATALOGUE, EngineMeter, ServeRecorder
+from deploy.serve.autoscaling import BUSY, KV_USE, ROUND_S, WAITED_S
+
+if TYPE_CHECKING:
+    from core.records import EngineStats
+
+logger = logging.getLogger(__name__)
+
+REPLICA_CPUS = 0.1
+"""Ray's logical CPUs for the replica itself, which does little but wait."""
+ENGINE_BUNDLE = 1
+HEALTH_TIMEOUT_S = 15.0
+"""Longer than any step of an engine; Serve replaces a replica whose engine has missed this three times."""
+METRICS_PERIOD_S = 5.0
+"""Ray passes metrics on every ten seconds."""
+MAX_LOADS = 6
+"""Of an engine that dies while it loads; then the replica gives up, and Serve places another, perhaps elsewhere."""
+LOAD_WAIT_S = 1.0
+"""How long a lease waits at a replica whose engine loads, before its session looks elsewhere once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """The first message of a lease: where the session's requests go."""
+
+    engine_id: str
+    epoch: int
+    engine: Any
+    """Handle of the engine actor."""
+    replica_id: str
+    """As Serve names the replica that owns the engine."""
+    link: LinkAddress | None = None
+    """Where the engine is reached without Ray; None where it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The only message of a lease that a replica does not grant, because its engine has died and another one loads."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """When a replica last said how busy it is, and how long its engine had computed by then."""
+
+    now_s: float
+    step_time_s: float
+
+
+def bundles(config: WorkerConfig) -> list[dict[str, float]]:
+    """What a replica reserves: first for itself, then for each rank of its engine."""
+    rank = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
+    rank = {name: amount for name, amount in rank.items() if amount > 0}
+    return [{"CPU": REPLICA_CPUS}, *[dict(rank) for _ in range(config.engine.tensor_parallel)]]
+
+
+class EngineWorker(ABC):
+    """A replica that owns one engine, of one rank or more, and starts another in its place when it dies.
+
+    Invariant: whatever ends a lease, the engine is told to free its session.
+    """
+
+    role: ClassVar[str]
+
+    # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
+    async def __init__(  # type: ignore[misc]  # mypy knows only those that return
+        self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]], *arguments: Any
+    ) -> None:
+        """`model_name` is what the engine's metrics are labelled with: what requests call the model."""
+        log_with_serve()
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        group = get_current_placement_group()
+        self._kind = Kind(self.role, actor, arguments, config.engine, lambda rank: _placement(config, group, rank))
+        self._current = Incarnation(self._kind)
+        self._info = await self._current.load()
+        self._findings = self._current.findings
+        self._is_loaded = asyncio.Event()
+        self._is_loaded.set()
+        self._num_leases = 0
+        self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
+        self._ended: asyncio.Queue[str] = asyncio.Queue()
+        # These live as long as the replica: Ray cancels what is called from a cancelled lease.
+        lives = (self._release_ended(), self._replace_dead(), self._record_metrics())
+        self._tasks = [asyncio.create_task(life) for life in lives]
+
+    async def lease(
+        self,
+        session: str,
+        prefix: tuple[BlockHash, ...] = (),  # noqa: ARG002
+        refused_by: Collection[str] = (),
+    ) -> AsyncIterator[LeaseGrant | Refusal]:
+        """One grant, and then nothing until the holder lets go or the engine dies; `session` names this lease alone.
+
+        While an engine loads a session is refused at once, so that it can go to another replica; it waits for a while
+        if this one is among those that have refused it. The router reads on the way what is in `prefix` and
+        `refused_by` (`deploy.serve.routing`). How many leases there are at once is Serve's to bound: who comes later
+        waits in the router, not here.
+        """
+        if self._replica_id in refused_by:
+            await self._wait_for_engine()
+        if not self._is_loaded.is_set():
+            yield Refusal(self._replica_id)
+            return
+        current = self._current
+        self._num_leases += 1
+        try:
+            yield LeaseGrant(current.engine_id, current.epoch, current.engine, self._replica_id, current.link)
+            await current.end()
+        finally:
+            self._num_leases -= 1
+            self._ended.put_nowait(session)
+
+    async def describe(self) -> ModelInfo:
+        return self._info
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve calls this every few seconds, where the deployment scales."""
+        stats = await self._stats()
+        return self._measure(stats) if stats is not None else {}
+
+    @abstractmethod
+    def _measure(self, stats: EngineStats) -> dict[str, float]:
+        """What `deploy.serve.autoscaling` goes by."""
+
+    async def check_health(self) -> None:
+        """Serve calls this. Raises: TimeoutError when the engine does not answer; Serve waits for three of them."""
+        if not self._is_loaded.is_set():
+            return
+        current = self._current
+        try:
+            await asyncio.wait_for(current.engine.ready.remote(), HEALTH_TIMEOUT_S)
+        except (WorkerLost, RayError) as error:
+            current.fail(cause_of_death(error))
+
+    async def _wait_for_engine(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_loaded.wait(), LOAD_WAIT_S)
+
+    async def _stats(self) -> EngineStats | None:
+        """What the engine says of itself; None while there is none."""
+        if not self._is_loaded.is_set():
+            return None
+        try:
+            stats: EngineStats = await self._current.engine.stats.remote()
+        except (RayError, WorkerLost) as error:  # whose end is seen to elsewhere
+            logger.warning("%s says nothing of itself: %s", self._current.engine_id, cause_of_death(error))
+            return None
+        return stats
+
+    async def _release_ended(self) -> NoReturn:
+        while True:
+            sessions = [await self._ended.get()]
+            while not self._ended.empty():
+                sessions.append(self._ended.get_nowait())
+            if not self._is_loaded.is_set():  # what was held is gone
+                continue
+            current = self._current
+            try:
+                await current.engine.release.remote(sessions)
+            except (RayError, WorkerLost) as error:  # they had heard of its death over their links, and were first
+                self._meter.saw_moved(len(sessions))
+                cause = cause_of_death(error)
+                logger.warning("%s cannot free %d sessions, which move: %s", current.engine_id, len(sessions), cause)
+
+    async def _record_metrics(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(METRICS_PERIOD_S)
+            if (stats := await self._stats()) is not None:
+                self._meter.saw(stats)
+
+    async def _replace_dead(self) -> None:
+        """Start another engine as soon as one has died; end this process when that does not help."""
+        try:
+            while await self._is_replaced(await self._current.end()):
+                pass
+        except Exception:
+            logger.exception("%r cannot be replaced", self._current)
+        logger.error("replica %s gives up, and leaves it to Serve to start another", self._replica_id)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    async def _is_replaced(self, cause: str) -> bool:
+        """Once another engine serves; False when none could be loaded."""
+        self._is_loaded.clear()
+        self._meter.saw_death()
+        self._meter.saw_moved(self._num_leases)
+        died = "%s of replica %s has died (%s); %d sessions on it move"
+        logger.error(died, self._current.engine_id, self._replica_id, cause, self._num_leases)
+        began_s = time.monotonic()
+        for _ in range(MAX_LOADS):
+            if await self._has_loaded_another():
+                logger.info("%s serves after %.1f s", self._current.engine_id, time.monotonic() - began_s)
+                self._is_loaded.set()
+                return True
+        return False
+
+    async def _has_loaded_another(self) -> bool:
+        self._current.kill()
+        self._findings = self._current.findings or self._findings
+        self._current = Incarnation(self._kind)
+        try:
+            await self._current.load(self._findings)
+        except (OutriderError, RayError) as error:
+            logger.error("%s has not loaded: %s", self._current.engine_id, cause_of_death(error))  # noqa: TRY400
+            return False
+        return True
+
+
+class TargetWorker(EngineWorker):
+    """A replica of the target."""
+
+    role = "target"
+
+    async def __init__(  # type: ignore[misc]  # as in EngineWorker
+        self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]] = TargetActor
+    ) -> None:
+        await super().__init__(config, model_name, actor)
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """For `deploy.serve.routing`; Serve calls this every STATS_PERIOD_S."""
+        stats = await self._stats()
+        return self._measure(stats) if stats is not None else {KV_USE: 1.0}
+
+    def _measure(self, stats: EngineStats) -> dict[str, float]:
+        return {KV_USE: 1.0 - stats.num_free_blocks / max(1, stats.num_blocks)}
+
+
+class DraftWorker(EngineWorker):
+    """A replica of the draft."""
+
+    role = "draft"
+
+    async def __init__(  # type: ignore[misc]  # as in EngineWorker
+        self,
+        config: WorkerConfig,
+        model_name: str,
+        q_top_tokens: int,
+        actor: type[EngineActor[Any, Any]] = DraftActor,
+    ) -> None:
+        self._waited_s = self._round_s = 0.0
+        self._reported = _Report(time.monotonic(), 0.0)
+        await super().__init__(config, model_name, actor, q_top_tokens)
+
+    async def report_wait(self, waited_s: float, round_s: float) -> None:
+        """An orchestrator's sessions waited for drafts, whichever replica's, so long in rounds that took so long."""
+        self._waited_s += waited_s
+        self._round_s += round_s
+
+    def _measure(self, stats: EngineStats) -> dict[str, float]:
+        """Since the last time."""
+        before, self._reported = self._reported, _Report(time.monotonic(), stats.step_time_s)
+        computed_s = max(0.0, self._reported.step_time_s - before.step_time_s)  # another engine begins at 0
+        elapsed_s = max(1e-9, self._reported.now_s - before.now_s)
+        waited_s, round_s, self._waited_s, self._round_s = self._waited_s, self._round_s, 0.0, 0.0
+        return {BUSY: min(1.0, computed_s / elapsed_s), WAITED_S: waited_s, ROUND_S: round_s}
+
+
+def _placement(config: WorkerConfig, group: PlacementGroup, rank: int) -> dict[str, Any]:
+    """Ray options that put a rank into its bundle of a replica's own placement group."""
+    return {
+        "num_cpus": config.num_cpus,
+        "num_gpus": config.num_gpus,
+        "resources": config.resources,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=ENGINE_BUNDLE + rank
+        ),
+    }

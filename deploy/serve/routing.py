@@ -1,0 +1,116 @@
+"""Which target takes the next session: one that knows how its prompt begins, or one with room in its KV, or one with
+few sessions; in this order, and the first two only within bounds. Replicas that have just refused it, target or draft,
+come last.
+
+Knows Serve's request routers. Sessions count, and KV counts because contexts differ: a few long ones fill a replica
+that has hardly any sessions. How full it is a replica says every two seconds; how many sessions it has Serve counts:
+each orchestrator its own exactly, and those of others as of its last look. Who has computed what is remembered by
+`deploy.serve.affinity`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from deploy.serve.affinity import Affinity
+from deploy.serve.autoscaling import KV_USE
+
+TIER = 0.1
+"""Within so much of KV in use, sessions decide."""
+MAX_FULLER = 0.25
+"""Who knows a prompt is preferred as long as not so much more of its KV is in use than of the emptiest one's."""
+STATS_PERIOD_S = 2.0
+
+Name = TypeVar("Name")
+
+
+class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no types for them
+    """Any replica of a draft that has not refused; of those, Serve takes the one with the shortest queue."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:  # or Serve would try again without a pause while all are full
+            pending_request.routing_context.should_backoff = True
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        tiers = after_refusal(self._order(by_id, pending_request), _have_refused(by_id, pending_request))
+        return [[by_id[name] for name in tier] for tier in tiers]
+
+    def _order(self, replicas: Mapping[Any, RunningReplica], call: PendingRequest | None) -> list[list[Any]]:  # noqa: ARG002
+        return [list(replicas)]
+
+
+class RoomiestRouter(Router):
+    """Tries tier after tier, of targets."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Serve calls this once, before anything else."""
+        self._affinity: Affinity[Any] = Affinity()
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
+        """Serve calls this, in its event loop, when a replica has taken a call.
+
+        Its `on_request_completed` does not tell when such a call has ended: it comes for calls that a replica has sent
+        away, too, and for a short one it may come before this.
+        """
+        self._affinity.began(_prefix(pending_request), replica_id)
+        loop = asyncio.get_running_loop()
+        result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._affinity.ended, replica_id))
+
+    def _order(self, replicas: Mapping[Any, RunningReplica], call: PendingRequest | None) -> list[list[Any]]:
+        used = {name: float(replica.routing_stats.get(KV_USE, 0.0)) for name, replica in replicas.items()}
+        return order(used, self._affinity.warm(_prefix(call), replicas))
+
+
+def _prefix(call: PendingRequest | None) -> tuple[Any, ...]:
+    """What `EngineWorker.lease` is called with beside the session's name; other calls bring nothing."""
+    return call.args[1] if call is not None and len(call.args) > 1 else ()
+
+
+def _have_refused(replicas: Collection[ReplicaID], call: PendingRequest | None) -> set[ReplicaID]:
+    """Those of `replicas` that the same call names as the ones that have refused its session."""
+    refused_by = call.args[2] if call is not None and len(call.args) > 2 else ()
+    return {name for name in replicas if name.unique_id in refused_by} if refused_by else set()
+
+
+def after_refusal(tiers: Sequence[Sequence[Name]], refused: Collection[Name]) -> list[list[Name]]:
+    """Those that have refused come last, in the same order."""
+    first = [[name for name in tier if name not in refused] for tier in tiers]
+    last = [[name for name in tier if name in refused] for tier in tiers]
+    return [tier for tier in (*first, *last) if tier]
+
+
+def order(kv_use: Mapping[Name, float], warm: Collection[Name]) -> list[list[Name]]:
+    """Those of `warm` that are not much fuller than others, then all others by KV."""
+    bound = min(kv_use.values(), default=0.0) + MAX_FULLER
+    first = [name for name in kv_use if name in warm and kv_use[name] < bound]
+    others = tiers({name: share for name, share in kv_use.items() if name not in first})
+    return [first, *others] if first else others
+
+
+def tiers(kv_use: Mapping[Name, float]) -> list[list[Name]]:
+    """Those with about the same share of their KV in use together, the emptiest first."""
+    groups: dict[int, list[Name]] = defaultdict(list)
+    for name, share in kv_use.items():
+        groups[int(share / TIER)].append(name)
+    return [groups[number] for number in sorted(groups)]
+
+
+def draft_router() -> RequestRouterConfig:
+    """For the deployments of drafts."""
+    return RequestRouterConfig(request_router_class=f"{__name__}:{Router.__name__}")
+
+
+def target_router() -> RequestRouterConfig:
+    """For the deployments of targets."""
+    return RequestRouterConfig(
+        request_router_class=f"{__name__}:{RoomiestRouter.__name__}", request_routing_stats_period_s=STATS_PERIOD_S
+    )

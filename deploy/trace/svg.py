@@ -1,0 +1,161 @@
+"""Draws a timeline as a picture for documents: one line a track, time from left to right, colours for what it was spent
+on, arrows from the draft to the verifications that used its blocks.
+
+Knows timelines and SVG; nothing of how they came to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from deploy.trace.timeline import Arrow, Kind, Slice, Timeline, Track
+
+COLORS = {
+    Kind.ROUND: "#dbe4f0",
+    Kind.IDLE: "#ffffff",
+    Kind.CALL: "#eef0f2",
+    Kind.WIRE: "#c3c8ce",
+    Kind.QUEUE: "#f2cf63",
+    Kind.COMPUTE: "#6aa5d8",
+    Kind.KEPT: "#4c9f70",
+    Kind.WASTED: "#dd8a78",
+}
+LEGEND = {
+    Kind.KEPT: "kept",
+    Kind.WASTED: "wasted",
+    Kind.COMPUTE: "catching up",
+    Kind.QUEUE: "queue",
+    Kind.WIRE: "wire",
+    Kind.IDLE: "target idle",
+}
+ROUND_PX = 96
+MIN_PX, MAX_PX = 480, 12_000
+LEFT_PX, RIGHT_PX = 104, 16
+TRACK_PX, GAP_PX, STREAM_PX = 26, 12, 22
+LEGEND_PX, AXIS_PX = 30, 28
+CHAR_PX = 6.2
+TICKS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+TICK_PX = 70
+
+
+def render(shown: Timeline) -> str:
+    """The text of the SVG file. It is as wide as its rounds want to be, and scales when it is shown narrower."""
+    return "\n".join(_Drawing(shown).lines()) + "\n"
+
+
+class _Drawing:
+    """Where everything goes."""
+
+    def __init__(self, shown: Timeline) -> None:
+        self._shown = shown
+        self._end_ns = max((piece.end_ns for piece in shown.slices), default=1)
+        num_rounds = sum(piece.kind is Kind.ROUND for piece in shown.slices) / max(1, len(shown.streams))
+        self._scale = min(max(num_rounds * ROUND_PX, MIN_PX), MAX_PX) / self._end_ns
+        self._width = LEFT_PX + self._end_ns * self._scale + RIGHT_PX
+        self._idle_until_ns = {
+            (piece.track, piece.start_ns): piece.end_ns for piece in shown.slices if piece.kind is Kind.IDLE
+        }
+        self._tops: dict[Track, float] = {}
+        self._titles: list[float] = []
+        self._bottom = self._place_tracks()
+
+    def lines(self) -> Iterator[str]:
+        height = self._bottom + AXIS_PX
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self._width:.0f} {height:.0f}" '
+            f'width="{self._width:.0f}" font-family="sans-serif" font-size="11" fill="#222">'
+        )
+        yield (
+            '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" '
+            'orient="auto"><path d="M0 0L6 3L0 6z" fill="#333"/></marker></defs>'
+        )
+        yield f'<rect width="{self._width:.0f}" height="{height:.0f}" fill="#fff"/>'
+        yield from self._legend()
+        yield from self._axis()
+        yield from self._headings()
+        for piece in self._shown.slices:
+            yield self._box(piece)
+        for piece in self._shown.slices:
+            yield from self._label(piece)
+        for arrow in self._shown.arrows:
+            yield self._arrow(arrow)
+        yield "</svg>"
+
+    def _place_tracks(self) -> float:
+        """Give each track its line; the first free height below them."""
+        top: float = LEGEND_PX
+        tracks = sorted({piece.track for piece in self._shown.slices}, key=_order)
+        for stream in range(len(self._shown.streams)):
+            self._titles.append(top + STREAM_PX - 8)
+            top += STREAM_PX
+            for track in (track for track in tracks if track.stream == stream):
+                self._tops[track] = top
+                top += TRACK_PX + GAP_PX
+        return top
+
+    def _x(self, time_ns: float) -> float:
+        return LEFT_PX + time_ns * self._scale
+
+    def _legend(self) -> Iterator[str]:
+        x: float = LEFT_PX
+        for kind, meaning in LEGEND.items():
+            yield f'<rect x="{x:.0f}" y="8" width="11" height="11" fill="{COLORS[kind]}" stroke="#888"/>'
+            yield _text(x + 16, 18, meaning)
+            x += 28 + len(meaning) * CHAR_PX
+
+    def _axis(self) -> Iterator[str]:
+        step_ms = next((tick for tick in TICKS_MS if tick * 1e6 * self._scale >= TICK_PX), TICKS_MS[-1])
+        for number in range(int(self._end_ns / 1e6 / step_ms) + 1):
+            x = self._x(number * step_ms * 1e6)
+            yield f'<path d="M{x:.1f} {LEGEND_PX}V{self._bottom:.0f}" stroke="#e4e4e4"/>'
+            yield _text(x, self._bottom + 16, f"{number * step_ms:g} ms", "middle")
+
+    def _headings(self) -> Iterator[str]:
+        for title, name in zip(self._titles, self._shown.streams, strict=True):
+            yield _text(8, title, name)
+        for track, top in self._tops.items():
+            name = track.side.value + (f" ({track.lane + 1})" if track.lane else "")
+            yield _text(LEFT_PX - 8, top + TRACK_PX / 2 + 4, name, "end")
+
+    def _box(self, piece: Slice) -> str:
+        """A slice; what lies deeper is drawn later, over it."""
+        x, width = self._x(piece.start_ns), (piece.end_ns - piece.start_ns) * self._scale
+        top = self._tops[piece.track]
+        return (
+            f'<rect class="{piece.kind.value}" x="{x:.2f}" y="{top:.0f}" width="{width:.2f}" height="{TRACK_PX}" '
+            f'fill="{COLORS[piece.kind]}" stroke="#888" stroke-width="0.5"><title>{_tooltip(piece)}</title></rect>'
+        )
+
+    def _label(self, piece: Slice) -> Iterator[str]:
+        """What a slice is labelled with, if there is room for it."""
+        start_ns = self._idle_until_ns.get((piece.track, piece.start_ns), piece.start_ns)
+        width, label = (piece.end_ns - start_ns) * self._scale, _label(piece)
+        if label and (len(label) + 1) * CHAR_PX <= width:
+            yield _text(self._x(start_ns) + width / 2, self._tops[piece.track] + TRACK_PX / 2 + 4, label, "middle")
+
+    def _arrow(self, arrow: Arrow) -> str:
+        """From the end of the draft's call, up to the begin of the target's."""
+        x1, y1 = self._x(arrow.made.end_ns), self._tops[arrow.made.track]
+        x2, y2 = self._x(arrow.used.start_ns), self._tops[arrow.used.track] + TRACK_PX
+        return f'<path class="arrow" d="M{x1:.2f} {y1:.0f}L{x2:.2f} {y2:.0f}" stroke="#333" marker-end="url(#tip)"/>'
+
+
+def _order(track: Track) -> tuple[int, int, int]:
+    return track.stream, list(type(track.side)).index(track.side), track.lane
+
+
+def _label(piece: Slice) -> str:
+    """Rounds say what they gave; the rest is told by colour."""
+    if piece.kind is Kind.ROUND:
+        return repr(piece.facts["text"])[1:-1] or piece.name
+    return piece.name.split()[1] if piece.kind in (Kind.KEPT, Kind.WASTED) else ""
+
+
+def _tooltip(piece: Slice) -> str:
+    facts: Sequence[str] = [f"{name} {value!r}" for name, value in piece.facts.items()]
+    return escape("; ".join([f"{piece.name}, {(piece.end_ns - piece.start_ns) / 1e6:.2f} ms", *facts]))
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

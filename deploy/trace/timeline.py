@@ -1,0 +1,244 @@
+"""From the traced calls of streams to a picture of their rounds: slices on tracks, and arrows between them.
+
+Knows the messages of the API; must not know how a picture is written (`deploy.trace.export` and `deploy.trace.svg` do).
+
+Each stream has three tracks: the orchestrator's rounds, the target's calls, the draft's. A call is a round trip, split
+by what the engine said of it: waiting, computing, and the rest, which is the wire's, half of it each way. What was
+computed is split once more, by rows and not by time, into what was kept and what was wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protos.outrider.v1 import generation_pb2 as pb
+
+
+class Side(StrEnum):
+    """Whose work a track shows."""
+
+    ORCHESTRATOR = "orchestrator"
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class Kind(StrEnum):
+    """What a slice shows; each has its colour."""
+
+    ROUND = "round"
+    IDLE = "idle"
+    """The target has nothing to do for this stream."""
+    CALL = "call"
+    WIRE = "wire"
+    QUEUE = "queue"
+    COMPUTE = "compute"
+    KEPT = "kept"
+    WASTED = "wasted"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One traced stream, as its client has it."""
+
+    name: str
+    began_s: float
+    """On a clock that all streams of a picture share."""
+    chunks: Sequence[pb.GenerateChunk]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Track:
+    """One line of the picture. Calls to a side that overlap in time have lanes of their own."""
+
+    stream: int
+    side: Side
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that took time. Slices of a track nest, or do not touch."""
+
+    track: Track
+    kind: Kind
+    name: str
+    start_ns: int
+    end_ns: int
+    depth: int = 0
+    """How many slices it lies in."""
+    facts: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A block on its way from the draft call that made it to the verification that used it."""
+
+    made: Slice
+    used: Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The picture. The first stream begins at 0."""
+
+    streams: tuple[str, ...]
+    slices: tuple[Slice, ...]
+    arrows: tuple[Arrow, ...]
+
+
+def timeline(streams: Sequence[Stream]) -> Timeline:
+    """All that the streams' chunks tell of their calls."""
+    zero_s = min((stream.began_s for stream in streams), default=0.0)
+    slices: list[Slice] = []
+    arrows: list[Arrow] = []
+    for index, stream in enumerate(streams):
+        picture = _Picture(index, stream, round((stream.began_s - zero_s) * 1e9))
+        slices += picture.slices()
+        arrows += picture.arrows()
+    return Timeline(tuple(stream.name for stream in streams), tuple(slices), tuple(arrows))
+
+
+class _Picture:
+    """The calls of one stream, and the slice of each."""
+
+    def __init__(self, index: int, stream: Stream, offset_ns: int) -> None:
+        self._index = index
+        self._offset_ns = offset_ns
+        self._chunks = stream.chunks
+        calls = [call for chunk in stream.chunks for call in chunk.trace]
+        self._verified = [call for call in calls if call.call == pb.CALL_VERIFY]
+        self._drafted = [call for call in calls if call.call != pb.CALL_VERIFY]
+        self._outer = [*self._calls(Side.TARGET, self._verified), *self._calls(Side.DRAFT, self._drafted)]
+
+    def slices(self) -> Iterator[Slice]:
+        """Parents before what lies in them."""
+        yield from self._rounds()
+        for call, outer in self._outer:
+            yield outer
+            yield from self._parts(call, outer)
+
+    def arrows(self) -> Iterator[Arrow]:
+        of = {id(call): outer for call, outer in self._outer}
+        for call in self._drafted:
+            if (user := self._user(call)) is not None:
+                yield Arrow(of[id(call)], of[id(user)])
+
+    def _ns(self, time_s: float) -> int:
+        return self._offset_ns + round(time_s * 1e9)
+
+    def _calls(self, side: Side, calls: Sequence[pb.CallTrace]) -> Iterator[tuple[pb.CallTrace, Slice]]:
+        """Each call with its slice, in the first lane that is free."""
+        free_from_ns: list[int] = []
+        for call in sorted(calls, key=lambda call: (call.sent_s, call.received_s)):
+            start_ns, end_ns = self._ns(call.sent_s), self._ns(call.received_s)
+            lane = next((lane for lane, ns in enumerate(free_from_ns) if ns <= start_ns), len(free_from_ns))
+            free_from_ns[lane : lane + 1] = [end_ns]
+            track = Track(self._index, side, lane)
+            yield call, Slice(track, Kind.CALL, self._name(call), start_ns, end_ns, facts=_facts(call))
+
+    def _name(self, call: pb.CallTrace) -> str:
+        match call.call:
+            case pb.CALL_VERIFY if call.guesses:
+                return f"verify: {call.used} of {call.guesses} accepted"
+            case pb.CALL_VERIFY:
+                return "prefill" if call is self._verified[0] else "plain step"
+            case pb.CALL_GROWTH if call.used:
+                return f"grew {call.guesses}: hit"
+            case pb.CALL_GROWTH:
+                return f"grew {call.guesses}"
+            case pb.CALL_BLOCK:
+                return f"block of {call.guesses}" + ("" if self._user(call) is not None else ": late")
+            case _:
+                return "catch up"
+
+    def _user(self, call: pb.CallTrace) -> pb.CallTrace | None:
+        """The verification that the block of a draft call went to, if it went to one.
+
+        Growth says itself whether it was of use. A block is of use unless the target was sent something while it was
+        being drafted: then it came too late.
+        """
+        was_busy = any(call.sent_s <= verify.sent_s < call.received_s for verify in self._verified)
+        is_of_use = call.used > 0 if call.call == pb.CALL_GROWTH else call.call == pb.CALL_BLOCK and not was_busy
+        later = [verify for verify in self._verified if verify.sent_s >= call.received_s]
+        if not is_of_use or not call.guesses or not later:
+            return None
+        user = min(later, key=lambda verify: verify.sent_s)
+        return user if user.guesses else None
+
+    def _rounds(self) -> Iterator[Slice]:
+        """From verdict to verdict, the first from the stream's begin; in each the time before the target was asked."""
+        track, start_ns = Track(self._index, Side.ORCHESTRATOR), self._offset_ns
+        for number, (verify, chunk) in enumerate(_verdicts(self._chunks)):
+            sent_ns, end_ns = self._ns(verify.sent_s), self._ns(verify.received_s)
+            num_tokens = len(chunk.token_ids)
+            facts: dict[str, str | int | float] = {"text": chunk.text, "tokens": num_tokens, "accepted": verify.used}
+            yield Slice(track, Kind.ROUND, f"round {number}: {num_tokens} tokens", start_ns, end_ns, 0, facts)
+            if sent_ns > start_ns:
+                yield Slice(track, Kind.IDLE, "target idle", start_ns, min(sent_ns, end_ns), 1)
+            start_ns = end_ns
+
+    def _parts(self, call: pb.CallTrace, outer: Slice) -> Iterator[Slice]:
+        """Wire, queue, computing, wire; nothing if the engine has not said."""
+        if not call.HasField("timing"):
+            return
+        timing = call.timing
+        wire_s = max(0.0, call.received_s - call.sent_s - timing.waited_s - timing.computed_s)
+        start_ns = outer.start_ns
+        for kind, duration_s in (
+            (Kind.WIRE, wire_s / 2),
+            (Kind.QUEUE, timing.waited_s),
+            (Kind.COMPUTE, timing.computed_s),
+            (Kind.WIRE, outer.end_ns),  # to the end, however the others were rounded
+        ):
+            end_ns = min(start_ns + round(duration_s * 1e9), outer.end_ns)
+            if end_ns > start_ns:
+                part = Slice(outer.track, kind, kind.value, start_ns, end_ns, 1)
+                yield part
+                if kind is Kind.COMPUTE:
+                    yield from self._shares(call, part)
+            start_ns = end_ns
+
+    def _shares(self, call: pb.CallTrace, computed: Slice) -> Iterator[Slice]:
+        """Rows that were kept, then rows that were wasted, each as wide as its share of the rows."""
+        num_kept, num_rows, unit = self._kept(call)
+        if not num_rows:
+            return
+        border_ns = computed.start_ns + (computed.end_ns - computed.start_ns) * num_kept // num_rows
+        if border_ns > computed.start_ns:
+            name = f"kept {num_kept} of {num_rows} {unit}"
+            yield Slice(computed.track, Kind.KEPT, name, computed.start_ns, border_ns, 2)
+        if computed.end_ns > border_ns:
+            name = f"wasted {num_rows - num_kept} of {num_rows} {unit}"
+            yield Slice(computed.track, Kind.WASTED, name, border_ns, computed.end_ns, 2)
+
+    def _kept(self, call: pb.CallTrace) -> tuple[int, int, str]:
+        """Rows kept, rows in all, and what they are. Prefill and plain steps guess nothing, so they waste nothing."""
+        if call.call == pb.CALL_VERIFY:
+            return call.used + 1, call.guesses + 1, "rows"  # the root's row gives the target's own token
+        if call.call == pb.CALL_GROWTH:
+            return min(call.used, call.guesses), call.guesses, "nodes"
+        return (call.guesses if self._user(call) is not None else 0), call.guesses, "nodes"
+
+
+def _verdicts(chunks: Iterable[pb.GenerateChunk]) -> Iterator[tuple[pb.CallTrace, pb.GenerateChunk]]:
+    """Each verification with the chunk that came of it: the one that brings it; an empty one if others follow there."""
+    for chunk in chunks:
+        verified = [call for call in chunk.trace if call.call == pb.CALL_VERIFY]
+        for verify in verified[:-1]:
+            yield verify, pb.GenerateChunk()
+        for verify in verified[-1:]:
+            yield verify, chunk
+
+
+def _facts(call: pb.CallTrace) -> dict[str, str | int | float]:
+    facts: dict[str, str | int | float] = {"guesses": call.guesses, "used": call.used}
+    if call.HasField("timing"):
+        facts |= {
+            "waited_ms": round(call.timing.waited_s * 1e3, 3),
+            "computed_ms": round(call.timing.computed_s * 1e3, 3),
+            "passes": call.timing.passes,
+            "rows with company": call.timing.rows,
+        }
+    return facts

@@ -1,0 +1,111 @@
+"""All that one orchestrator holds of one kind of engine: leases, and for each leased engine a gatherer.
+
+Target and draft differ only in what is asked of them, so both are a Side. Whatever goes wrong with an engine comes out
+of here as WorkerLost or Unavailable: nobody is left waiting for an answer that will not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from core.errors import OutriderError, Unavailable, WorkerLost
+from core.ports import DraftPort, Lease, TargetPort
+from core.records import DraftReply, DraftRequest, Sprouted, TargetRequest, VerifyReply
+from orchestrator.dispatch.batcher import Gatherer
+
+logger = logging.getLogger(__name__)
+
+Port = TypeVar("Port", bound=TargetPort | DraftPort)
+Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+
+
+class Side(Generic[Port, Request, Reply]):
+    """The engines of one kind, as the sessions of one orchestrator use them.
+
+    Invariant: there is a gatherer for an engine only while somebody holds a lease on it.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[str, Sequence[int]], Awaitable[Lease[Port]]],
+        call: Callable[[Port], Callable[[Sequence[Request]], Awaitable[Sequence[Reply]]]],
+        deliver: Callable[[Request, Reply | WorkerLost], None],
+        max_calls: int,
+    ) -> None:
+        """`max_calls`: decoding calls in flight to one engine."""
+        self._take = take
+        self._call = call
+        self._deliver = deliver
+        self._max_calls = max_calls
+        self._gatherers: dict[str, Gatherer[Request, Reply]] = {}
+        """By engine."""
+        self._num_leases: Counter[str] = Counter()
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that are spoken to."""
+        return len(self._gatherers)
+
+    async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
+        """A lease for this session, whose text is `tokens`, to be given back by `give_back`. Raises: Unavailable."""
+        try:
+            lease = await self._take(session_id, tokens)
+        except OutriderError as error:
+            raise Unavailable(str(error)) from error
+        except Exception as error:
+            logger.exception("no lease could be taken for %s", session_id)
+            raise Unavailable("no worker could be reached") from error
+        self._num_leases[lease.engine_id] += 1
+        return lease
+
+    def send(self, lease: Lease[Port], request: Request) -> None:
+        """Send with the next call to the leased engine; the answer is delivered."""
+        key = lease.engine_id
+        gatherer = self._gatherers.get(key)
+        if gatherer is None:
+            gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
+        gatherer.put(request)
+
+    async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+        """Have the leased draft grow steadily: `take` is told after each pass; how it ends is delivered."""
+        answer: DraftReply | WorkerLost
+        try:
+            answer = await lease.port.grow(request, take)
+        except WorkerLost as lost:
+            answer = lost
+        except Exception as error:
+            logger.exception("steady growth failed")
+            answer = WorkerLost(f"the call failed: {error!r}")
+        self._deliver(request, answer)  # type: ignore[arg-type]
+
+    def give_back(self, lease: Lease[Port]) -> None:
+        """Free the session's place and, at once, what the engine holds for it; the end of the lease alone comes later.
+
+        The task belongs to nobody who could be cancelled: Ray cancels the calls that a cancelled coroutine makes.
+        """
+        lease.release()
+        self._num_leases[lease.engine_id] -= 1
+        if self._num_leases[lease.engine_id] == 0:
+            del self._num_leases[lease.engine_id]
+            self._gatherers.pop(lease.engine_id, None)  # a call in flight ends by itself
+        task = asyncio.ensure_future(self._free(lease))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def drain(self) -> None:
+        """Wait until what was given back is free."""
+        while self._releasing:
+            await asyncio.wait(self._releasing)
+
+    @staticmethod
+    async def _free(lease: Lease[Port]) -> None:
+        try:
+            await lease.port.release([lease.name])
+        except WorkerLost:
+            logger.debug("%s: the engine is gone, and what was held there with it", lease.name)

@@ -1,0 +1,264 @@
+"""Carries out what sessions decide: takes leases, sends requests, keeps time, hands pieces to clients.
+
+All of it is one asyncio loop and no locks: an event is handled, and its commands are begun, without a pause in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
+from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
+from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, TargetRequest, VerifyReply
+from orchestrator.dispatch.engine_pool import Side
+from orchestrator.session import DraftWait, Session
+from orchestrator.session import messages as m
+
+logger = logging.getLogger(__name__)
+
+MAX_TARGET_CALLS = 1
+"""Decoding calls in flight to one target: whoever is ready meanwhile shares the next pass instead of adding one."""
+MAX_DRAFT_CALLS = 8
+"""And to one draft, whose passes are short: what ends by itself holds up nobody's next message."""
+
+Sink = Callable[[Chunk | OutriderError], None]
+"""Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A session and what it holds of the outside world."""
+
+    session: Session
+    sink: Sink
+    target: Lease[TargetPort] | None = None
+    draft: Lease[DraftPort] | None = None
+    verify_sent_s: float = 0.0
+    draft_sent_s: float = 0.0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    late: asyncio.Task[None] | None = None
+    growing: set[asyncio.Task[None]] = field(default_factory=set)
+    """Calls under which the leased draft grows steadily: one, and those that it overtakes."""
+
+
+class Rounds:
+    """Runs the sessions of one orchestrator."""
+
+    def __init__(self, leases: Leases, clock: Clock) -> None:
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._leased: dict[str, _Running] = {}
+        self._ended_wait = DraftWait()
+        self._targets: Side[TargetPort, TargetRequest, VerifyReply] = Side(
+            leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
+        )
+        self._drafts: Side[DraftPort, DraftRequest, DraftReply] = Side(
+            leases.take_draft, lambda port: port.draft, self._on_draft_answer, MAX_DRAFT_CALLS
+        )
+        self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
+            m.PlaceTarget: self._place_target,
+            m.PlaceDraft: self._place_draft,
+            m.Verify: self._verify,
+            m.Continue: self._continue,
+            m.Draft: self._draft,
+            m.Grow: self._grow,
+            m.Await: self._await,
+            m.Emit: self._emit,
+            m.Fail: self._fail,
+            m.ReleaseTarget: self._release_target,
+            m.ReleaseDraft: self._release_draft,
+        }
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that are spoken to: those that a session holds a lease on."""
+        return self._targets.num_engines + self._drafts.num_engines
+
+    @property
+    def num_drafted(self) -> int:
+        """Sessions that hold a lease on a draft."""
+        return sum(running.draft is not None for running in self._running.values())
+
+    @property
+    def draft_wait(self) -> DraftWait:
+        """Since the start, of all sessions together."""
+        waits = (running.session.stats.draft_wait for running in self._running.values())
+        return sum(waits, start=self._ended_wait)
+
+    def start(self, session: Session, sink: Sink, deadline: float | None = None) -> None:
+        """Run `session` until it ends by itself, fails, or is abandoned."""
+        running = self._running[session.id] = _Running(session, sink)
+        if deadline is not None:
+            self._spawn(running, self._end_at(session.id, deadline))
+        now_s = self._clock.now()
+        self._do(running, lambda: session.start(now_s))
+
+    def abandon(self, session_id: str, error: OutriderError) -> None:
+        """End a session now; `error` goes to its sink. Does nothing when it has ended already."""
+        self._handle(session_id, m.Abandoned(error))
+
+    async def close(self, error: OutriderError) -> None:
+        """Abandon every session, and wait until all that was held has been given back."""
+        for session_id in list(self._running):
+            self.abandon(session_id, error)
+        await self._targets.drain()
+        await self._drafts.drain()
+
+    def _handle(self, session_id: str, event: m.Event) -> None:
+        if (running := self._running.get(session_id)) is not None:
+            self._do(running, lambda: running.session.handle(event))
+
+    def _do(self, running: _Running, decide: Callable[[], list[m.Command]]) -> None:
+        """Let the session decide, and do what it says. A defect in one session ends that session alone."""
+        try:
+            for command in decide():
+                self._carry_out[type(command)](running, command)
+        except Exception:
+            logger.exception("%r failed", running.session)
+            self._break_off(running)
+        if running.session.is_closed:
+            self._forget(running)
+
+    def _break_off(self, running: _Running) -> None:
+        running.session.break_off()
+        running.sink(OutriderError("an internal error ended this completion; it is in the orchestrator's log"))
+        self._release_target(running, m.ReleaseTarget())
+        self._release_draft(running, m.ReleaseDraft())
+        self._forget(running)
+
+    def _forget(self, running: _Running) -> None:
+        if self._running.pop(running.session.id, None) is not None:
+            self._ended_wait += running.session.stats.draft_wait
+        for task in running.tasks:
+            task.cancel()
+
+    def _spawn(self, running: _Running, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the session."""
+        task = asyncio.ensure_future(work)
+        running.tasks.add(task)
+        task.add_done_callback(running.tasks.discard)
+        return task
+
+    # The target's side
+
+    def _place_target(self, running: _Running, command: m.PlaceTarget) -> None:
+        self._spawn(running, self._take_target(running, command.delay_s))
+
+    async def _take_target(self, running: _Running, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        try:
+            lease = running.target = await self._targets.take(running.session.id, running.session.tokens)
+        except Unavailable as error:
+            self._handle(running.session.id, m.Abandoned(error))
+            return
+        self._leased[lease.name] = running
+        self._handle(running.session.id, m.TargetPlaced(lease.name, lease.epoch))
+
+    def _verify(self, running: _Running, command: m.Verify) -> None:
+        assert running.target is not None, "a session verifies only while it holds a lease"
+        running.verify_sent_s = self._clock.now()
+        self._targets.send(running.target, command.request)
+
+    def _continue(self, running: _Running, command: m.Continue) -> None:
+        assert running.target is not None, "a session offers something only while it holds a lease"
+        self._targets.send(running.target, command.offer)
+
+    def _on_target_answer(self, request: TargetRequest, answer: VerifyReply | WorkerLost) -> None:
+        stamp = request.stamp
+        if (running := self._leased.get(stamp.session)) is None:
+            return
+        if isinstance(answer, WorkerLost):
+            is_planned = isinstance(answer, WorkerStopping)
+            self._handle(running.session.id, m.TargetLost(stamp.epoch, str(answer), is_planned))
+        else:
+            replied = m.TargetReplied(answer, running.verify_sent_s, self._clock.now())
+            self._handle(running.session.id, replied)
+
+    def _release_target(self, running: _Running, _command: m.ReleaseTarget) -> None:
+        lease, running.target = running.target, None
+        if lease is not None:
+            del self._leased[lease.name]
+            self._targets.give_back(lease)
+
+    # The draft's side
+
+    def _place_draft(self, running: _Running, command: m.PlaceDraft) -> None:
+        self._spawn(running, self._take_draft(running, command.delay_s))
+
+    async def _take_draft(self, running: _Running, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        try:
+            lease = running.draft = await self._drafts.take(running.session.id, running.session.tokens)
+        except Unavailable as error:
+            logger.info("session %s goes on without a draft: %s", running.session.id, error)
+            self._handle(running.session.id, m.DraftUnplaced())
+            return
+        self._leased[lease.name] = running
+        self._handle(running.session.id, m.DraftPlaced(lease.name, lease.epoch))
+
+    def _draft(self, running: _Running, command: m.Draft) -> None:
+        assert running.draft is not None, "a session drafts only while it holds a lease"
+        running.draft_sent_s = self._clock.now()
+        self._drafts.send(running.draft, command.request)
+
+    def _grow(self, running: _Running, command: m.Grow) -> None:
+        assert running.draft is not None, "a session drafts only while it holds a lease"
+        running.draft_sent_s = self._clock.now()
+        growing = self._spawn(running, self._drafts.grow(running.draft, command.request, self._on_growth))
+        running.growing.add(growing)
+        growing.add_done_callback(running.growing.discard)
+
+    def _on_growth(self, sprouted: Sprouted) -> None:
+        if (running := self._leased.get(sprouted.stamp.session)) is not None:
+            self._handle(running.session.id, m.DraftGrew(sprouted, self._clock.now()))
+
+    def _await(self, running: _Running, command: m.Await) -> None:
+        if running.late is not None:
+            running.late.cancel()
+        running.late = self._spawn(running, self._say_late(command.stamp, command.timeout_s))
+
+    def _on_draft_answer(self, request: DraftRequest, answer: DraftReply | WorkerLost) -> None:
+        stamp = request.stamp
+        if (running := self._leased.get(stamp.session)) is None:
+            return
+        if isinstance(answer, WorkerLost):
+            self._handle(running.session.id, m.DraftLost(stamp.epoch))
+        else:
+            self._handle(running.session.id, m.DraftReplied(answer, running.draft_sent_s, self._clock.now()))
+
+    def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
+        lease, running.draft = running.draft, None
+        for growing in running.growing:
+            growing.cancel()
+        if lease is not None:
+            del self._leased[lease.name]
+            self._drafts.give_back(lease)
+
+    # Time
+
+    async def _say_late(self, stamp: Stamp, timeout_s: float) -> None:
+        await self._clock.sleep(timeout_s)
+        if (running := self._leased.get(stamp.session)) is not None:
+            self._handle(running.session.id, m.DraftLate(stamp))
+
+    async def _end_at(self, session_id: str, deadline: float) -> None:
+        await self._clock.sleep(deadline - self._clock.now())
+        self._handle(session_id, m.Abandoned(DeadlinePassed("the request's time ran out")))
+
+    # Clients
+
+    @staticmethod
+    def _emit(running: _Running, command: m.Emit) -> None:
+        running.sink(command.chunk)
+
+    @staticmethod
+    def _fail(running: _Running, command: m.Fail) -> None:
+        running.sink(command.error)

@@ -1,0 +1,7 @@
+"""One completion as a state machine without I/O, and its parts."""
+
+from orchestrator.session.completion import Pair
+from orchestrator.session.session import Session
+from orchestrator.session.statistics import DraftWait
+
+__all__ = ["DraftWait", "Pair", "Session"]

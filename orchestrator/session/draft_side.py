@@ -1,0 +1,379 @@
+"""A session's dealings with a draft that grows steadily: what it is told, what it tells, and the tree of both.
+
+Knows the draft's lease, its messages and the speculation tree. Must not know the target: nothing here can change the
+output, only how soon it comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from core.config import DECODE_TOKENS
+from core.records import Call, CallTrace, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Timing
+from core.speculation import EMPTY_PART, Guesser, Part, SpeculationTree, TokenTree
+from orchestrator.policy import DraftSeen, Found, Shape, TreePilot
+from orchestrator.session import messages as m
+from orchestrator.session.completion import Completion
+from orchestrator.session.engine_view import Held
+from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
+from orchestrator.session.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+MAX_PAUSE_S = 60.0
+MAX_OPEN = 4
+"""Messages that a draft has not ended: beyond that it is silent, and is told nothing more until it has."""
+CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
+"""What is raised of growth that is none: where it came pickled nothing of it has been checked."""
+
+
+class Drafting:
+    """The draft's side of one session. Methods that may ask something answer the commands for it.
+
+    Several messages may be in flight: each overtakes the ones before, and the draft says so.
+    """
+
+    def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
+        self._pair = completion.pair
+        self._pilot = pilot
+        self._stats = stats
+        self._log = completion.log
+        self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
+        self._held = Held(completion.log, completion.spec)
+        self._is_drawn = completion.spec.needs_q
+        """Whether the draft samples: what it has drawn is of use for one block."""
+        self._tree = SpeculationTree(is_drawn=self._is_drawn)
+        self._taken = EMPTY_PART
+        """Of the tree, those in the block that was taken last."""
+        self._turn = 0
+        """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
+        to grow for it."""
+        self._is_over = True
+        """Whether the draft grows no more until its next message."""
+        self._num_passes = 0
+        """That it has told of since its last message."""
+        self._first_round = 0
+        """Of the message since which the draft's numbers hold."""
+        self._known_to: dict[int, int] = {}
+        """By message, how many tokens it told of; of those that it may still answer."""
+        self._last_pass: CallTrace | None = None
+        """Of the draft; whether the next block is its doing is not known yet."""
+        self._grew_s = 0.0
+        """When the draft last told of something."""
+        self._is_behind = False
+        """Whether it has not been told of the last verdict, since too many messages are open."""
+        self._waits_for: Stamp | None = None
+        """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
+        self._is_late = False
+        self._num_late_rounds = 0
+        self._pause_s = self._pair.speculation.draft_retry_s
+        self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
+
+    def __repr__(self) -> str:
+        return f"<Drafting {self._machine} {self._held} {self._tree}>"
+
+    # The lease
+
+    def begin(self) -> list[m.Command]:
+        """Ask for a place, where there is a draft at all."""
+        return [m.PlaceDraft()] if self._pair.draft is not None else []
+
+    def placed(self, name: str, epoch: int) -> list[m.Command]:
+        self._machine.fire(Trigger.PLACED)
+        self._held.place(name, epoch)
+        self._is_late = False
+        self._known_to.clear()
+        return self.tell()
+
+    def place_later(self) -> m.Command:
+        """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))
+
+    def lose(self) -> list[m.Command]:
+        """Do without this draft, and try for another."""
+        self._stats.num_draft_failures += 1
+        self._leave()
+        return [m.ReleaseDraft(), self.place_later()]
+
+    def _leave(self) -> None:
+        self._machine.fire(Trigger.LOST)
+        self._keep_trace()
+        self._forget()
+        self._held.awaiting = None
+        self._is_late, self._num_late_rounds, self._waits_for, self._turn = False, 0, None, 0
+
+    def rest(self) -> list[m.Command]:
+        """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
+        pause_s = self._pilot.rest()
+        self._leave()
+        return [m.ReleaseDraft(), m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))]
+
+    def lost(self, epoch: int) -> list[m.Command]:
+        """The engine is gone, if it is the one that is leased."""
+        return self.lose() if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
+
+    def _forget(self) -> None:
+        self._tree = SpeculationTree(is_drawn=self._is_drawn)
+        self._taken = EMPTY_PART
+
+    def close(self) -> None:
+        self._machine.fire(Trigger.END)
+        self._held.awaiting = None
+
+    # What it is told
+
+    def take_turn(self, max_depth: int) -> list[m.Command]:
+        """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
+        self._turn = 0
+        if self._pilot.is_in_turn:
+            if max_depth < 1 or not self._pilot.wants_turn():
+                return []
+            self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
+        return self.tell()
+
+    def tell(self) -> list[m.Command]:
+        """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
+        if self._machine.state is Growing.ABSENT:
+            return []
+        steady = self._pilot.steady(self._room, self._turn)
+        if steady is None:  # not for this request, or the text is as long as the draft's context
+            self._leave()
+            return [m.ReleaseDraft()]
+        self._is_behind = len(self._known_to) >= (1 if self._pilot.is_in_turn else MAX_OPEN)
+        if self._is_behind:
+            return []
+        is_anew = self._is_drawn or self._held.num_tokens == 0 or self._tree.has_lost_some
+        self._machine.fire(Trigger.GROW)
+        stamp, base, suffix, spec = self._held.snapshot()
+        if is_anew:
+            self._forget()
+            self._first_round = stamp.round
+            steady = replace(steady, is_anew=True)
+        self._known_to[stamp.round] = len(self._log)
+        self._is_over, self._num_passes = False, 0
+        request = DraftRequest(stamp, base, suffix, steady, spec=spec)
+        return [m.Draft(request) if self._pilot.is_in_turn else m.Grow(request)]
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the draft's context has left."""
+        draft = self._pair.draft
+        assert draft is not None, "a draft is asked only where there is one"
+        return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
+
+    # What it tells
+
+    def grew(self, event: m.DraftGrew) -> list[m.Command]:
+        """Nodes that fit the text are part of the tree, whichever message they answer."""
+        sprouted = event.sprouted
+        if self._machine.state is not Growing.GROWING or not self._is_leased(sprouted.stamp):
+            self._stats.num_stale_replies += 1
+            return []
+        if not self._take_in(sprouted):
+            return self.lose()
+        self._grew_s = event.received_s
+        if self._held.answers(sprouted.stamp):
+            self._is_over = sprouted.is_over
+            self._num_passes += sprouted.timing is not None
+        if sprouted.timing is not None:
+            self._observe_pass(len(sprouted.told), sprouted.timing, event.received_s)
+        return self.tell() if self._tree.has_lost_some else []
+
+    def _take_in(self, grown: Sprouted | GrownTree) -> bool:
+        """Whether it is sound."""
+        self._is_late, self._num_late_rounds = False, 0
+        try:
+            self._check(grown)
+            self._held.keeps(grown.held)
+            num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
+            if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
+                self._tree.add(grown.told, num_unknown)
+        except CORRUPT as error:
+            logger.warning("a draft's growth is corrupt: %r", error)
+            return False
+        self._pause_s = self._pair.speculation.draft_retry_s
+        return True
+
+    def _is_leased(self, stamp: Stamp) -> bool:
+        return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
+
+    def _check(self, grown: Sprouted | GrownTree) -> None:
+        """Raises: ValueError when it is corrupt."""
+        tokens = grown.told.tokens
+        grown.told.check()
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
+            raise ValueError("a draft guessed a token outside the vocabulary")
+        if self._is_drawn and len(grown.told.q) < len(tokens):
+            raise ValueError("a draft does not say what it drew from")
+        if not 0 <= grown.held <= len(self._log):
+            raise ValueError("a draft holds more than it was sent")
+
+    def _observe_pass(self, num_grown: int, timing: Timing, now_s: float) -> None:
+        began_s = now_s - timing.computed_s
+        self._pilot.saw_pass(timing)
+        self._stats.record_draft(began_s, now_s)
+        self._keep_trace()
+        self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
+
+    def used(self, guess: Guess) -> None:
+        """This is verified next: the pass that was told of last has made it what it is."""
+        self._turn = 0
+        self._keep_trace(len(guess) - guess.shape.num_looked_up)
+
+    def _keep_trace(self, num_used: int = 0) -> None:
+        last, self._last_pass = self._last_pass, None
+        if last is not None:
+            self._stats.trace_call(replace(last, num_used=num_used))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the draft has told nothing for several rounds since it was late."""
+        return self._is_late and self._num_late_rounds >= self._pair.speculation.breaker_rounds
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether there is a draft to leave, and nothing speaks for it."""
+        return self._pilot.wants_rest and self._machine.state is Growing.GROWING
+
+    def ended(self, event: m.DraftReplied) -> list[m.Command]:
+        """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
+        reply = event.reply
+        is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._known_to
+        if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
+            self._stats.num_stale_replies += 1
+            return []
+        if isinstance(reply, GrownTree):
+            return self._grown(reply, event)
+        del self._known_to[reply.stamp.round]
+        if not self._held.answers(reply.stamp):
+            return self.tell() if self._is_behind else []
+        if isinstance(reply, Missing) and self._held.must_resend(reply.held):
+            self._held.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
+            return self.tell()
+        return self.lose()
+
+    def _grown(self, grown: GrownTree, event: m.DraftReplied) -> list[m.Command]:
+        """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
+        is_awaited = self._held.answers(grown.stamp)
+        if is_awaited and not self._take_in(grown):
+            return self.lose()
+        del self._known_to[grown.stamp.round]
+        if not is_awaited:
+            return []
+        self._is_over, self._is_behind = True, False
+        is_turn, timing = self._turn > 0, grown.timing
+        call = Call.BLOCK if is_turn else Call.PREFILL
+        trace = CallTrace(call, event.sent_s, event.received_s, len(grown.told), timing=timing)
+        self._stats.trace_call(trace)
+        if is_turn:
+            self._stats.record_draft(event.sent_s, event.received_s)
+            self._pilot.saw_draft(DraftSeen(event.received_s - event.sent_s, timing))
+        return []
+
+    def late(self, stamp: Stamp) -> list[m.Command]:
+        """Nothing has come for as long as is waited; the round goes on without, and after several the lease is left."""
+        if stamp != self._waits_for:
+            return []
+        self._is_late, self._waits_for = True, None
+        if self._pilot.is_in_turn:
+            self._pilot.saw_late_draft()
+        self._num_late_rounds += 1
+        if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
+            return self.lose()
+        self._stats.num_draft_failures += 1
+        return []
+
+    # Blocks
+
+    def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
+        """As `RoundSeen` has it, of a verdict by which these tokens are committed."""
+        first = None if self._is_drawn else self._tree.unverified(tokens[:-1], self._taken)
+        return None if first is None else (first[1], first[0] == tokens[-1])
+
+    def reroot(self, tokens: Sequence[int]) -> Found:
+        """These tokens were committed. Whether anything that the draft has told of is left."""
+        self._num_late_rounds += self._is_late
+        if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
+            self._forget()
+            return Found.NOT_ASKED
+        had_nodes = self._tree.has_drafted
+        self._tree.reroot(tokens)
+        self._taken = EMPTY_PART
+        if not had_nodes or self._pilot.is_in_turn:
+            return Found.NOT_ASKED
+        return Found.HIT if self._tree.has_drafted else Found.MISS
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether the draft has told of anything that may be verified next."""
+        return self._tree.has_drafted
+
+    def ask(self, guesser: Guesser) -> None:
+        """Have it add to the tree what it thinks may come next."""
+        self._tree.guess(guesser.propose(self._log.tokens))
+
+    def block(self, max_depth: int, max_nodes: int) -> Guess:
+        """What the pilot chooses of what has grown."""
+        tree = self._tree
+        is_drawn = self._is_drawn and self.has_guesses
+        choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
+        part = self._taken = choose(max_nodes, max_depth)
+        if not len(part):
+            return NO_GUESS
+        block = tree.block(part)
+        return Guess(block, Shape(block.parents, part.ranks, part.leads))
+
+    def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
+        chain = self._tree.first_chain(min(max_nodes, max_depth))
+        leads, num = chain.leads, 0
+        while num < len(chain) and self._pilot.keeps(leads[: num + 1]):
+            num += 1
+        return chain.head(num)
+
+    def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
+        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at
+        once, each with the block that the pilot chooses there. None where there is none, or the tree is another by now.
+        """
+        pilot, taken = self._pilot, self._taken
+        is_open = pilot.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
+        if len(taken) != len(block) or not (pilot.num_outcomes or is_open):
+            return None
+        parts = [taken]
+        for outcome in self._tree.outcomes(taken, pilot.num_outcomes):
+            if outcome.depth <= max_depth:
+                part = pilot.choose(outcome.below, max_nodes, max_depth - outcome.depth)
+                if pilot.is_worth_going_on(float(part.reach.sum()), len(part), len(taken)):
+                    parts += [outcome.top, part]
+        whole = Part.joined(parts)
+        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.leads, is_open)
+
+    def went_on(self, guess: Guess) -> None:
+        """The target verifies this by itself."""
+        self.used(guess)
+        self._taken = self._tree.part_of(guess.block) or EMPTY_PART
+
+    def patience(self, now_s: float, max_depth: int) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
+        self._waits_for = None
+        stamp = self._held.awaiting
+        can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
+        if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
+            return None
+        if not self._is_worth_waiting(now_s, max_depth):
+            return None
+        self._waits_for = stamp
+        return m.Await(stamp, self._pilot.patience_s)
+
+    def _is_worth_waiting(self, now_s: float, max_depth: int) -> bool:
+        if self._pilot.is_in_turn:
+            return self._turn > 0
+        pilot, has_begun = self._pilot, self._tree.has_drafted
+        next_s = self._grew_s + pilot.pass_s - now_s if has_begun else pilot.first_pass_s
+        return pilot.is_worth_waiting(self._tree, max_depth, next_s, self._num_passes)

@@ -1,0 +1,75 @@
+"""What one engine is believed to hold of a session, and the message that it has not answered yet."""
+
+from __future__ import annotations
+
+from core.records import Base, SequenceSpec, Stamp
+from core.text import TokenLog
+
+MAX_RESENDS = 3
+"""Times an engine may say Missing to the same message before it counts as lost."""
+
+Snapshot = tuple[Stamp, Base, tuple[int, ...], SequenceSpec | None]
+"""The committed tokens as a message to an engine: stamp, base, suffix, spec."""
+
+
+class Held:
+    """One engine's copy of the committed tokens. Invariant: at most one message is unanswered."""
+
+    def __init__(self, log: TokenLog, spec: SequenceSpec) -> None:
+        self._log = log
+        self._spec = spec
+        self._num_messages = 0
+        self._num_resends = 0
+        self.name = ""
+        self.epoch = 0
+        self.num_tokens = 0
+        self.awaiting: Stamp | None = None
+
+    def __repr__(self) -> str:
+        return f"<Held {self.num_tokens} of {self._log} at {self.name!r}, awaiting {self.awaiting}>"
+
+    @property
+    def num_behind(self) -> int:
+        """Committed tokens that the engine has not been sent."""
+        return len(self._log) - self.num_tokens
+
+    def place(self, name: str, epoch: int) -> None:
+        """Begin with another engine, which holds nothing."""
+        self.name, self.epoch = name, epoch
+        self.num_tokens, self.awaiting, self._num_resends = 0, None, 0
+
+    def snapshot(self) -> Snapshot:
+        """All that the engine needs in order to know every committed token; it is awaited from now on."""
+        self._num_messages += 1
+        self.awaiting = Stamp(self.name, self.epoch, self._num_messages)
+        spec = self._spec if self.num_tokens == 0 else None
+        return self.awaiting, self._log.base(self.num_tokens), self._log.since(self.num_tokens), spec
+
+    def next_stamp(self) -> Stamp:
+        """Of a message that is not awaited yet, and may never be."""
+        self._num_messages += 1
+        return Stamp(self.name, self.epoch, self._num_messages)
+
+    def go_on(self, stamp: Stamp) -> None:
+        """The engine has made this message for itself."""
+        self.awaiting = stamp
+
+    def answers(self, stamp: Stamp) -> bool:
+        """Whether this is the reply that is waited for; any other is stale and must change nothing."""
+        return self.awaiting is not None and stamp == self.awaiting
+
+    def take(self, num_tokens: int) -> None:
+        """The awaited answer came, and says how many committed tokens the engine holds now."""
+        self.keeps(num_tokens)
+        self.awaiting = None
+
+    def keeps(self, num_tokens: int) -> None:
+        """The engine says how many committed tokens it holds: so it does keep what it is sent."""
+        self.num_tokens = min(num_tokens, len(self._log) - 1)  # the last one is sent again, for its logits
+        self._num_resends = 0
+
+    def must_resend(self, num_tokens: int) -> bool:
+        """The engine says that it holds only `num_tokens`; whether sending the rest again is worth a try."""
+        self._num_resends += 1
+        self.num_tokens, self.awaiting = max(0, min(num_tokens, len(self._log) - 1)), None
+        return self._num_resends <= MAX_RESENDS and 0 <= num_tokens <= len(self._log)

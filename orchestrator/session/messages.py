@@ -1,0 +1,196 @@
+"""What goes into a session (events) and what comes out of it (commands).
+
+A session does no I/O: `rounds` turns what happens into events, and carries the commands out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.errors import OutriderError
+from core.records import (
+    Chunk,
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    Sprouted,
+    Stamp,
+    VerifyReply,
+    VerifyRequest,
+)
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlaced:
+    """A lease on a target engine was granted."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReplied:
+    """The target answered a VerifyRequest."""
+
+    reply: VerifyReply
+    sent_s: float = 0.0
+    """On the orchestrator's clock, as is `received_s`."""
+    received_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLost:
+    """The leased target engine is gone."""
+
+    epoch: int
+    reason: str
+    is_planned: bool = False
+    """It was to stop, and is left: not a failure, and not counted as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlaced:
+    """A lease on a draft engine was granted."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUnplaced:
+    """No draft granted a lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReplied:
+    """The draft answered a DraftRequest."""
+
+    reply: DraftReply
+    sent_s: float = 0.0
+    received_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGrew:
+    """The draft tells what has grown."""
+
+    sprouted: Sprouted
+    received_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLate:
+    """The draft has not answered this request in time."""
+
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLost:
+    """The leased draft engine is gone."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The stream is to end now: cancelled, past its deadline, or without a target. The error is for the client."""
+
+    error: OutriderError
+
+
+Event = (
+    TargetPlaced
+    | TargetReplied
+    | TargetLost
+    | DraftPlaced
+    | DraftUnplaced
+    | DraftReplied
+    | DraftGrew
+    | DraftLate
+    | DraftLost
+    | Abandoned
+)
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTarget:
+    """Take a lease on a target."""
+
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDraft:
+    """Take a lease on a draft."""
+
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Send to the leased target."""
+
+    request: VerifyRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Offer the leased target what to go on with after the verdict that is awaited; the answer is a TargetReplied."""
+
+    offer: Continuation
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Send to the leased draft what it is to grow for one block, or to take in."""
+
+    request: DraftRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Have the leased draft grow steadily; what it tells comes as DraftGrew."""
+
+    request: DraftRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """When `timeout_s` passes without growth, say DraftLate."""
+
+    stamp: Stamp
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Give this piece to the client; the last one has a finish reason."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the stream with this error."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTarget:
+    """Give the target's lease back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseDraft:
+    """Give the draft's lease back."""
+
+
+Command = (
+    PlaceTarget | PlaceDraft | Verify | Continue | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft
+)

@@ -1,0 +1,99 @@
+"""What a client has been given: where a stream ends, and how text, ids, logprobs and usage are cut there together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.records import Chunk, FinishReason, GenerationRequest, TokenLogprobs, Usage
+from orchestrator.text import IncrementalDetokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens that a verdict has made final."""
+
+    token_ids: tuple[int, ...]
+    is_guess: tuple[bool, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    num_kept: int
+    reason: FinishReason
+    matched: str | int | None = None
+
+
+class Output:
+    """The growing output of one completion.
+
+    Invariant: after `commit` returns a chunk with a finish reason, nothing may be committed any more.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, eos_token_ids: frozenset[int], detokenizer: IncrementalDetokenizer
+    ) -> None:
+        self._request = request
+        self._detokenizer = detokenizer
+        self._eos_token_ids = frozenset() if request.ignore_eos else eos_token_ids
+        self._ending_ids = self._eos_token_ids | request.stop_token_ids
+        self.num_tokens = 0
+        self.is_finished = False
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self._request.max_tokens - self.num_tokens
+
+    def commit(self, committed: Committed) -> Chunk:
+        """The chunk that these tokens give the client, cut at whatever ends the stream."""
+        assert not self.is_finished, "a finished output takes no more tokens"
+        return self._take(committed, is_resumed=False)
+
+    def resume(self, token_ids: Sequence[int]) -> Chunk | None:
+        """Take output that the client already has; a chunk only if it turns out to be complete."""
+        chunk = self._take(Committed(tuple(token_ids), (False,) * len(token_ids)), is_resumed=True)
+        return chunk if self.is_finished else None
+
+    def _take(self, committed: Committed, *, is_resumed: bool) -> Chunk:
+        ending = self._find_ending(committed.token_ids)
+        num_kept = ending.num_kept if ending else len(committed.token_ids)
+        text, stop_match = self._detokenize(committed.token_ids[:num_kept], ending)
+        ending = stop_match or ending
+        num_kept = ending.num_kept if ending else num_kept
+        self.num_tokens += num_kept
+        self.is_finished = ending is not None
+        num_shown = 0 if is_resumed else num_kept
+        return Chunk(
+            text="" if is_resumed else text,
+            token_ids=committed.token_ids[:num_shown],
+            is_guess=committed.is_guess[:num_shown],
+            logprobs=committed.logprobs[:num_shown],
+            usage=Usage(len(self._request.prompt), self.num_tokens),
+            finish_reason=ending.reason if ending else None,
+            matched_stop=ending.matched if ending else None,
+        )
+
+    def _find_ending(self, token_ids: Sequence[int]) -> _Ending | None:
+        """The first token that ends the stream by itself or by count; stop strings are the detokenizer's to find."""
+        for index, token in enumerate(token_ids):
+            if token in self._ending_ids:
+                matched = token if token in self._request.stop_token_ids else None
+                return _Ending(index + 1, FinishReason.STOP, matched)
+            if index + 1 == self.num_remaining:
+                return _Ending(index + 1, FinishReason.LENGTH)
+        return None
+
+    def _detokenize(self, token_ids: Sequence[int], ending: _Ending | None) -> tuple[str, _Ending | None]:
+        """Text of the tokens, and the stop string that cuts them shorter, if one does."""
+        is_stopped = ending is not None and ending.reason is FinishReason.STOP
+        shown = token_ids[:-1] if is_stopped and not self._request.include_stop else token_ids
+        piece = self._detokenizer.push(shown)
+        if piece.stop is not None:
+            return piece.text, _Ending(piece.num_kept, FinishReason.STOP, piece.stop)
+        if ending is None:
+            return piece.text, None
+        last = self._detokenizer.finish()
+        stop_match = _Ending(len(token_ids), FinishReason.STOP, last.stop) if last.stop is not None else None
+        return piece.text + last.text, stop_match

@@ -1,0 +1,141 @@
+"""The coupled machines of a session, each in one table; no transition is made anywhere else.
+
+A session drives a target and, when it has one, a draft. The target's machine is the round: it is idle between
+decisions, verifies a block, or waits for the draft to say which is next. The draft's machine says whether the draft
+grows for the session. They are coupled by the session's decisions, so the draft may be absent or late in any state of
+the target, and the round goes on.
+
+`python -m orchestrator.session.states` prints the diagram that docs/states.md holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+
+class Target(StrEnum):
+    """Where the round stands."""
+
+    UNPLACED = "unplaced"
+    """No lease on a target: at the start, and after one was lost."""
+    IDLE = "idle"
+    """Leased, nothing in flight; left again within the same event."""
+    AWAITING_BLOCK = "awaiting block"
+    VERIFYING = "verifying"
+    """A block, perhaps an empty one, is at the target. Prefill is verifying an empty block after a long suffix."""
+    CLOSED = "closed"
+
+
+class Growing(StrEnum):
+    """Whether the draft grows for the session."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    """Leased, and not told yet."""
+    GROWING = "growing"
+    CLOSED = "closed"
+
+
+class Trigger(StrEnum):
+    """What moves a machine."""
+
+    PLACED = "placed"
+    DRAFT = "draft"
+    GROW = "grow"
+    VERIFY = "verify"
+    BLOCK = "block"
+    NO_BLOCK = "no block"
+    """The draft is late, lost, or answered nonsense: this round goes on without guesses."""
+    VERDICT = "verdict"
+    MISSING = "missing"
+    """The engine does not hold the base of the message; it is sent again from what the engine holds."""
+    LOST = "lost"
+    END = "end"
+
+
+TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
+    Target.UNPLACED: {
+        Trigger.PLACED: Target.IDLE,
+        Trigger.END: Target.CLOSED,
+    },
+    Target.IDLE: {
+        Trigger.DRAFT: Target.AWAITING_BLOCK,
+        Trigger.VERIFY: Target.VERIFYING,
+        Trigger.LOST: Target.UNPLACED,
+        Trigger.END: Target.CLOSED,
+    },
+    Target.AWAITING_BLOCK: {
+        Trigger.BLOCK: Target.IDLE,
+        Trigger.NO_BLOCK: Target.IDLE,
+        Trigger.LOST: Target.UNPLACED,
+        Trigger.END: Target.CLOSED,
+    },
+    Target.VERIFYING: {
+        Trigger.VERDICT: Target.IDLE,
+        Trigger.MISSING: Target.IDLE,
+        Trigger.LOST: Target.UNPLACED,
+        Trigger.END: Target.CLOSED,
+    },
+    Target.CLOSED: {},
+}
+
+GROWING_TABLE: Mapping[Growing, Mapping[Trigger, Growing]] = {
+    Growing.ABSENT: {Trigger.PLACED: Growing.READY, Trigger.END: Growing.CLOSED},
+    Growing.READY: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
+    Growing.GROWING: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
+    Growing.CLOSED: {},
+}
+
+S = TypeVar("S", bound=StrEnum)
+
+
+class IllegalTransition(AssertionError):
+    """A trigger that the table does not allow: a defect of ours, never a client's doing."""
+
+
+class Machine(Generic[S]):
+    """One machine: a state, and the table that alone can change it."""
+
+    def __init__(self, table: Mapping[S, Mapping[Trigger, S]], state: S) -> None:
+        self._table = table
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"<{type(self.state).__name__} {self.state}>"
+
+    def can(self, trigger: Trigger) -> bool:
+        return trigger in self._table[self.state]
+
+    def fire(self, trigger: Trigger) -> None:
+        """Raises: IllegalTransition when the table has no such entry."""
+        try:
+            self.state = self._table[self.state][trigger]
+        except KeyError:
+            raise IllegalTransition(f"{type(self.state).__name__} {self.state!r} has no {trigger!r}") from None
+
+
+def diagram() -> str:
+    """All tables as Mermaid state diagrams."""
+    diagrams = (
+        _diagram("Target", TARGET_TABLE),
+        _diagram("Draft", GROWING_TABLE),
+    )
+    return "\n\n".join(diagrams)
+
+
+def _diagram(title: str, table: Mapping[S, Mapping[Trigger, S]]) -> str:
+    start = next(iter(table))
+    lines = ["```mermaid", "---", f"title: {title}", "---", "stateDiagram-v2", f"    [*] --> {_node(start)}"]
+    for state, row in table.items():
+        lines += [f"    {_node(state)} --> {_node(after)}: {trigger}" for trigger, after in row.items()]
+    return "\n".join([*lines, f"    {_node(list(table)[-1])} --> [*]", "```"])
+
+
+def _node(state: StrEnum) -> str:
+    return state.value.replace(" ", "_")
+
+
+if __name__ == "__main__":
+    print(diagram())  # noqa: T201  the program's one output

@@ -1,0 +1,129 @@
+"""What speculation did for one completion, counted as it happens."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from core.records import CallTrace, SpeculationStats
+from orchestrator.policy import Found
+
+Interval = tuple[float, float]
+NUM_RECENT = 8
+"""Calls of each kind that may overlap one of the other kind."""
+
+
+def _recent() -> deque[Interval]:
+    return deque(maxlen=NUM_RECENT)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWait:
+    """How long sessions have waited for drafts, added up: it tells whether another replica of the draft would help."""
+
+    waited_s: float = 0.0
+    """Drafting that no verification hid."""
+    round_s: float = 0.0
+    """That, and verification."""
+
+    def __add__(self, other: DraftWait) -> DraftWait:
+        return DraftWait(self.waited_s + other.waited_s, self.round_s + other.round_s)
+
+    def __sub__(self, other: DraftWait) -> DraftWait:
+        return DraftWait(self.waited_s - other.waited_s, self.round_s - other.round_s)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters of one completion, and the calls to report with the next chunk."""
+
+    is_traced: bool = True
+    """Whether calls are kept for the client, who wants to see them."""
+    num_rounds: int = 0
+    num_draft_rounds: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_lookup_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    num_hits: int = 0
+    num_misses: int = 0
+    num_continued: int = 0
+    num_draft_failures: int = 0
+    num_target_failures: int = 0
+    num_stale_replies: int = 0
+    draft_time_s: float = 0.0
+    hidden_draft_time_s: float = 0.0
+    verify_time_s: float = 0.0
+    began_s: float = 0.0
+    """On the orchestrator's clock; traces count from here."""
+    trace: list[CallTrace] = field(default_factory=list)
+    _verified: deque[Interval] = field(default_factory=_recent)
+    _drafted: deque[Interval] = field(default_factory=_recent)
+
+    def record_round(self, num_guesses: int, num_accepted: int, num_looked_up: int = 0) -> None:
+        """Count one verdict; position k counts the rounds in which at least k + 1 guesses were accepted."""
+        self.num_rounds += 1
+        self.num_draft_rounds += num_guesses > 0
+        self.num_drafted_tokens += num_guesses
+        self.num_accepted_tokens += num_accepted
+        self.num_lookup_tokens += num_looked_up
+        missing = num_accepted - len(self.accepted_per_position)
+        self.accepted_per_position += [0] * missing
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
+
+    def record_found(self, found: Found) -> None:
+        """Count whether the next block was there when it was wanted."""
+        self.num_hits += found is Found.HIT
+        self.num_misses += found is Found.MISS
+
+    def record_verify(self, sent_s: float, received_s: float) -> None:
+        """The target was busy with this stream for so long; what the draft did meanwhile was hidden."""
+        self.verify_time_s += received_s - sent_s
+        self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._drafted)
+        self._verified.append((sent_s, received_s))
+
+    def record_draft(self, sent_s: float, received_s: float) -> None:
+        """The draft was busy. A pair of calls is counted when the later of them has ended."""
+        self.draft_time_s += received_s - sent_s
+        self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._verified)
+        self._drafted.append((sent_s, received_s))
+
+    @property
+    def draft_wait(self) -> DraftWait:
+        waited_s = max(0.0, self.draft_time_s - self.hidden_draft_time_s)
+        return DraftWait(waited_s, waited_s + self.verify_time_s)
+
+    def trace_call(self, call: CallTrace) -> None:
+        """One more for the next chunk, where the client wants to see calls."""
+        if self.is_traced:
+            self.trace.append(call)
+
+    def take_trace(self) -> tuple[CallTrace, ...]:
+        """The calls since the last time, on the stream's own clock."""
+        calls, self.trace = self.trace, []
+        return tuple(
+            replace(call, sent_s=call.sent_s - self.began_s, received_s=call.received_s - self.began_s)
+            for call in calls
+        )
+
+    def snapshot(self) -> SpeculationStats:
+        return SpeculationStats(
+            num_rounds=self.num_rounds,
+            num_draft_rounds=self.num_draft_rounds,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_lookup_tokens=self.num_lookup_tokens,
+            accepted_per_position=tuple(self.accepted_per_position),
+            num_hits=self.num_hits,
+            num_misses=self.num_misses,
+            num_continued=self.num_continued,
+            num_draft_failures=self.num_draft_failures,
+            num_target_failures=self.num_target_failures,
+            draft_time_s=self.draft_time_s,
+            hidden_draft_time_s=self.hidden_draft_time_s,
+        )
+
+
+def _overlap(one: Interval, other: Interval) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -1,0 +1,47 @@
+"""What a verdict says of a block, and whether it can be right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.records import Verdict
+from core.speculation import ROOT, TokenTree
+from orchestrator.policy import Found, RoundSeen
+from orchestrator.session.guess import Guess
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict that has been committed, until it is known whether the next block was there."""
+
+    guess: Guess
+    verdict: Verdict
+    elapsed_s: float
+    """From sending the guess, or from the verdict with which the target went on with it, to having this one."""
+    is_continued: bool
+    """Whether the target went on with it by itself."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """That were committed: accepted guesses, and the target's own."""
+        guesses = self.guess.block.tokens
+        return (*(guesses[node] for node in self.verdict.path), self.verdict.next_token)
+
+    def seen(self, found: Found, unverified: tuple[float, bool] | None = None) -> RoundSeen:
+        """As the pilot is told of it."""
+        shape, verdict = self.guess.shape, self.verdict
+        return RoundSeen(shape, verdict.path, found, self.elapsed_s, verdict.timing, self.is_continued, unverified)
+
+
+def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_size: int) -> str | None:
+    """Why this verdict on `block`, which `num_committed` tokens precede, cannot be right, if it cannot."""
+    parent = ROOT
+    for node in verdict.path:
+        if not 0 <= node < len(block) or block.parents[node] != parent:
+            return "its accepted path is not a path of the block"
+        parent = node
+    if not 0 <= verdict.next_token < vocab_size:
+        return "its next token is outside the vocabulary"
+    if not 0 <= verdict.held <= num_committed + len(verdict.path):
+        return "it claims to hold tokens that it was not sent"
+    return None

@@ -1,0 +1,6 @@
+"""Between text and token ids."""
+
+from orchestrator.text.detokenize import IncrementalDetokenizer
+from orchestrator.text.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer", "Tokenizer"]

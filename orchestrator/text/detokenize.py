@@ -1,0 +1,146 @@
+"""A growing output as text: what may be shown so far, and where a stop string ends it.
+
+Knows the tokenizer and the stop strings of one request; must not know sessions, verdicts or why tokens come in blocks.
+What is shown depends on the tokens alone, never on how they were cut into pushes: so a stream that is resumed shows
+exactly what the first one had not.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_CHARACTER_BYTES = 4
+"""Of one character in UTF-8: so many bytes that do not make one are not the beginning of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a push has added to the text that may be shown."""
+
+    text: str
+    num_kept: int
+    """Of the pushed tokens: up to and including the one that completes the stop string, else all."""
+    stop: str | None = None
+    """The stop string that ends the output here."""
+
+
+class IncrementalDetokenizer:
+    """The text of one output, piece by piece.
+
+    Invariant: until a stop string is found, the pieces together with that of `finish` are `tokenizer.decode` of all
+    tokens. Held back is an incomplete character, and the longest end of the text that a stop string may begin with.
+    Of several stop strings the one that is complete first wins, and of those the longest.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+        self._decoder: _Decoder = _ByteDecoder(tokenizer) if tokenizer.is_byte_level else _WindowDecoder(tokenizer)
+        self._stop = tuple(stop)
+        self._max_held = max(map(len, self._stop), default=1) - 1
+        self._include_stop = include_stop
+        self._held = ""
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        """Take further tokens. After a piece with a stop nothing may follow."""
+        shown: list[str] = []
+        for index, token_id in enumerate(token_ids):
+            if text := self._decoder.push(token_id):
+                shown_text, stop = self._release(text)
+                shown.append(shown_text)
+                if stop is not None:
+                    return Piece("".join(shown), index + 1, stop)
+        return Piece("".join(shown), len(token_ids))
+
+    def finish(self) -> Piece:
+        """All that was held back: no token will follow."""
+        text, stop = self._release(self._decoder.finish())
+        if stop is None:
+            text, self._held = text + self._held, ""
+        return Piece(text, 0, stop)
+
+    def _release(self, text: str) -> tuple[str, str | None]:
+        """Add `text` to what is held, and let go what no stop string can claim."""
+        text = self._held + text
+        if (match := self._find_stop(text)) is not None:
+            start, stop = match
+            self._held = ""
+            return text[: start + len(stop) if self._include_stop else start], stop
+        num_shown = len(text) - self._num_to_hold(text)
+        self._held = text[num_shown:]
+        return text[:num_shown], None
+
+    def _find_stop(self, text: str) -> tuple[int, str] | None:
+        found = [(start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
+        return min(found, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
+
+    def _num_to_hold(self, text: str) -> int:
+        for length in range(min(self._max_held, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+class _Decoder(Protocol):
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes."""
+        ...
+
+    def finish(self) -> str:
+        """What is left of an incomplete character."""
+        ...
+
+
+class _ByteDecoder:
+    """For byte-level vocabularies, where a token is a string of bytes: exact, at a cost that does not grow."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        if self._tokenizer.is_special(token_id):
+            return ""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowDecoder:
+    """For all other vocabularies: decodes the newest tokens together with the few before them that they depend on.
+
+    Text that ends in U+FFFD waits for the rest of its character. One liberty is taken: a character that was shown
+    stays, where the library would take back a whole run of byte tokens for an invalid byte after it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        """The last tokens whose text is out: with them in front, what follows is not taken for the start of a text."""
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._tokenizer.is_special(token_id):
+            return ""
+        self._pending.append(token_id)
+        text = self._pending_text()
+        num_incomplete = len(text) - len(text.rstrip(REPLACEMENT))
+        return "" if 0 < num_incomplete < MAX_CHARACTER_BYTES else self._show(text)
+
+    def finish(self) -> str:
+        return self._show(self._pending_text()) if self._pending else ""
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._context, self._pending = self._pending, []
+        return text
+
+    def _pending_text(self) -> str:
+        shown = self._tokenizer.decode(self._context)
+        text = self._tokenizer.decode([*self._context, *self._pending])
+        return text.removeprefix(shown) if text.startswith(shown) else self._tokenizer.decode(self._pending)

@@ -1,0 +1,227 @@
+"""Text to token ids and back, as the model's own tokenizer files say.
+
+Knows the files that stand beside a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja); must not
+know weights, requests or streams (`orchestrator.text.detokenize` turns a growing output into text).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from core.errors import CheckpointError, InvalidRequest
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Printable Latin-1 stands for itself; the other bytes, in order, for the characters from U+0100 on.
+    Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode`.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR = _byte_of_char()
+SHORT_CHARS = 4096
+"""A text no longer than this is tokenized in a few milliseconds, and somewhat faster when other threads are held up."""
+MAX_COMPOSITION = 4
+"""Composing characters (NFC) makes a text at most so many times shorter: 3.5 times, for U+1FBE U+0308 U+0341."""
+
+
+class Tokenizer:
+    """One model's tokenizer and chat template; made by `from_directory`, and never changed."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], template: str | None) -> None:
+        self._backend = backend
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self._special_strings = {
+            name: content
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if (content := _content(settings.get(name))) is not None
+        }
+        self._template = _compile(template) if template is not None else None
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        parts = json.loads(backend.to_str())
+        self.is_byte_level = _is_byte_level(parts["decoder"])
+        self._max_token_bytes = self._longest_token(parts) if self.is_byte_level and _keeps_text(parts) else None
+
+    def _longest_token(self, parts: Mapping[str, Any]) -> int | None:
+        """In bytes of text before it is normalized; None where some bytes have no token."""
+        if any(self._backend.token_to_id(char) is None for char in BYTE_OF_CHAR):
+            return None  # BPE leaves out what it has no token for
+        growth = MAX_COMPOSITION if parts["normalizer"] is not None else 1
+        return growth * max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer:
+        """Raises: CheckpointError when a file is missing or does not hold what its name says."""
+        directory = Path(path)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{directory} has no tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        settings = _read_settings(directory / "tokenizer_config.json")
+        try:
+            return cls(backend, settings, _find_template(directory, settings))
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"the chat template of {directory} is not a Jinja template: {error}") from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids; special tokens are added where the tokenizer's own post-processor puts them."""
+        if len(text) <= SHORT_CHARS:
+            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # This call alone lets other threads of the interpreter run meanwhile.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+    def max_text_bytes(self, num_tokens: int) -> int | None:
+        """No longer text has at most `num_tokens` tokens; None where a token may stand for a text of any length."""
+        return None if self._max_token_bytes is None else num_tokens * self._max_token_bytes
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of these ids; U+FFFD stands for bytes that are not UTF-8, ids that have no token give nothing."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token of a byte-level vocabulary adds to the text; a character may be spread over several tokens."""
+        assert self.is_byte_level, "only the tokens of a byte-level vocabulary stand for bytes"
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if any(char not in BYTE_OF_CHAR for char in token):
+            return token.encode()  # an added token, written as it reads
+        return bytes(BYTE_OF_CHAR[char] for char in token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether decoding leaves this id out (beginning and end of sequence, roles of a chat)."""
+        return token_id in self._special_ids
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt by which the model is to answer these messages (each has `role` and `content`).
+
+        It brings its special tokens along, to be encoded without adding any.
+
+        Raises: InvalidRequest when the model has no chat template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest("chat", "this model has no chat template; send text or token_ids")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_strings,
+            )
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
+
+
+def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    if decoder["type"] == "Sequence":
+        return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
+    return bool(decoder["type"] == "ByteLevel")
+
+
+def _keeps_text(parts: Mapping[str, Any]) -> bool:
+    """Whether each byte of a text ends up in some token, so that the longest token bounds how long a text may be.
+
+    An added token that swallows the spaces beside it, or a part that drops or folds text, sets no such bound.
+    """
+    swallows = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
+    normalizer = parts["normalizer"]
+    is_kept = normalizer is None or normalizer["type"] == "NFC"
+    return is_kept and not swallows and not parts["model"].get("fuse_unk") and _splits_only(parts["pre_tokenizer"])
+
+
+def _splits_only(splitter: Mapping[str, Any] | None) -> bool:
+    """Whether a pre-tokenizer drops nothing of what it divides."""
+    if splitter is None or splitter["type"] in ("ByteLevel", "Digits"):
+        return True
+    if splitter["type"] == "Sequence":
+        return all(map(_splits_only, splitter["pretokenizers"]))
+    return bool(splitter["type"] == "Split" and splitter["behavior"] != "Removed")
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return settings
+
+
+def _find_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else the `chat_template` of the settings, else its entry named "default"."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return template
+
+
+def _content(token: str | Mapping[str, Any] | None) -> str | None:
+    """A special token's string, which the settings give plainly or as the `content` of an object."""
+    return token["content"] if isinstance(token, Mapping) else token
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """Lets `{% generation %}` pass: it marks the assistant's words for training, and changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - how jinja2 declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compile(template: str) -> jinja2.Template:
+    """The template in the environment that transformers gives chat templates: sandboxed, blocks trimmed."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    """Plain JSON; jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -1,0 +1,260 @@
+"""What goes wrong in a chaotic run: when, how often, and what was done so far.
+
+Knows wires, engines and chance; must not know sessions. The whole of it follows from a seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from random import Random
+from typing import Any, TypeVar, cast
+
+from core.errors import Unavailable, WorkerLost
+from core.records import DraftReply, DraftRequest, GrownTree, Sprouted, Verdict, VerifyReply, VerifyRequest
+from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
+from simulation.cluster import Cluster, Fleet, Wire
+from simulation.engines import HopLaw, SimEngine, SimTarget
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+
+
+class CallFault(StrEnum):
+    """What can happen to one call."""
+
+    LATE = "late"
+    REQUEST_LOST = "request lost"
+    REPLY_LOST = "reply lost"
+    TWICE = "arrived twice"
+    FORGOTTEN = "KV forgotten"
+    LIE = "lie"
+    TOO_FEW = "too few replies"
+    FOREIGN = "somebody else's reply"
+    RAISED = "raised"
+
+
+class Outage(Exception):
+    """Something that no port should raise."""
+
+
+@dataclass(slots=True)
+class Happened:
+    """The history of one run: counts for its checks, and lines for people."""
+
+    now: Callable[[], float]
+    counts: Counter[str] = field(default_factory=Counter)
+    lines: list[tuple[float, str]] = field(default_factory=list)
+
+    def note(self, kind: str, detail: str = "") -> None:
+        self.counts[kind] += 1
+        self.lines.append((self.now(), f"{kind} {detail}".rstrip()))
+
+    def count(self, prefix: str) -> int:
+        """Of all kinds that begin with `prefix`."""
+        return sum(number for kind, number in self.counts.items() if kind.startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Chances of one call, grant or answer; all is well after `until_s`."""
+
+    until_s: float
+    target: float = 0.0
+    draft: float = 0.0
+    refused_target: float = 0.0
+    refused_draft: float = 0.0
+    slow_grant: float = 0.0
+    echo: float = 0.0
+    """Of an answer to be delivered to its session once more."""
+    mean_delay_s: float = 0.1
+    draft_lies: bool = True
+
+
+GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
+"""What becomes of a message to a draft that grows steadily; `GROWTH_LIES` are what becomes of what it tells."""
+
+
+class FaultyWire(Wire):
+    """A wire on which calls are late, lost, doubled and garbled, and leases refused."""
+
+    def __init__(self, hop: HopLaw, random: Random, rates: Rates, happened: Happened) -> None:
+        super().__init__(hop, random)
+        self.rates = rates
+        self._happened = happened
+        self._strays: set[asyncio.Task[None]] = set()
+
+    async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
+        """Raises: WorkerLost, and what no port should."""
+        kind = "target" if isinstance(engine, SimTarget) else "draft"
+        if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
+            return await super().call(engine, batch)
+        fault = self._random.choice([*CallFault, *[CallFault.LIE] * 3])
+        self._happened.note(f"{kind} call {fault}", ", ".join(request.stamp.session for request in batch))
+        await self._before(fault, engine, batch)
+        return await self._after(fault, await super().call(engine, batch))
+
+    async def grow(
+        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Sprouted], None]
+    ) -> Reply:
+        """Raises: WorkerLost, and what no port should."""
+        broken: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def take_perhaps(sprouted: Sprouted) -> None:
+            try:
+                for each in self._garbled(sprouted):
+                    take(each)
+            except ValueError as error:
+                if not broken.done():
+                    broken.set_exception(WorkerLost(f"the link is closed: {error}"))
+
+        if self.strikes(self.rates.draft):
+            fault = self._random.choice(GROWTH_FAULTS)
+            self._happened.note(f"draft growth {fault}", request.stamp.session)
+            await self._before(fault, engine, [request])
+        growing = asyncio.ensure_future(super().grow(engine, request, take_perhaps))
+        try:
+            await asyncio.wait([growing, broken], return_when=asyncio.FIRST_COMPLETED)
+            return await (broken if broken.done() else growing)
+        finally:
+            growing.cancel()
+            broken.cancel()
+
+    def _garbled(self, sprouted: Sprouted) -> Iterator[Sprouted]:
+        """Raises: ValueError where the link would notice."""
+        if not self.strikes(self.rates.draft):
+            yield sprouted
+            return
+        name = self._random.choice(("lost", "told twice", *GROWTH_LIES))
+        self._happened.note(f"draft's growth: {name}", sprouted.stamp.session)
+        if name == "told twice":
+            yield sprouted
+            yield sprouted
+        elif name != "lost" and self.rates.draft_lies:
+            yield GROWTH_LIES[name](sprouted, self._random)
+
+    async def grant(self, kind: str, session: str) -> None:
+        """Raises: Unavailable, and what no cluster should."""
+        await super().grant(kind, session)
+        if self.strikes(self.rates.slow_grant):
+            self._happened.note(f"{kind} lease granted late", session)
+            await self.pause()
+        if self.strikes(self.rates.refused_target if kind == "target" else self.rates.refused_draft):
+            self._happened.note(f"{kind} lease refused", session)
+            raise self._random.choice((Unavailable(f"no {kind} granted a place"), Outage("password=1234")))
+
+    async def drain(self) -> None:
+        """Wait for what still travels by itself."""
+        while self._strays:
+            await asyncio.wait(self._strays)
+
+    def strikes(self, rate: float) -> bool:
+        """A toss for one fault."""
+        is_over = asyncio.get_running_loop().time() >= self.rates.until_s
+        return not is_over and rate > 0 and self._random.random() < rate
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self.delay_s())
+
+    def delay_s(self) -> float:
+        return self._random.expovariate(1.0 / self.rates.mean_delay_s)
+
+    async def _before(self, fault: CallFault, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> None:
+        match fault:
+            case CallFault.LATE:
+                await self.pause()
+            case CallFault.REQUEST_LOST:
+                await asyncio.Event().wait()  # until the caller's patience ends
+            case CallFault.TWICE:
+                self._stray(self._again(engine, batch))
+            case CallFault.FORGOTTEN:
+                for request in batch:
+                    engine.forget(request.stamp.session)
+            case CallFault.RAISED:
+                raise Outage
+
+    async def _after(self, fault: CallFault, replies: Sequence[Reply]) -> Sequence[Reply]:
+        match fault:
+            case CallFault.REPLY_LOST:
+                await asyncio.Event().wait()
+            case CallFault.LIE:
+                return [self._lie(reply) for reply in replies]
+            case CallFault.TOO_FEW:
+                return replies[:-1]
+            case CallFault.FOREIGN:
+                foreign = replace(replies[0], stamp=replace(replies[0].stamp, round=-1))
+                return [*replies[1:], foreign]
+        return replies
+
+    async def _again(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> None:
+        """The same messages reach the engine once more, later than the first time; nobody reads the replies."""
+        await self.travel()
+        await asyncio.sleep(self.delay_s() + 1.0)
+        with suppress(WorkerLost):
+            await engine.answer(batch)
+
+    def _stray(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="a call that arrives twice")
+        self._strays.add(task)
+        task.add_done_callback(self._strays.discard)
+
+    def _lie(self, reply: Reply) -> Reply:
+        lies: dict[str, Callable[[Any, Random], Any]]
+        match reply:
+            case Verdict():
+                kind, lies = "target", TARGET_LIES
+            case GrownTree() if self.rates.draft_lies:
+                kind, lies = "draft", GROWTH_LIES
+            case _:
+                return reply
+        name = self._random.choice(list(lies))
+        self._happened.note(f"{kind} says {name}")
+        try:
+            return cast("Reply", lies[name](reply, self._random))
+        except ValueError as error:
+            raise WorkerLost(f"the link is closed: {error}") from error
+
+
+class EngineFault(StrEnum):
+    """What can happen to an engine, for a while."""
+
+    DEAD = "dead"
+    FROZEN = "frozen"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Outbreak:
+    """One engine's bad time."""
+
+    at_s: float
+    lasts_s: float
+    kind: str
+    """Of engine: target or draft."""
+    index: int
+    fault: EngineFault
+
+
+async def break_out(outbreak: Outbreak, cluster: Cluster, happened: Happened) -> None:
+    """Let it happen, and be over."""
+    fleet: Fleet[Any] = cluster.targets if outbreak.kind == "target" else cluster.drafts
+    await asyncio.sleep(outbreak.at_s)
+    replica = fleet.replicas[outbreak.index]
+    happened.note(f"{outbreak.kind} engine {outbreak.fault}", f"{replica!r} for {outbreak.lasts_s:.3f} s")
+    engine = replica.engine
+    match outbreak.fault:
+        case EngineFault.DEAD:
+            engine.kill()
+        case EngineFault.FROZEN:
+            engine.freeze()
+        case EngineFault.SLOW:
+            engine.slowness = 20.0
+    await asyncio.sleep(outbreak.lasts_s)
+    if outbreak.fault is EngineFault.DEAD:
+        replica.restart()
+    engine.thaw()
+    engine.slowness = 1.0

@@ -1,0 +1,178 @@
+"""What must hold after every event of a chaotic run, and at its end.
+
+Knows what each stream ought to say, and looks inside the orchestrator, which no other module may: a leak, or a queue
+that grows, cannot be seen from outside before it is too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
+from core.records import Call, Chunk, FinishReason
+from orchestrator.service import Service
+from simulation.chaos.faults import CallFault, Happened
+from simulation.chaos.script import StreamScript
+from simulation.clock import VirtualLoop
+from simulation.engines import logprob_of
+from simulation.rig import Rig, SimTokenizer
+
+MAX_TASKS_A_SESSION = 14
+"""A lateness, a deadline, two places, four messages to a draft and to one just left, and what is just ending."""
+HORIZON_S = 600.0
+"""No stream may last longer: whatever its faults, it must have ended one way or the other."""
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Raises: Violation."""
+    if not condition:
+        raise Violation(what)
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One completion as its client sees it. Every chunk is held against the plain continuation."""
+
+    script: StreamScript
+    num_tokens: int = field(init=False)
+    """Output so far, what was resumed included."""
+    text: str = ""
+    is_live: bool = False
+    """Being read."""
+    last: Chunk | None = None
+    """The one with the finish reason."""
+    error: OutriderError | None = None
+    was_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.script.request.resume_tokens)
+
+    @property
+    def name(self) -> str:
+        return self.script.request.request_id
+
+    @property
+    def is_over(self) -> bool:
+        return self.last is not None or self.error is not None or self.was_cancelled
+
+    def take(self, chunk: Chunk) -> None:
+        """Raises: Violation."""
+        require(not self.is_over, f"{self.name}: a chunk came after the end")
+        begin = self.num_tokens
+        self.num_tokens += len(chunk.token_ids)
+        self.text += chunk.text
+        right = self.script.expected[begin : self.num_tokens]
+        require(chunk.token_ids == right, f"{self.name}: tokens {chunk.token_ids} at {begin}, should be {right}")
+        require(len(chunk.is_guess) == len(right), f"{self.name}: tokens and marks of guesses differ in number")
+        require(chunk.usage.completion_tokens == self.num_tokens, f"{self.name}: usage is {chunk.usage}")
+        if self.script.request.num_logprobs is not None:
+            require(chunk.logprobs == tuple(map(logprob_of, right)), f"{self.name}: logprobs of others at {begin}")
+        if self.script.has_infallible_draft:
+            wasted = [c for c in chunk.trace if c.call is Call.VERIFY and c.num_used < c.num_guesses]
+            require(not wasted, f"{self.name}: what an infallible draft guessed was rejected: {wasted}")
+        if chunk.finish_reason is not None:
+            self._finish(chunk)
+
+    def fail(self, error: OutriderError) -> None:
+        """Raises: Violation."""
+        require(not self.is_over, f"{self.name}: {error!r} came after the end")
+        self.error = error
+
+    def _finish(self, chunk: Chunk) -> None:
+        self.last, script = chunk, self.script
+        num_right = len(script.expected)
+        require(self.num_tokens == num_right, f"{self.name}: ended after {self.num_tokens} of {num_right} tokens")
+        require(
+            chunk.finish_reason is script.reason, f"{self.name}: ended by {chunk.finish_reason}, not {script.reason}"
+        )
+        require(chunk.stats is not None, f"{self.name}: ended without statistics")
+        num_shown = num_right - (script.reason is FinishReason.STOP)
+        right = SimTokenizer().decode(script.expected[len(script.request.resume_tokens) : num_shown])
+        require(self.text == right, f"{self.name}: its text is {self.text!r}, should be {right!r}")
+
+
+@dataclass(slots=True)
+class Watch:
+    """Holds the orchestrator against its promises."""
+
+    rig: Rig
+    loop: VirtualLoop
+    happened: Happened
+    streams: Sequence[Stream]
+    problems: list[AssertionError] = field(default_factory=list)
+    """What clients have found."""
+
+    def check(self) -> None:
+        """What must hold now; called tens of thousands of times a second, so messages are made when they are needed.
+
+        Raises: AssertionError.
+        """
+        cluster, rounds = self.rig.cluster, self.rig.service._rounds
+        for problem in (*self.problems, *cluster.targets.breaches, *cluster.drafts.breaches):
+            raise problem
+        for side in (rounds._targets, rounds._drafts):
+            for gatherer in side._gatherers.values():
+                if len(waiting := gatherer._waiting) > 1:
+                    names = [request.stamp.session for request in waiting]
+                    require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
+        num_live = sum(stream.is_live for stream in self.streams)
+        if len(rounds._running) > num_live:
+            raise Violation(f"{len(rounds._running)} sessions run for {num_live} clients: {list(rounds._running)}")
+        for running in rounds._running.values():
+            if len(running.tasks) > MAX_TASKS_A_SESSION:
+                raise Violation(f"{running.session!r} has {len(running.tasks)} tasks")
+        if self.loop.time() > HORIZON_S:
+            raise Violation(f"a stream does not end: {list(rounds._running.values())}")
+
+    def check_failure(self, stream: Stream, num_others: int) -> None:
+        """Whether something explains the error by which this stream has ended. Raises: Violation."""
+        deadline, limits = stream.script.request.deadline, self.rig.blueprint.limits
+        match stream.error:
+            case DeadlinePassed():
+                is_explained = deadline is not None and self.loop.time() >= deadline
+            case Overloaded():
+                is_explained = num_others >= limits.max_sessions
+            case Unavailable():
+                no_target = self.happened.count("target lease refused") + self.happened.count("shutdown")
+                is_explained = no_target > 0 or self._can_have_failed(limits.max_target_retries + 1)
+            case _:
+                is_explained = False
+        require(is_explained, f"{stream.name}: ended by {stream.error!r}, which nothing explains")
+
+    def check_success(self, stream: Stream) -> None:
+        """Whether something explains each loss of a target that this stream has survived. Raises: Violation."""
+        assert stream.last is not None, "only what has finished is a success"
+        assert stream.last.stats is not None, "checked when the last chunk came"
+        num_failures = stream.last.stats.num_target_failures
+        require(self._can_have_failed(num_failures), f"{stream.name}: {num_failures} targets failed it for no reason")
+
+    def _can_have_failed(self, num_times: int) -> bool:
+        """Whether so many failures of targets can have met one stream. One bad time of an engine can cause many."""
+        count = self.happened.count
+        num_harmless = count(f"target call {CallFault.TWICE}") + count(f"target call {CallFault.FORGOTTEN}")
+        return count("target engine") > 0 or num_times <= count("target call") - num_harmless
+
+    def check_nothing_is_left(self) -> None:
+        """After the service has been closed. Raises: Violation."""
+        service, cluster = self.rig.service, self.rig.cluster
+        _check_is_idle(service)
+        for fleet in (cluster.targets, cluster.drafts):
+            require(not fleet.held, f"leases are still held: {sorted(fleet.held)}")
+            for replica in fleet.replicas:
+                sessions = replica.engine.sessions
+                require(not sessions, f"{replica.engine!r} still holds {sessions}")
+        left = [task.get_name() for task in asyncio.all_tasks(self.loop) if task is not asyncio.current_task()]
+        require(not left, f"tasks are left: {left}")
+
+
+def _check_is_idle(service: Service) -> None:
+    rounds = service._rounds
+    require(not rounds._running and not rounds._leased, f"sessions are left: {rounds._running}, {rounds._leased}")
+    require(rounds.num_engines == 0, f"{rounds.num_engines} engines are still spoken to")
+    require(service._admission.num_admitted == 0, f"{service._admission.num_admitted} places are still taken")

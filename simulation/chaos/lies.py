@@ -1,0 +1,81 @@
+"""Replies that no sound engine gives: what a broken one, or a broken network, may put in their place.
+
+Each lie takes a sound reply and a source of chance. A draft may lie about anything, and the output must not change. Of
+a target's lies only those stand here that can be seen through: its word is the output, so nothing guards against a
+target that says another token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from core.records import GrownTree, Missing, Sprouted, Stamp, Verdict
+from core.speculation import NO_Q, ROOT, Told
+
+TargetLie = Callable[[Verdict, Random], Verdict | Missing]
+GrowthLie = Callable[[Any, Random], Any]
+"""About `Sprouted` or `GrownTree`."""
+
+
+def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
+    index = random.randrange(len(values)) if values else 0
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _tokens(tokens: tuple[int, ...], token: int, random: Random) -> tuple[int, ...]:
+    index = random.randrange(len(tokens)) if tokens else 0
+    return (*tokens[:index], token, *tokens[index + 1 :])
+
+
+def _other_epoch(stamp: Stamp) -> Stamp:
+    return replace(stamp, epoch=stamp.epoch + 1)
+
+
+TARGET_LIES: dict[str, TargetLie] = {
+    "a path that is none": lambda v, r: replace(v, path=(r.randrange(300, 400), *v.path)),
+    "a path upside down": lambda v, _: replace(v, path=(*(v.path or (0, 1, 2))[::-1], 0)),
+    "a token outside the vocabulary": lambda v, r: replace(v, next_token=r.choice((10**6, -1))),
+    "too much held": lambda v, r: replace(v, held=v.held + r.randrange(1, 1000)),
+    "it goes on with nothing": lambda v, _: replace(v, continued=10**6),
+    "it does not go on": lambda v, _: replace(v, continued=0),
+    "too little held": lambda v, r: replace(v, held=max(0, v.held - r.randrange(1, 1000))),
+    "less than nothing held": lambda v, _: replace(v, held=-1),
+    "another epoch": lambda v, _: replace(v, stamp=_other_epoch(v.stamp)),
+    "missing": lambda v, r: Missing(v.stamp, r.choice((0, v.held, -1, 10**6))),
+}
+
+
+def _told(sprouted: Any, **changes: Any) -> Any:
+    """Raises: ValueError where the lie shows by itself."""
+    return replace(sprouted, told=replace(sprouted.told, **changes))
+
+
+GROWTH_LIES: dict[str, GrowthLie] = {
+    "growth outside the vocabulary": lambda s, r: _told(
+        s, tokens=_tokens(tuple(s.told.tokens.tolist()), r.choice((10**6, -7)), r)
+    ),
+    "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.told.tokens)),
+    "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.told)),
+    "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.told)),
+    "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.told)),
+    "growth without a chance": lambda s, r: _told(
+        s, chances=_somewhere(tuple(s.told.chances.tolist()), r.choice((0.0, 2.0)), r)
+    ),
+    "growth whose chance is no number": lambda s, r: _told(
+        s, chances=_somewhere(tuple(s.told.chances.tolist()), math.nan, r)
+    ),
+    "growth that leaves out": lambda s, r: replace(s, told=Told(s.told.first + r.randrange(1, 9))),
+    "growth that was told": lambda s, _: replace(s, told=Told(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
+    "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
+    "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
+    "growth that is over": lambda s, _: replace(s, is_over=True) if isinstance(s, Sprouted) else s,
+    "draws from nothing": lambda s, _: _told(s, q=()),
+    "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.told)),
+    "a law too many": lambda s, _: _told(s, q=(*s.told.q, NO_Q)),
+    "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
+    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, GrownTree) else s,
+}

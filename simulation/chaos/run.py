@@ -1,0 +1,185 @@
+"""One chaotic run from one seed: a few streams, a small cluster, and everything that can go wrong with it.
+
+The same seed gives the same run, event by event: `python -m simulation --seed N` tells what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from core.errors import OutriderError
+from core.records import GenerationRequest
+from core.speculation import ROOT
+from orchestrator.policy import RoundSeen, TreePilot
+from simulation.chaos.faults import FaultyWire, Happened, break_out
+from simulation.chaos.invariants import Stream, Watch, require
+from simulation.chaos.script import Script, script_of
+from simulation.clock import new_loop
+from simulation.rig import Rig
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What came of one seed."""
+
+    seed: int
+    counts: Counter[str]
+    lines: Sequence[tuple[float, str]]
+    error: AssertionError | None
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        return f"python -m simulation --seed {self.seed}"
+
+
+def run_seed(seed: int) -> Story:
+    """The story of a seed; its error is None when every invariant held."""
+    logger = logging.getLogger("orchestrator")
+    level, logger.level = logger.level, logging.CRITICAL  # it reports what it survives, and that is a lot here
+    try:
+        return _Run(script_of(seed)).run()
+    finally:
+        logger.setLevel(level)
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._loop = new_loop(lambda: self._watch.check())
+        self._happened = Happened(self._loop.time)
+        self._random = random = Random(script.seed)  # noqa: S311  chance that can be repeated is the point
+        self._rig = Rig(
+            script.blueprint,
+            self._loop,
+            random,
+            lambda hop, random: FaultyWire(hop, random, script.rates, self._happened),
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._streams = [Stream(each) for each in script.streams]
+        self._watch = Watch(self._rig, self._loop, self._happened, self._streams)
+        self._deliver_some_twice()
+        self._count_what_pilots_see()
+
+    def run(self) -> Story:
+        error: AssertionError | None = None
+        try:
+            self._loop.run_until_complete(self._all())
+        except AssertionError as caught:
+            error = caught
+            self._loop.abandon()
+        finally:
+            self._loop.close()
+        return Story(self._script.seed, self._counts(), self._happened.lines, error)
+
+    async def _all(self) -> None:
+        """All streams and outbreaks, then the end of the service, at which nothing may be left."""
+        for outbreak in self._script.outbreaks:
+            self._spawn(break_out(outbreak, self._rig.cluster, self._happened), "outbreak")
+        for stream in self._streams:
+            self._spawn(self._client(stream), f"client of {stream.name}")
+        if self._script.shutdown_s is not None:
+            await asyncio.sleep(self._script.shutdown_s)
+            self._happened.note("shutdown")
+            await self._rig.service.close()
+        await asyncio.gather(*self._tasks)
+        await self._rig.service.close()
+        for wire in (self._rig.target_wire, self._rig.draft_wire):
+            await wire.drain()
+        await asyncio.sleep(2 * self._script.blueprint.limits.reply_timeout_s)  # for calls that nobody answers
+        self._watch.check_nothing_is_left()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _client(self, stream: Stream) -> None:
+        """Reads a stream, and may go away."""
+        script = stream.script
+        await asyncio.sleep(script.start_s)
+        reading = asyncio.create_task(self._read(stream), name=f"reader of {stream.name}")
+        if script.cancel_after_s is not None:
+            await asyncio.wait([reading], timeout=script.cancel_after_s)
+            stream.was_cancelled = reading.cancel()
+            if stream.was_cancelled:
+                self._happened.note("cancelled", stream.name)
+        with suppress(asyncio.CancelledError):
+            await reading
+
+    async def _read(self, stream: Stream) -> None:
+        num_others = sum(other.is_live for other in self._streams)
+        stream.is_live = True
+        try:
+            async with aclosing(self._rig.service.generate(stream.script.request)) as chunks:
+                async for chunk in chunks:
+                    stream.take(chunk)
+                    await asyncio.sleep(stream.script.pause_s)
+            require(stream.last is not None, f"{stream.name}: stopped without an end")
+            self._watch.check_success(stream)
+        except OutriderError as error:
+            self._on_error(stream, error, num_others)
+        except AssertionError as problem:
+            self._watch.problems.append(problem)
+        finally:
+            stream.is_live = False
+
+    def _on_error(self, stream: Stream, error: OutriderError, num_others: int) -> None:
+        self._happened.note(f"failed {type(error).__name__}", f"{stream.name}: {error}")
+        try:
+            stream.fail(error)
+            self._watch.check_failure(stream, num_others)
+        except AssertionError as problem:
+            self._watch.problems.append(problem)
+
+    def _deliver_some_twice(self) -> None:
+        """Bring answers to sessions a second time, which no gatherer would do: their own check is the last guard."""
+        rounds = self._rig.service._rounds
+        for side in (rounds._targets, rounds._drafts):
+            side._deliver = self._echoing(side._deliver)
+
+    def _echoing(self, deliver: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def deliver_perhaps_twice(request: Any, answer: Any) -> None:
+            deliver(request, answer)
+            if self._random.random() < self._script.rates.echo:
+                self._happened.note("echo", repr(request.stamp))
+                self._loop.call_later(self._random.expovariate(5.0), deliver, request, answer)
+
+        return deliver_perhaps_twice
+
+    def _count_what_pilots_see(self) -> None:
+        """Hits, misses and trees, so that a chaos which has become tame is noticed."""
+        pilots = self._rig.service._pilots
+        make, counts = pilots.pilot, self._happened.counts
+
+        def watched(request: GenerationRequest) -> TreePilot:
+            pilot = make(request)
+            saw_round = pilot.saw_round
+
+            def count_and_pass_on(seen: RoundSeen) -> None:
+                counts[f"next: {seen.found}"] += 1
+                counts["tree verified"] += seen.shape.parents != tuple(range(ROOT, len(seen.shape) - 1))
+                saw_round(seen)
+
+            pilot.saw_round = count_and_pass_on  # type: ignore[method-assign]
+            return pilot
+
+        pilots.pilot = watched  # type: ignore[method-assign]
+
+    def _counts(self) -> Counter[str]:
+        counts = Counter(self._happened.counts)
+        for stream in self._streams:
+            if stream.last is not None and stream.last.stats is not None:
+                counts["finished"] += 1
+                counts["finished a resumed one"] += bool(stream.script.request.resume_tokens)
+                counts["finished with a slow reader"] += stream.script.pause_s > 0
+                figures = asdict(stream.last.stats)
+                counts.update({name: value for name, value in figures.items() if isinstance(value, int)})
+        return counts

@@ -1,0 +1,171 @@
+"""What a seed stands for: the cluster, the settings, the streams and the faults of one chaotic run.
+
+Knows chance and records; runs nothing. Times and sizes are small, so that thousands of scripts play in a minute, and
+lopsided enough that drafts are early, late and absent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import get_args
+
+from core.config import Limits, SpeculationConfig
+from core.costs import PassLaw
+from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
+from simulation.chaos.faults import EngineFault, Outbreak, Rates
+from simulation.engines import EOS, EngineLaw, HopLaw, SteadyLaw, Text
+from simulation.rig import Blueprint
+
+FAULTS_UNTIL_S = 2.0
+INFALLIBLE = SteadyLaw((1.0,), (1.0,), alpha=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamScript:
+    """One client: what it asks for, what it must get, and how it behaves."""
+
+    request: GenerationRequest
+    expected: tuple[int, ...]
+    """All of the output, what is resumed included."""
+    reason: FinishReason
+    start_s: float
+    pause_s: float
+    """Between chunks: a slow reader."""
+    cancel_after_s: float | None
+    has_infallible_draft: bool
+    """The draft always guesses right, and chains are all that it is asked for: no guess may ever be rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One run."""
+
+    seed: int
+    blueprint: Blueprint
+    rates: Rates
+    outbreaks: tuple[Outbreak, ...]
+    streams: tuple[StreamScript, ...]
+    shutdown_s: float | None
+
+
+def script_of(seed: int) -> Script:
+    """The same for the same seed, on every machine."""
+    random = Random(f"chaos {seed}")  # noqa: S311  chance that can be repeated is the point
+    is_infallible = random.random() < 0.25
+    speculation = _speculation(random)
+    if is_infallible:
+        speculation = replace(speculation, policy="static", lookup=False)
+    blueprint = _blueprint(random, INFALLIBLE if is_infallible else _law(random), speculation)
+    rates = _rates(random)
+    return Script(
+        seed,
+        blueprint,
+        replace(rates, draft_lies=False) if is_infallible else rates,
+        tuple(_outbreak(random, blueprint) for _ in range(random.choice((0, 0, 1, 2, 4)))),
+        tuple(_stream(random, blueprint.text, n, is_infallible) for n in range(random.randrange(2, 6))),
+        shutdown_s=random.uniform(0.0, 1.0) if random.random() < 0.05 else None,
+    )
+
+
+def _law(random: Random) -> SteadyLaw:
+    rank = random.uniform(0.3, 0.95)
+    return SteadyLaw((rank, (1 - rank) / 2, (1 - rank) / 4), (rank, (1 - rank) / 3), alpha=rank)
+
+
+def _blueprint(random: Random, law: SteadyLaw, speculation: SpeculationConfig) -> Blueprint:
+    target_s, ratio = random.uniform(0.005, 0.03), random.choice((0.02, 0.1, 0.1, 0.3, 1.0))
+    return Blueprint(
+        target=EngineLaw(PassLaw.flat(target_s, 64), max_step_tokens=random.choice((64, 512))),
+        draft=EngineLaw(PassLaw.flat(target_s * ratio, 64)),
+        target_hop=_hop(random),
+        draft_hop=_hop(random),
+        text=Text(law, vocab_size=random.choice((16, 1000)), eos_share=random.choice((0.0, 0.0, 0.03))),
+        num_targets=random.choice((1, 1, 2, 3)),
+        num_drafts=random.choice((0, *[1] * 7, *[2] * 3)),
+        speculation=speculation,
+        limits=Limits(
+            max_sessions=random.choice((1, 2, *[16] * 6)),
+            max_target_retries=random.choice((0, 3, *[20] * 6)),
+            lease_timeout_s=random.uniform(0.5, 3.0),
+            reply_timeout_s=random.uniform(1.0, 3.0),
+        ),
+    )
+
+
+def _hop(random: Random) -> HopLaw:
+    return HopLaw(random.choice((0.0, 0.001, 0.02)), jitter=random.choice((0.0, 0.3, 2.0)))
+
+
+def _speculation(random: Random) -> SpeculationConfig:
+    return SpeculationConfig(
+        policy=random.choice(get_args(Policy)),
+        pipelining=random.random() < 0.85,
+        max_draft_tokens=random.choice((0, 1, 2, 3, 3, 4, 4, 5, 6)),
+        max_block_tokens=random.choice((1, 4, 8, 12)),
+        lookup=random.random() < 0.5,
+        draft_timeout_s=random.choice((random.uniform(0.001, 0.05), 0.3)),
+        draft_retry_s=random.uniform(0.001, 0.1),
+        breaker_rounds=random.choice((1, 2, 3, 10)),
+    )
+
+
+def _rates(random: Random) -> Rates:
+    def often() -> float:
+        return random.choice((0.0, 0.0, 0.02, 0.1))
+
+    return Rates(
+        FAULTS_UNTIL_S,
+        target=often(),
+        draft=0.6 if random.random() < 0.1 else often() * 1.5,
+        refused_target=often() / 4,
+        refused_draft=often() * 1.5,
+        slow_grant=often(),
+        echo=often() * 2,
+        mean_delay_s=random.choice((0.01, 0.2)),
+    )
+
+
+def _outbreak(random: Random, blueprint: Blueprint) -> Outbreak:
+    kind = "draft" if blueprint.num_drafts and random.random() < 0.6 else "target"
+    index = random.randrange(blueprint.num_drafts if kind == "draft" else blueprint.num_targets)
+    lasts_s = random.choice((0.0, random.uniform(0.0, 0.2), random.uniform(0.0, 2.0)))
+    return Outbreak(random.uniform(0.0, 1.0), lasts_s, kind, index, random.choice(list(EngineFault)))
+
+
+def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool) -> StreamScript:
+    prompt = tuple(random.randrange(1, text.vocab_size) for _ in range(random.choice((1, 5, 20, 90))))
+    sampling = Sampling(temperature=random.choice((0.0, 1.0)), seed=random.getrandbits(64))
+    max_tokens, start_s = random.randrange(1, 36), random.choice((0.0, random.uniform(0.0, 0.5)))
+    stop_ids = frozenset({random.randrange(1, 16)}) if random.random() < 0.1 else frozenset[int]()
+    ignore_eos = random.random() < 0.2
+    expected, reason = _expected(text.plain(prompt, sampling.seed, max_tokens), stop_ids, ignore_eos)
+    num_resumed = random.randrange(len(expected) + 1) if random.random() < 0.15 else 0
+    request = GenerationRequest(
+        f"stream-{number}",
+        prompt,
+        sampling,
+        max_tokens,
+        verification=random.choice((Verification.COUPLED, Verification.COUPLED, *Verification)),
+        max_draft_tokens=random.choice((*[None] * 8, 0, 2)),
+        policy=None if has_infallible_draft else random.choice((*[None] * 8, *get_args(Policy))),
+        pipelining=None if has_infallible_draft else random.choice((*[None] * 4, True, False)),
+        resume_tokens=expected[:num_resumed],
+        stop_token_ids=stop_ids,
+        ignore_eos=ignore_eos,
+        num_logprobs=random.choice((None, None, 0)),
+        wants_trace=has_infallible_draft or random.random() < 0.2,
+        deadline=start_s + random.uniform(0.0, 2.0) if random.random() < 0.1 else None,
+    )
+    pause_s = random.choice((0.0, 0.0, 0.0, random.uniform(0.0, 0.2)))
+    cancel_after_s = random.uniform(0.0, 1.0) if random.random() < 0.15 else None
+    return StreamScript(request, expected, reason, start_s, pause_s, cancel_after_s, has_infallible_draft)
+
+
+def _expected(tokens: list[int], stop_ids: frozenset[int], ignore_eos: bool) -> tuple[tuple[int, ...], FinishReason]:
+    """Where the plain continuation ends, and why."""
+    ending = stop_ids if ignore_eos else stop_ids | {EOS}
+    for index, token in enumerate(tokens):
+        if token in ending:
+            return tuple(tokens[: index + 1]), FinishReason.STOP
+    return tuple(tokens), FinishReason.LENGTH

@@ -1,0 +1,47 @@
+"""Engines without models: laws of agreement and time in place of them."""
+
+from simulation.engines.base import SimEngine
+from simulation.engines.draft import SimDraft
+from simulation.engines.hardware import EngineLaw, HopLaw
+from simulation.engines.laws import steady_law
+from simulation.engines.presets import PRESETS, Hardware, large_target, small_draft
+from simulation.engines.recorded import (
+    COLUMNS,
+    MAX_GAMMA,
+    MAX_RANK,
+    RECORDED_TEMPERATURES,
+    SHARE_RANKS,
+    SHARE_STEP,
+    Column,
+    TraceLaw,
+)
+from simulation.engines.target import SimTarget, logprob_of
+from simulation.engines.texts import EOS, Agreement, Law, SteadyLaw, Text, mix
+
+__all__ = [
+    "COLUMNS",
+    "EOS",
+    "MAX_GAMMA",
+    "MAX_RANK",
+    "PRESETS",
+    "RECORDED_TEMPERATURES",
+    "SHARE_RANKS",
+    "SHARE_STEP",
+    "Agreement",
+    "Column",
+    "EngineLaw",
+    "Hardware",
+    "HopLaw",
+    "Law",
+    "SimDraft",
+    "SimEngine",
+    "SimTarget",
+    "SteadyLaw",
+    "Text",
+    "TraceLaw",
+    "large_target",
+    "logprob_of",
+    "mix",
+    "small_draft",
+    "steady_law",
+]

@@ -1,0 +1,253 @@
+"""What both simulated engines share: sessions by the real protocol, and continuous batching on a law of time.
+
+Knows messages, rows and time; what is computed is the subclasses' affair (`target`, `draft`). What becomes of a message
+is `core.protocol`'s, as it is with the real engines, so that an orchestrator that gets along here gets along there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
+from core.errors import WorkerLost
+from core.protocol import OVERTAKEN, EndedSessions, HeldTokens, missing_of, refusal_of
+from core.records import (
+    DraftReply,
+    DraftRequest,
+    Refused,
+    Sprouted,
+    Stamp,
+    Timing,
+    VerifyReply,
+    VerifyRequest,
+)
+from simulation.engines.hardware import EngineLaw
+from simulation.engines.texts import Text
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+
+
+@dataclass(eq=False)
+class Job(Generic[Request, Reply]):
+    """A request in progress."""
+
+    request: Request
+    held: HeldTokens
+    pending: list[int]
+    """Committed tokens that no pass has taken yet."""
+    arrived_s: float
+    answer: asyncio.Future[Reply | WorkerLost]
+    started_s: float | None = None
+    num_passes: int = 0
+    num_rows: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """The end of a prompt that went in chunks is paced like them."""
+        return len(self.pending) <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
+
+    def timing(self, now_s: float) -> Timing:
+        started_s = now_s if self.started_s is None else self.started_s
+        return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
+
+
+class SimEngine(ABC, Generic[Request, Reply]):
+    """One incarnation of an engine.
+
+    A step takes all that is ready; what arrives meanwhile waits for the next. A call is answered when its last request
+    is. Once killed, nothing is ever answered again but WorkerLost.
+    """
+
+    def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
+        self.engine_id = engine_id
+        self.epoch = epoch
+        self.slowness = 1.0
+        """Passes take so many times what the law says."""
+        self.busy_s = 0.0
+        self.num_passes = 0
+        self.num_rows = 0
+        self.is_dead = False
+        self._text = text
+        self._law = law
+        self._sessions: dict[str, HeldTokens] = {}
+        self._ended = EndedSessions()
+        self._jobs: list[Job[Request, Reply]] = []
+        self._listeners: dict[Stamp, Callable[[Sprouted], None]] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._thaw = asyncio.Event()
+        self._thaw.set()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.engine_id} epoch {self.epoch}, {len(self._jobs)} jobs>"
+
+    @property
+    def sessions(self) -> Sequence[str]:
+        """Names of those that something is held for."""
+        return tuple(self._sessions)
+
+    # Messages
+
+    async def answer(self, batch: Sequence[Request]) -> list[Reply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        replies: list[Reply] = []
+        for answer in [self._take(request) for request in batch]:
+            reply = await answer
+            if isinstance(reply, WorkerLost):
+                raise reply
+            replies.append(reply)
+        return replies
+
+    def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; a message that comes later stays without effect."""
+        for session in sessions:
+            self._ended.add(session)
+            if (held := self._sessions.pop(session, None)) is not None:
+                self._supersede(held)
+
+    def forget(self, session: str) -> None:
+        """Drop what an idle session holds, as an engine does that runs out of room."""
+        if not any(job.request.stamp.session == session for job in self._jobs):
+            self._sessions.pop(session, None)
+
+    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Reply:
+        """As `answer` for one request, which a draft goes on with until it is overtaken. Raises: WorkerLost."""
+        self._listeners[request.stamp] = take
+        try:
+            reply = await self._take(request)
+        finally:
+            del self._listeners[request.stamp]
+        if isinstance(reply, WorkerLost):
+            raise reply
+        return reply
+
+    def _take(self, request: Request) -> asyncio.Future[Reply | WorkerLost]:
+        answer: asyncio.Future[Reply | WorkerLost] = asyncio.get_running_loop().create_future()
+        self._put(request, answer)
+        return answer
+
+    def _put(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> None:
+        if self.is_dead:
+            answer.set_result(WorkerLost(f"{self.engine_id} is gone"))
+        elif isinstance(work := self._admit(request, answer), Job):
+            self._jobs.append(work)
+            if self._worker is None:
+                self._worker = asyncio.create_task(self._work(), name=f"work of {self.engine_id}")
+        else:
+            answer.set_result(work)
+
+    def _admit(self, request: Request, answer: asyncio.Future[Reply | WorkerLost]) -> Job[Request, Reply] | Reply:
+        """A job for this request, or the reply to it where there is nothing to compute."""
+        stamp = request.stamp
+        held, has_ended = self._sessions.get(stamp.session), stamp.session in self._ended
+        vocab_size = self._text.vocab_size
+        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=vocab_size)
+        if (reply := refusal or missing_of(request, held)) is not None:
+            return cast("Reply", reply)
+        if request.base.num_tokens == 0 and request.spec is not None:
+            held = self._sessions.setdefault(stamp.session, HeldTokens(request.spec))
+            held.take_spec(request.spec)
+        assert held is not None, "else its base is missing"
+        self._supersede(held)
+        held.last_round = stamp.round
+        return self._begin(request, held, asyncio.get_running_loop().time(), answer)
+
+    def _supersede(self, held: HeldTokens) -> None:
+        for job in [job for job in self._jobs if job.held is held]:
+            self._conclude(job, cast("Reply", Refused(job.request.stamp, OVERTAKEN)))
+
+    def _conclude(self, job: Job[Request, Reply], reply: Reply | WorkerLost) -> None:
+        self._jobs.remove(job)
+        if not job.answer.done():  # the caller may have stopped waiting
+            job.answer.set_result(reply)
+
+    # Passes
+
+    async def _work(self) -> None:
+        try:
+            while self._has_work():
+                await self._thaw.wait()
+                await self._step()
+        finally:
+            self._worker = None
+
+    def _has_work(self) -> bool:
+        return bool(self._jobs)
+
+    async def _step(self) -> None:
+        """One forward pass over what is ready, and what it leads to.
+
+        A real engine reads messages between passes: so who comes during this one finds that its tokens are held.
+        """
+        shares = self._plan()
+        num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
+        duration_s = self._law.pass_s(num_rows) * self.slowness
+        loop = asyncio.get_running_loop()
+        for job, _, _ in shares:
+            job.started_s = loop.time() if job.started_s is None else job.started_s
+            job.num_passes += 1
+            job.num_rows += num_rows
+        for job, num_tokens, _ in shares:
+            job.held.log.extend(job.pending[:num_tokens])
+            job.pending = job.pending[num_tokens:]
+        self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
+        await asyncio.sleep(duration_s)
+        self.busy_s += duration_s
+        # a job may have been overtaken during the pass, or its session ended
+        self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], loop.time())
+
+    def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
+        """Who is in the next pass, with how many committed tokens and guesses: decoding first, prefill in chunks."""
+        shares: list[tuple[Job[Request, Reply], int, int]] = []
+        rows_left = self._law.max_step_tokens
+        for job in sorted(self._jobs, key=lambda job: not job.is_decoding):
+            num_guesses, is_decoding = self._num_guesses(job), job.is_decoding
+            if shares and not is_decoding:
+                rows_left = min(rows_left, self._law.prefill_chunk_tokens)
+            if len(job.pending) + num_guesses <= rows_left or (is_decoding and not shares):
+                share = (job, len(job.pending), num_guesses)
+            elif not is_decoding and rows_left > 0:
+                share = (job, min(rows_left, len(job.pending) - 1), 0)
+            else:
+                continue
+            shares.append(share)
+            rows_left -= share[1] + share[2]
+        return shares
+
+    # Faults
+
+    def kill(self) -> None:
+        """End this incarnation; whoever waits is told."""
+        self.is_dead = True
+        if self._worker is not None:
+            self._worker.cancel()
+        for job in list(self._jobs):
+            self._conclude(job, WorkerLost(f"{self.engine_id} died"))
+        self._sessions.clear()
+
+    def freeze(self) -> None:
+        """Stand still after the pass in progress, without dying."""
+        self._thaw.clear()
+
+    def thaw(self) -> None:
+        self._thaw.set()
+
+    # What target and draft do differently
+
+    @abstractmethod
+    def _begin(
+        self, request: Request, held: HeldTokens, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
+    ) -> Job[Request, Reply] | Reply:
+        """Bring what is held to the request's prefix; a job for the rest, or the reply if there is none."""
+
+    @abstractmethod
+    def _num_guesses(self, job: Job[Request, Reply]) -> int:
+        """Rows that go with the last of the job's committed tokens."""
+
+    @abstractmethod
+    def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:
+        """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""

@@ -1,0 +1,151 @@
+"""A draft engine without a model: it grows trees by the real engine's rules, and takes its time for each pass.
+
+In rejection and block mode it samples by itself, and its sample is the target's token as often as real verification
+would accept it: the coin that a real target tosses is tossed here, so that the target's text stays the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.errors import WorkerLost
+from core.protocol import HeldTokens
+from core.records import DraftReply, DraftRequest, GrownTree, Sprouted, Timing, Verification
+from core.speculation import MAX_TOLD, Candidates, Grower, Steady, feed_likeliest
+from simulation.engines.base import Job, SimEngine
+from simulation.engines.hardware import EngineLaw
+from simulation.engines.texts import Place, Text
+
+
+@dataclass(eq=False)
+class SteadyJob(Job[DraftRequest, DraftReply]):
+    """A session that is grown for, until its next message."""
+
+    had_part: bool = False
+    """In the pass under way, or in the last."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether growth ends by itself."""
+        return self.steady.num_passes > 0
+
+    @property
+    def may_feed(self) -> bool:
+        return not self.pending and self.held.grower.best_reach > 0.0
+
+    def grown(self, now_s: float) -> GrownTree:
+        """All that has grown, where growth has ended."""
+        return GrownTree(self.request.stamp, self.held.grower.tell(), self.request.num_committed, self.timing(now_s))
+
+    @property
+    def steady(self) -> Steady:
+        return self.request.growth
+
+
+class SimDraft(SimEngine[DraftRequest, DraftReply]):
+    """Guesses by the text's law of agreement."""
+
+    def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw, *, has_noise: bool = True) -> None:
+        """`has_noise`: it ranks its candidates with the noise that it shares with the target."""
+        super().__init__(engine_id, epoch, text, law)
+        self._has_noise = has_noise
+        self._feeding: list[HeldTokens] = []
+        """In the pass under way."""
+        self._since_s: float | None = None
+        """When the last pass ended, if another followed at once: as real engines count, from pass to pass."""
+
+    def _begin(
+        self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
+    ) -> SteadyJob | GrownTree:
+        job = SteadyJob(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
+        if job.ends:
+            return job.grown(now_s) if not job.pending and held.grower.has_ended else job
+        self._tell(job)
+        return job
+
+    def _has_work(self) -> bool:
+        return any(not isinstance(job, SteadyJob) or job.pending or job.may_feed for job in self._jobs)
+
+    def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
+        """Steady growth shares what a pass has room for, best first over all sessions."""
+        growing = [job for job in self._jobs if isinstance(job, SteadyJob)]
+        _feed([job for job in growing if job.may_feed])
+        self._feeding = [job.held for job in growing if job.held.grower.feeding]
+        idle = [job for job in growing if not job.pending and not job.held.grower.feeding]
+        for job in growing:
+            job.had_part = job not in idle
+        jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
+        try:
+            return super()._plan()
+        finally:
+            self._jobs = jobs
+
+    def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
+        return len(job.held.grower.feeding)
+
+    def _end_pass(self, jobs: Sequence[Job[DraftRequest, DraftReply]], now_s: float) -> None:  # noqa: ARG002
+        for job in jobs:
+            self._advance(job)
+
+    def _advance(self, job: Job[DraftRequest, DraftReply]) -> None:
+        """The last committed token was computed."""
+        if not job.held.grower.has_root:
+            self._take_nodes(job.held)
+
+    async def _step(self) -> None:
+        """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
+        loop, num_before = asyncio.get_running_loop(), self.num_rows
+        began_s = loop.time() if self._since_s is None else self._since_s
+        await super()._step()
+        for held in self._feeding:
+            if held.grower.feeding:
+                self._take_nodes(held)
+        timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
+        for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending and job.had_part]:
+            job.held.grower.made_pass()
+            if not job.ends:
+                self._tell(job, timing)
+            elif job.held.grower.has_ended:
+                self._conclude(job, job.grown(now_s))
+        self._since_s = now_s if self._has_work() else None
+
+    def _take_nodes(self, held: HeldTokens) -> None:
+        """What the draft says after each of the nodes that are being fed."""
+        grower, places = held.grower, {0: self._text.place(held.log, held.spec)}
+        said = [self._says(held, node, self._place_of(grower, node, places)) for node in grower.being_fed]
+        held.hold(said)
+        grower.take(said)
+
+    def _says(self, held: HeldTokens, node: int, place: Place) -> Candidates:
+        if not held.spec.needs_q:
+            return self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)
+        is_right, depth = self._text.is_accepted(place), held.grower.depths[node]
+        if held.spec.verification is Verification.BLOCK:
+            start, length = place.index - depth, held.grower.steady.num_passes
+            if (num_accepted := self._text.law.num_accepted_of_block(place.seed, start, length)) is not None:
+                is_right = depth < num_accepted
+        return self._text.sampled(place, is_right=is_right)
+
+    def _place_of(self, grower: Grower, node: int, known: dict[int, Place]) -> Place:
+        if node not in known:
+            known[node] = self._text.after(self._place_of(grower, grower.parents[node], known), grower.tokens[node])
+        return known[node]
+
+    def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
+        told = job.held.grower.tell()
+        if (listener := self._listeners.get(job.request.stamp)) is not None:
+            num_held = job.request.num_committed - len(job.pending)
+            is_over = not job.pending and job.held.grower.has_fed_all
+            listener(Sprouted(job.request.stamp, told, num_held, timing, is_over))
+
+
+def _feed(jobs: Sequence[SteadyJob]) -> None:
+    """In the next pass: what each that ends by itself wants, and of all others the likeliest."""
+    for job in jobs:
+        if job.ends:
+            job.held.grower.feed_pass(job.steady.rows_per_pass)
+    others = [job for job in jobs if not job.ends]
+    num_rows = max((job.steady.rows_per_pass for job in others), default=0)
+    feed_likeliest([job.held.grower for job in others], num_rows)

@@ -1,0 +1,99 @@
+"""A target engine without a model: it accepts what equals its own text, and takes its time for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from core.errors import WorkerLost
+from core.protocol import Continuations, HeldTokens, refusal_of_offer
+from core.records import Continuation, Refused, TokenLogprobs, Verdict, VerifyReply, VerifyRequest
+from core.speculation import ROOT
+from simulation.engines.base import Job, SimEngine
+from simulation.engines.hardware import EngineLaw
+from simulation.engines.texts import Text
+
+VerifyJob = Job[VerifyRequest, VerifyReply]
+Answer = asyncio.Future[VerifyReply | WorkerLost]
+
+
+class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
+    """Under all three verifications it follows the block down its own text.
+
+    In rejection and block mode the draft has tossed the coin already: its sample is the text's token exactly where a
+    real target would accept it (`simulation.engines.draft`).
+    """
+
+    def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
+        super().__init__(engine_id, epoch, text, law)
+        self._continuations: Continuations[Answer] = Continuations()
+
+    def _begin(self, request: VerifyRequest, held: HeldTokens, now_s: float, answer: Answer) -> VerifyJob:
+        return Job(request, held, held.rebase_to_verify(request).pending, now_s, answer)
+
+    def _num_guesses(self, job: VerifyJob) -> int:
+        return len(job.request.block)
+
+    def _end_pass(self, jobs: Sequence[VerifyJob], now_s: float) -> None:
+        verified = [(job.request, job.held.log, self._verdict(job, now_s)) for job in jobs]
+        verdicts, following, refused = self._continuations.after_pass(verified, lambda *_: True)
+        for job, verdict in zip(jobs, verdicts, strict=True):
+            self._conclude(job, verdict)
+        self._refuse(refused)
+        for answer, request in following:
+            self._put(request, answer)
+
+    def _verdict(self, job: VerifyJob, now_s: float) -> Verdict:
+        block, log, spec = job.request.block, job.held.log, job.held.spec
+        place = self._text.place(log, spec)
+        path: list[int] = []
+        tokens = [place.next_token]
+        while (node := block.child(path[-1] if path else ROOT, place.next_token)) is not None:
+            path.append(node)
+            place = self._text.after(place, place.next_token)
+            tokens.append(place.next_token)
+        log.extend(tokens[:-1])
+        logprobs = tuple(map(logprob_of, tokens)) if spec.num_logprobs is not None else ()
+        return Verdict(job.request.stamp, tuple(path), tokens[-1], len(log), logprobs, job.timing(now_s))
+
+    # Continuations
+
+    def _put(self, request: Any, answer: Answer) -> None:
+        if not isinstance(request, Continuation) or self.is_dead:
+            self._refuse(self._continuations.drop(request.stamp.session, before=request.stamp.round))
+            super()._put(request, answer)
+            return
+        session = request.stamp.session
+        held = self._sessions.get(session)
+        refusal = refusal_of_offer(
+            request,
+            held,
+            epoch=self.epoch,
+            has_ended=session in self._ended,
+            is_verifying=any(job.held is held for job in self._jobs),
+            vocab_size=self._text.vocab_size,
+        )
+        self._refuse(self._continuations.offer(answer, request) if refusal is None else [(answer, refusal)])
+
+    @staticmethod
+    def _refuse(refused: Sequence[tuple[Answer, Refused]]) -> None:
+        for answer, refusal in refused:
+            if not answer.done():  # the caller may have stopped waiting
+                answer.set_result(refusal)
+
+    def release(self, sessions: Sequence[str]) -> None:
+        super().release(sessions)
+        for session in sessions:
+            self._refuse(self._continuations.drop(session))
+
+    def kill(self) -> None:
+        super().kill()
+        for answer in self._continuations.clear():
+            if not answer.done():
+                answer.set_result(WorkerLost(f"{self.engine_id} died"))
+
+
+def logprob_of(token: int) -> TokenLogprobs:
+    """A figure that tells to which token it belongs."""
+    return TokenLogprobs(-token / 64.0)

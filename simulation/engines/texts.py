@@ -1,0 +1,189 @@
+"""What the two models say, as functions of the prefix: the target's text, and where the draft ranks its tokens.
+
+Knows tokens and laws of agreement; must not know engines, messages or time. The target's token is a hash of the whole
+prefix and the seed, so any token that is lost, repeated or changed changes all that follow it. How well the draft
+guesses is a law apart: a rank-wise one (`SteadyLaw`), or recorded from two real models (`simulation.traces`). Off the
+target's own text the draft's candidates are as good as any: none of them will ever be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Protocol
+
+from core.records import SequenceSpec
+from core.speculation import Candidates, SparseDistribution
+from core.text import TokenLog, extended
+
+EOS = 0
+_WORD = 2**64 - 1
+
+
+def mix(first: int, second: int = 0, third: int = 0) -> int:
+    """64 well-mixed bits of three integers. Source: the finalizer of Steele et al. 2014 (SplitMix64)."""
+    state = (first * 0x9E3779B97F4A7C15 + second * 0xD1B54A32D192ED03 + third * 0x8CB92BA72F3D8DD7 + 1) & _WORD
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+    return state ^ (state >> 31)
+
+
+def fraction(bits: int) -> float:
+    """A number in [0, 1) from 64 bits."""
+    return (bits >> 11) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How draft and target agree about one token of the target's text. Ranks count from 0, the draft's likeliest."""
+
+    rank: int
+    """Of the target's token among the draft's candidates, both with the shared noise."""
+    plain_rank: int
+    """The same without noise on the draft's side."""
+    alpha: float
+    """Chance that rejection accepts the draft's own sample: sum of min(p, q)."""
+    confidence: float
+    """How sure the draft is of its first candidate, the shared noise included."""
+    entropy: float = 0.0
+    """Of the draft, in nats."""
+    plain_confidence: float = 0.5
+    """The draft's largest probability."""
+    shares: tuple[float, ...] = ()
+    """Of the draft's candidates, the shared noise included; none where nothing is known of them."""
+
+
+class Law(Protocol):
+    """Agreement all along a text."""
+
+    def at(self, seed: int, index: int) -> Agreement:
+        """About output token `index` of the text that `seed` names."""
+        ...
+
+    def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
+        """Of `num_guesses` from `index` on, those that block verification accepts; None to go by `alpha` alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyLaw:
+    """Every token alike, independently: it has rank r with probability `shares[r]`, and a higher one otherwise."""
+
+    shares: tuple[float, ...] = (0.75, 0.12, 0.05, 0.03)
+    plain_shares: tuple[float, ...] = (0.6, 0.1, 0.05)
+    alpha: float = 0.78
+
+    @lru_cache(maxsize=1 << 14)  # noqa: B019  laws are few, and live as long as the program
+    def at(self, seed: int, index: int) -> Agreement:
+        draws = [mix(seed, index, column) for column in range(4)]
+        return Agreement(
+            rank=_draw_rank(self.shares, fraction(draws[0])),
+            plain_rank=_draw_rank(self.plain_shares, fraction(draws[1])),
+            alpha=self.alpha,
+            confidence=(1.0 + fraction(draws[3])) / 2.0,
+            entropy=2.0 * (1.0 - fraction(draws[3])),
+            plain_confidence=(1.0 + fraction(draws[3])) / 2.0,
+        )
+
+    def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:  # noqa: ARG002
+        return None
+
+
+NEVER_RANKED = 1 << 20
+"""Rank of what the draft does not list at all."""
+
+
+def _draw_rank(shares: Sequence[float], u: float) -> int:
+    for rank, share in enumerate(shares):
+        u -= share
+        if u < 0:
+            return rank
+    return NEVER_RANKED
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A prefix, as far as what follows it depends on it."""
+
+    prefix_hash: int
+    index: int
+    """Of the next token in the output."""
+    seed: int
+    is_true: bool
+    """Whether the prefix is the target's own text."""
+    next_token: int
+    """What the target says after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Target and draft of one pair. Token ids are 1 to `vocab_size` - 1, and `EOS` where a text ends."""
+
+    law: Law
+    vocab_size: int = 1000
+    eos_share: float = 0.0
+    """Chance that a token ends the text."""
+
+    def place(self, log: TokenLog, spec: SequenceSpec, pending: Sequence[int] = ()) -> Place:
+        """The place after all of `log` and `pending`, which are the target's text as far as it goes."""
+        prefix_hash = reduce(extended, pending, log.base(len(log)).prefix_hash)
+        return self._place(prefix_hash, len(log) + len(pending) - spec.prompt_len, spec.sampling.seed, True)
+
+    def after(self, place: Place, token: int) -> Place:
+        """The place one token further."""
+        is_true = place.is_true and token == place.next_token
+        return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, is_true)
+
+    def plain(self, prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
+        """What any correct completion of `prompt` begins with."""
+        log = TokenLog(prompt)
+        for index in range(num_tokens):
+            log.extend([self._place(log.base(len(log)).prefix_hash, index, seed, True).next_token])
+        return list(log.since(len(prompt)))
+
+    def coupled(self, place: Place, num_ranks: int, *, has_noise: bool = True) -> Candidates:
+        """What the draft says where both sides draw with the same noise, or are greedy."""
+        agreement = self._agreement(place)
+        ranked = self._ranked(place, agreement.rank if has_noise else agreement.plain_rank, num_ranks)
+        if not has_noise:
+            return Candidates(ranked, agreement.plain_confidence, agreement.entropy)
+        return Candidates(ranked, agreement.confidence, agreement.entropy, shares=agreement.shares[:num_ranks])
+
+    def sampled(self, place: Place, *, is_right: bool) -> Candidates:
+        """What the draft says where it samples by itself; its sample is right or wrong as the caller has tossed."""
+        agreement = self._agreement(place)
+        sample = place.next_token if is_right and place.is_true else self._filler(place, self.vocab_size - 3)
+        q = SparseDistribution.certain(sample)
+        return Candidates((sample,), agreement.plain_confidence, agreement.entropy, sample, q)
+
+    def is_accepted(self, place: Place) -> bool:
+        """A toss of rejection's coin for the draft's sample at a place of the target's text."""
+        return fraction(mix(place.prefix_hash, place.seed, 1)) < self.law.at(place.seed, place.index).alpha
+
+    def _agreement(self, place: Place) -> Agreement:
+        """Off the target's text only confidence and entropy matter: they are those of any other place."""
+        return self.law.at(place.seed, place.index if place.is_true else place.index + 1 + place.prefix_hash % 97)
+
+    def _place(self, prefix_hash: int, index: int, seed: int, is_true: bool) -> Place:
+        bits = mix(prefix_hash, seed)
+        is_end = self.eos_share > 0 and fraction(mix(bits)) < self.eos_share
+        return Place(prefix_hash, index, seed, is_true, EOS if is_end else 1 + bits % (self.vocab_size - 1))
+
+    def _ranked(self, place: Place, rank: int, num_ranks: int) -> tuple[int, ...]:
+        num_ranks = min(num_ranks, self.vocab_size - 4)
+        if not place.is_true or rank >= num_ranks:
+            return self._fillers(place, num_ranks)
+        others = self._fillers(place, num_ranks - 1)
+        return (*others[:rank], place.next_token, *others[rank:])
+
+    def _fillers(self, place: Place, num: int) -> tuple[int, ...]:
+        """The first of the draft's candidates that are not the target's token."""
+        first, num_words = place.next_token, self.vocab_size - 1
+        if first + num <= num_words:
+            return tuple(range(1 + first, 1 + first + num))
+        return tuple(self._filler(place, number) for number in range(num))
+
+    def _filler(self, place: Place, number: int) -> int:
+        """The draft's candidate `number` of those that are not the target's token; all are different."""
+        return 1 + (place.next_token + number) % (self.vocab_size - 1)

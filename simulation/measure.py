@@ -1,0 +1,170 @@
+"""What is measured of simulated streams, and what it comes to.
+
+Knows times, chunks and counts; must not know how the streams were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from core.errors import OutriderError
+from core.records import Call, CallTrace, Chunk, SpeculationStats
+from orchestrator.policy import ControlReport
+from simulation.cluster import Cluster
+
+
+@dataclass(eq=False, slots=True)
+class StreamSeen:
+    """One stream, as its client saw it."""
+
+    started_s: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """When a chunk came, and its tokens."""
+    calls: list[CallTrace] = field(default_factory=list)
+    stats: SpeculationStats | None = None
+    error: OutriderError | None = None
+
+    def take(self, chunk: Chunk, now_s: float) -> None:
+        self.arrivals.append((now_s, len(chunk.token_ids)))
+        self.calls.extend(chunk.trace)
+        self.stats = chunk.stats or self.stats
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(number for _, number in self.arrivals)
+
+    @property
+    def num_later_tokens(self) -> int:
+        """After the first chunk."""
+        return sum(number for _, number in self.arrivals[1:])
+
+    @property
+    def decoding_s(self) -> float:
+        """From the first chunk to the last."""
+        return self.arrivals[-1][0] - self.arrivals[0][0]
+
+    @property
+    def ended_s(self) -> float:
+        return self.arrivals[-1][0] if self.arrivals else self.started_s
+
+    def gaps_s(self) -> Iterable[float]:
+        """Between each token and the one before it; tokens of one chunk come together."""
+        for (before_s, _), (now_s, number) in zip(self.arrivals, self.arrivals[1:], strict=False):
+            yield now_s - before_s
+            yield from [0.0] * (number - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of a sample of seconds, each the least value that so many do not exceed; all 0 for none."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Percentiles:
+        ordered = sorted(values)
+        if not ordered:
+            return cls(0.0, 0.0, 0.0, 0.0)
+        p50, p95, p99 = (ordered[ceil(len(ordered) * percent / 100) - 1] for percent in (50, 95, 99))
+        return cls(p50, p95, p99, sum(ordered) / len(ordered))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a scenario came to."""
+
+    num_streams: int
+    num_failed: int
+    num_tokens: int
+    elapsed_s: float
+    tokens_per_s: float
+    """Of all streams together."""
+    tokens_per_s_a_stream: float
+    """What one stream gets while it decodes: tokens after the first chunks, over the time that they took."""
+    ttft_s: Percentiles
+    """From a stream's begin to its first token."""
+    inter_token_s: Percentiles
+    end_to_end_s: Percentiles
+    target_utilisation: float
+    """Share of the time in which a replica is in a pass, on average."""
+    draft_utilisation: float
+    num_rounds: int
+    """After the first of each stream, which is prefill; so are the next two."""
+    tokens_per_round: float
+    share_of_hits: float
+    """Of all rounds: whether the block that was verified next had been prepared."""
+    acceptance_rate: float
+    hit_rate: float
+    """Of the verdicts for which something had grown."""
+    time_hidden: float
+    """Share of drafting time during which the target was verifying for the same stream."""
+    verify_s: float
+    """Mean time of a call to the target after the first, the wire included; so are the next two."""
+    pass_s: float
+    block_s: float
+    """Mean time that a round which was not prepared waits for a block; 0 where it goes on without."""
+    control: ControlReport
+
+    @property
+    def formula_tokens_per_s(self) -> float:
+        """What one stream makes if each round costs what its calls cost and no more: G of docs/control.md, from the
+        acceptance, hits and times that were measured."""
+        hit_s, miss_s = max(self.verify_s, self.pass_s), self.verify_s + self.block_s
+        round_s = self.share_of_hits * hit_s + (1.0 - self.share_of_hits) * miss_s
+        return _ratio(self.tokens_per_round, round_s)
+
+
+def sum_up(seen: Sequence[StreamSeen], cluster: Cluster, control: ControlReport) -> Report:
+    """All streams of one run."""
+    stats = [stream.stats for stream in seen if stream.stats is not None]
+    decoding = [stream for stream in seen if len(stream.arrivals) > 1]
+    num_tokens = sum(stream.num_tokens for stream in seen)
+    elapsed_s = max((s.ended_s for s in seen), default=0.0) - min((s.started_s for s in seen), default=0.0)
+    num_hits, num_rounds = sum(s.num_hits for s in stats), sum(s.num_rounds - 1 for s in stats)
+    calls = [call for stream in seen for call in stream.calls if call.call is not Call.VERIFY]
+    verifying = [call for stream in seen for call in _verifying(stream)[1:]]
+    passes, blocks = (_times_s(calls, kind) for kind in (Call.GROWTH, Call.BLOCK))
+    return Report(
+        num_streams=len(seen),
+        num_failed=sum(stream.error is not None for stream in seen),
+        num_tokens=num_tokens,
+        elapsed_s=elapsed_s,
+        tokens_per_s=_ratio(num_tokens, elapsed_s),
+        tokens_per_s_a_stream=_ratio(sum(s.num_later_tokens for s in decoding), sum(s.decoding_s for s in decoding)),
+        ttft_s=Percentiles.of(stream.arrivals[0][0] - stream.started_s for stream in seen if stream.arrivals),
+        inter_token_s=Percentiles.of(gap_s for stream in seen for gap_s in stream.gaps_s()),
+        end_to_end_s=Percentiles.of(stream.ended_s - stream.started_s for stream in seen if stream.arrivals),
+        target_utilisation=_ratio(cluster.targets.busy_s, elapsed_s * len(cluster.targets.replicas)),
+        draft_utilisation=_ratio(cluster.drafts.busy_s, elapsed_s * len(cluster.drafts.replicas)),
+        num_rounds=num_rounds,
+        tokens_per_round=_ratio(sum(stream.num_later_tokens for stream in decoding), num_rounds),
+        share_of_hits=_ratio(num_hits, num_rounds),
+        acceptance_rate=_ratio(sum(s.num_accepted_tokens for s in stats), sum(s.num_drafted_tokens for s in stats)),
+        hit_rate=_ratio(num_hits, num_hits + sum(s.num_misses for s in stats)),
+        time_hidden=_ratio(sum(s.hidden_draft_time_s for s in stats), sum(s.draft_time_s for s in stats)),
+        verify_s=_mean([call.received_s - call.sent_s for call in verifying]),
+        pass_s=_mean(passes),
+        block_s=_ratio(sum(blocks), num_rounds - num_hits),
+        control=control,
+    )
+
+
+def _verifying(stream: StreamSeen) -> list[CallTrace]:
+    return [call for call in stream.calls if call.call is Call.VERIFY]
+
+
+def _times_s(calls: Iterable[CallTrace], kind: Call) -> list[float]:
+    return [call.received_s - call.sent_s for call in calls if call.call is kind]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return _ratio(sum(values), len(values))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,153 @@
+"""Draws what `outrider simulate` has found: speed by draft length, and by how many streams there are.
+
+Knows comparisons and SVG; must not know how the figures were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from simulation.report.compare import Comparison
+
+COLORS = {
+    "plain": "#8a9099",
+    "pipelined": "#c2543c",
+    "sequential": "#3b7dbd",
+    "coupled": "#3b7dbd",
+    "rejection": "#4c9f70",
+    "block": "#b58900",
+}
+WIDTH_PX, HEIGHT_PX = 360, 240
+LEFT_PX, TOP_PX, RIGHT_PX, BOTTOM_PX = 56, 36, 20, 44
+LABEL_PX = 104
+TICKS = (1, 2, 5)
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One way, named at its right end."""
+
+    name: str
+    points: Points
+    color: str
+    is_level: bool = False
+    """The same for every x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One diagram; y begins at 0."""
+
+    title: str
+    x_name: str
+    x_values: Sequence[int]
+    lines: Sequence[Line]
+
+
+def render(comparison: Comparison, by_streams: Mapping[str, Points]) -> str:
+    """The text of the SVG file."""
+    panels = [_by_gamma(comparison), _by_streams(by_streams)]
+    step = LEFT_PX + WIDTH_PX + LABEL_PX + RIGHT_PX
+    width, height = step * len(panels), TOP_PX + HEIGHT_PX + BOTTOM_PX
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        'font-family="sans-serif" font-size="11" fill="#222">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for number, panel in enumerate(panels):
+        parts += [f'<g transform="translate({number * step + LEFT_PX} {TOP_PX})">', *_Drawing(panel).parts(), "</g>"]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _by_gamma(comparison: Comparison) -> Panel:
+    gammas = sorted({run.gamma or 0 for run in comparison.sequential})
+    lines = [
+        _level(name, run.rate, gammas) for name, run in zip(("plain", "pipelined"), comparison.runs[::2], strict=True)
+    ]
+    for verification in dict.fromkeys(run.verification for run in comparison.sequential):
+        points = [(run.gamma or 0, run.rate) for run in comparison.sequential if run.verification is verification]
+        lines.append(Line(f"in turn, {verification.value}", points, COLORS[verification.value]))
+    return Panel("tokens/s of one stream", "draft length γ", gammas, lines)
+
+
+def _level(name: str, rate: float, x_values: Sequence[int]) -> Line:
+    return Line(name, [(x, rate) for x in (x_values[0], x_values[-1])], COLORS[name], is_level=True)
+
+
+def _by_streams(by_streams: Mapping[str, Points]) -> Panel:
+    titles = {"sequential": "in turn"}
+    lines = [Line(titles.get(name, name), points, COLORS[name]) for name, points in by_streams.items()]
+    x_values = [round(x) for x, _ in next(iter(by_streams.values()))]
+    return Panel("tokens/s of all streams", "streams at a time", x_values, lines)
+
+
+class _Drawing:
+    """One panel, its origin at the top left of the plot area."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+        self._most = 1.05 * max(y for line in panel.lines for _, y in line.points)
+        self._places = {x: index for index, x in enumerate(panel.x_values)}
+
+    def parts(self) -> Iterator[str]:
+        yield _text(0, -14, self._panel.title, "start", 'font-weight="bold"')
+        yield from self._grid()
+        yield from self._x_axis()
+        for line, label_y in zip(self._panel.lines, self._label_ys(), strict=True):
+            yield from self._line(line, label_y)
+
+    def _grid(self) -> Iterator[str]:
+        step = _step(self._most)
+        for number in range(int(self._most / step) + 1):
+            y = self._y(number * step)
+            yield f'<path d="M0 {y:.1f}H{WIDTH_PX}" stroke="#e4e4e4"/>'
+            yield _text(-6, y + 4, f"{number * step:g}", "end")
+
+    def _x_axis(self) -> Iterator[str]:
+        for x in self._panel.x_values:
+            yield _text(self._x(x), HEIGHT_PX + 16, f"{x}", "middle")
+        yield _text(WIDTH_PX / 2, HEIGHT_PX + 34, self._panel.x_name, "middle")
+
+    def _line(self, line: Line, label_y: float) -> Iterator[str]:
+        places = [(self._x(x), self._y(y)) for x, y in line.points]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        dashes = ' stroke-dasharray="5 3"' if line.is_level else ""
+        yield f'<path d="M{path}" fill="none" stroke="{line.color}" stroke-width="2"{dashes}/>'
+        if not line.is_level:
+            for (x, y), (_, value) in zip(places, line.points, strict=True):
+                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"><title>{value:.1f}</title></circle>'
+        yield _text(WIDTH_PX + 8, label_y + 4, line.name, "start", f'style="fill:{line.color}"')
+
+    def _label_ys(self) -> list[float]:
+        """Where the lines end, moved apart where they are too close to be read."""
+        ends = [self._y(line.points[-1][1]) for line in self._panel.lines]
+        found = list(ends)
+        lowest = -1e9
+        for index in sorted(range(len(ends)), key=lambda index: ends[index]):
+            found[index] = lowest = max(ends[index], lowest + 13)
+        return found
+
+    def _x(self, x: float) -> float:
+        """Values stand at equal distances, so that powers of two can be told apart."""
+        return (self._places[round(x)] + 0.5) * WIDTH_PX / len(self._places)
+
+    def _y(self, y: float) -> float:
+        return HEIGHT_PX * (1.0 - y / self._most)
+
+
+def _step(most: float) -> float:
+    """A round number that goes into `most` four to ten times."""
+    scale = 1.0
+    while True:
+        for tick in TICKS:
+            if most / (tick * scale) <= 8:
+                return tick * scale
+        scale *= 10.0
+
+
+def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'

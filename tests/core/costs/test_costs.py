@@ -1,0 +1,246 @@
+"""Costs as they are learned from timings: robust to single outliers, quick to follow a change, rising with rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.costs.curve import HOPE, MIN_EXPONENT, Curve
+from core.costs.engine_cost import FEW_ROWS, NUM_RECENT, EngineCost, PassCost
+from core.records import Timing
+
+ROWS = (1, 4, 16, 48)
+
+
+def law(rows):
+    return 0.003 * max(1.0, rows / 64.0)
+
+
+def learned(num=40, factor=1.0):
+    cost = PassCost(0.02)
+    for index in range(num):
+        rows = ROWS[index % len(ROWS)]
+        cost.see(rows, factor * law(rows))
+    return cost
+
+
+def test_the_profile_of_a_steady_engine_is_found():
+    cost = learned()
+    for rows in ROWS:
+        assert cost(rows) == pytest.approx(law(rows), rel=0.02)
+
+
+def test_one_pause_of_the_collector_changes_nothing():
+    cost = learned()
+    before = cost.points()
+    cost.see(16, 0.3)
+    cost.see(4, 0.003)
+    cost.see(16, 0.25)
+    assert cost.points() == pytest.approx(before)
+
+
+@pytest.mark.parametrize("factor", [8.0, 0.2])
+def test_a_change_of_pace_is_noticed_within_some_passes(factor):
+    cost = learned()
+    for _ in range(NUM_RECENT):
+        for rows in ROWS:
+            cost.see(rows, factor * law(rows))
+    for rows in ROWS:
+        assert cost(rows) == pytest.approx(factor * law(rows), rel=0.02)
+
+
+# Branches
+
+
+def branched(num, branch_s, *, factor=1.0, noise=0.05, seed=1, cost=None):
+    """A cost that has seen passes of 2 to 8 rows, 20 ms and 1 more each, with up to 3 branches."""
+    random, cost = Random(seed), cost or PassCost(0.02)
+    for _ in range(num):
+        rows = random.randint(2, 8)
+        branches = random.randint(0, min(3, rows - 2))
+        straight_s = 0.02 + 0.001 * rows
+        cost.see(rows, factor * (straight_s + branch_s * branches) * random.uniform(1 - noise, 1 + noise), branches)
+    return cost
+
+
+def test_what_a_branch_adds_is_told_apart_from_what_rows_cost():
+    cost = branched(300, 0.004)
+    assert cost.branch_s == pytest.approx(0.004, rel=0.15)
+    for rows in (2, 4, 8):
+        assert cost(rows) == pytest.approx(0.02 + 0.001 * rows, rel=0.1), "of a pass without branches"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_branches_cost_nothing_noise_does_not_make_them_dear(seed):
+    assert branched(300, 0.0, noise=0.0, seed=seed).branch_s == 0.0
+    assert branched(300, 0.0, noise=0.1, seed=seed).branch_s < 0.0004
+
+
+def test_rows_are_not_taken_for_branches():
+    """Where unlike rows are kept as one, the wider passes have more branches, too."""
+    cost, random = PassCost(0.02), Random(3)
+    for index in range(300):
+        rows, branches, seconds = ((16, 2, 0.020), (18, 3, 0.0245))[index % 2]
+        cost.see(rows, seconds * random.uniform(0.97, 1.03), branches)
+    assert cost.branch_s == 0.0
+
+
+def test_first_passes_are_slow_and_seldom_say_anything_of_branches():
+    """Of those that have branches, as the first blocks do: a width tells of branches when its own cost is known."""
+    found = []
+    for seed in range(12):
+        cost, random, seen = PassCost(0.02), Random(seed), set()
+        for index in range(60):
+            rows = random.randint(4, 9)
+            slow = 1.5 if rows not in seen else 1.0
+            seen.add(rows)
+            cost.see(rows, slow * 0.026 * random.uniform(0.97, 1.03), 2 if index < 8 else random.random() < 0.1)
+        found.append(cost.branch_s)
+    assert found.count(0.0) >= 8
+
+
+def test_blocks_of_many_branches_do_not_carry_the_profile_away():
+    """Where branches take more of a pass than rows do."""
+    cost, random = PassCost(0.02), Random(4)
+    for index in range(3000):
+        branches = random.randint(6, 9)
+        cost.see(15, (0.029 + 0.005 * branches) * random.uniform(0.95, 1.05), branches)
+        if index % 40 == 0:
+            cost.see(1, 0.026, 0)
+    assert cost(1) == pytest.approx(0.026, rel=0.1)
+
+
+def test_branches_have_half_of_a_pass_at_most():
+    """2 ms of rows and 6 of each branch: rows are thought to take more than they do, never next to nothing."""
+    cost, random = PassCost(0.02), Random(1)
+    for _ in range(400):
+        branches = random.randint(4, 6)
+        cost.see(8, (0.002 + 0.006 * branches) * random.uniform(0.9, 1.1), branches)
+    assert cost(8) == pytest.approx((0.002 + 0.006 * 5) / 2, rel=0.1)
+
+
+def test_a_slower_engine_has_dearer_branches():
+    cost = branched(300, 0.004)
+    branched(600, 0.004, factor=2.0, cost=cost)
+    assert cost.branch_s == pytest.approx(0.008, rel=0.2)
+
+
+def test_what_branches_cost_is_forgotten_where_there_are_none_any_more():
+    """So that they are tried again: a plan without branches learns nothing about them."""
+    cost = branched(300, 0.004)
+    random = Random(2)
+    for _ in range(2000):
+        cost.see(4, 0.024 * random.uniform(0.95, 1.05), 0)
+    assert cost.branch_s == 0.0
+    assert cost(4) == pytest.approx(0.024, rel=0.05)
+    assert cost(8) == pytest.approx(0.028, rel=0.1), "what was seen with branches is not taken for rows"
+
+
+def test_nothing_is_learned_of_branches_that_nobody_counted_or_among_passes_of_unlike_rows():
+    cost = PassCost(0.02)
+    for index in range(100):
+        cost.see(4, 0.02 + 0.004 * (index % 2))
+        wide = FEW_ROWS + 1 + 2 * (index % 2)
+        cost.see(wide, 0.001 * wide, index % 2)
+    assert cost.branch_s == 0.0
+
+
+def test_an_engine_counts_the_branches_of_a_call_that_had_its_passes_alone():
+    engine = EngineCost(0.02)
+    for index in range(100):
+        branches = index % 2
+        engine.see(Timing(0.0, 0.02 + 0.004 * branches + 1e-5 * (index % 7), 1, 4), 0.03, branches)
+    assert engine.passes.branch_s == pytest.approx(0.004, rel=0.1)
+
+
+# What was not seen
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.floats(1e-4, 1.0)), min_size=1, max_size=30))
+def test_more_rows_never_cost_less(seen):
+    cost = PassCost(0.01)
+    for rows, seconds in seen:
+        cost.see(rows, seconds)
+    curve = cost.curve()
+    costs = [curve(rows) for rows in (0.5, 1, 2, 3, 5, 8, 13, 50, 200, 900, 1500, 4000, 16000)]
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(costs))
+
+
+def test_beyond_what_was_seen_hope_ends():
+    curve = Curve((1.0, 16.0), (0.003, 0.003))
+    assert curve(16 * HOPE) == pytest.approx(0.003 * HOPE**MIN_EXPONENT)
+    assert curve(160 * HOPE) == pytest.approx(10 * curve(16 * HOPE))
+
+
+def test_what_is_shown_is_shown_at_few_and_always_the_same_rows():
+    cost = learned()
+    rows = [3, 5, 7, 11, 23, 40, 70, 71, 73, 90] * 8
+    for each in rows:
+        cost.see(each, 0.001 * each)
+    assert set(cost.points()) <= {2**power for power in range(11)}
+    assert {4, 8, 16, 32, 64} <= set(cost.points())
+    assert all(cost.points()[rows] == cost(rows) for rows in cost.points())
+
+
+@pytest.mark.parametrize("bad", [(0, 0.1), (4, 0.0), (4, -1.0), (4, float("nan")), (4, float("inf"))])
+def test_impossible_timings_are_not_learned_from(bad):
+    cost = learned()
+    before = cost.points()
+    cost.see(*bad)
+    assert cost.points() == before
+
+
+def test_what_many_sessions_tell_of_one_pass_counts_once():
+    engine = EngineCost(0.01)
+    for _ in range(10):
+        engine.see(Timing(0.0, 0.003, 1, 64), 0.004)
+        engine.see(Timing(0.0, 0.0031, 1, 64), 0.004)
+    before = engine.passes(64)
+    for _ in range(64):  # one pass with a pause in it, of 64 sessions
+        engine.see(Timing(0.0, 0.3, 1, 64), 0.301)
+    assert engine.passes(64) == pytest.approx(before, rel=0.05)
+
+
+def test_the_wire_is_what_is_neither_waiting_nor_computing():
+    engine = EngineCost(0.01)
+    for _ in range(9):
+        engine.see(Timing(0.002, 0.003, 1, 4), 0.006)
+    assert engine.wire_s == pytest.approx(0.001)
+    for _ in range(20):  # calls that wait for one another
+        engine.see(Timing(0.002, 0.003, 1, 4), 0.036)
+    assert engine.wire_s == pytest.approx(0.031)
+
+
+def test_a_late_answer_says_that_passes_take_at_least_their_share():
+    engine = EngineCost(0.003)
+    for _ in range(10):
+        engine.see(Timing(0.0, 0.003, 1, 4), 0.004)
+    for _ in range(NUM_RECENT):
+        engine.see_late(4, 2, 0.25)
+    assert engine.passes(4) == pytest.approx(0.125, rel=0.2)
+
+
+@pytest.mark.parametrize("timing", [Timing(0.0, 1e6, 1, 8), Timing(1e6, 0.01, 1, 8), Timing(-5.0, 0.01, 1, 8)])
+def test_an_engine_that_claims_what_cannot_be_is_not_believed(timing):
+    engine = EngineCost(0.003)
+    for _ in range(6):
+        engine.see(timing, 0.01)
+    assert engine.passes(8) < 0.02
+
+
+def test_what_was_not_called_for_tells_nothing_of_the_way_and_may_take_no_longer_than_the_time_since_the_last_answer():
+    engine = EngineCost(0.01)
+    for _ in range(20):
+        engine.see(Timing(0.0, 0.010, 1, 4), 0.012)
+    wire_s, pass_s = engine.wire_s, engine.passes(4)
+    for _ in range(20):
+        engine.see(Timing(0.0, 1e9, 1, 4), 0.010, is_call=False)
+    assert (engine.wire_s, engine.passes(4)) == (wire_s, pass_s)
+    for index in range(200):
+        engine.see(Timing(0.0, 0.020 + 1e-6 * index, 1, 4), 0.019, is_call=False)
+    assert engine.wire_s == wire_s
+    assert engine.passes(4) == pytest.approx(0.020, rel=0.05)

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+
+import pytest
+
+from core.errors import Unavailable
+from core.records import Verification
+from deploy.cli import main, terminal
+from deploy.cli.client import CallFailed, Client
+from deploy.launch import local
+from protos.outrider.v1 import generation_pb2 as pb
+from tests import checkpoints
+from tests.deploy.grpc.rpc import REPORT, Script, greeting, server
+
+
+def run(*argv: str) -> int:
+    return main.main(argv)
+
+
+# outrider generate
+
+
+def test_text_goes_to_standard_output_and_statistics_to_standard_error(capsys):
+    with server(Script(*greeting())) as address:
+        assert run("generate", "say", "--address", address, "--seed", "7") == 0
+    out, err = capsys.readouterr()
+    assert out == "hello word\n"
+    assert "2 target passes" in err
+    assert "guesses accepted" in err
+    assert "75% of 4 next blocks were ready; 80% of 0.50 s of drafting hidden" in err
+    assert err.rstrip().endswith("seed 7")
+
+
+def test_colour_tells_guesses_from_the_targets_own(capsys):
+    with server(Script(*greeting())) as address:
+        assert run("generate", "say", "--address", address, "--color", "always") == 0
+    out, err = capsys.readouterr()
+    own, guessed, reset = terminal.CORRECTED, terminal.GUESSED, terminal.RESET
+    assert out == f"{own}hello{reset}{guessed} wor{reset}{own}d{reset}\n"
+    assert terminal.LEGEND in err
+
+
+def test_every_option_reaches_the_request():
+    script = Script(*greeting())
+    numbers = "--max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.5 --seed 8"
+    others = "--stop a --stop b --verification block --policy entropy --no-pipelining --no-draft"
+    with server(script) as address:
+        run("generate", "say", "--address", address, *numbers.split(), *others.split())
+    request = script.requests[0]
+    assert (request.max_tokens, request.stop) == (9, ("a", "b"))
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 3)
+    assert (request.sampling.top_p, request.sampling.seed) == (0.5, 8)
+    assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 0)
+    assert (request.policy, request.pipelining) == ("entropy", False)
+
+
+def test_what_is_not_given_is_the_servers_to_decide():
+    script = Script(*greeting())
+    with server(script) as address:
+        run("generate", "say", "--address", address)
+    assert script.requests[0].sampling.temperature == 0.7
+    assert script.requests[0].max_draft_tokens is None
+    assert (script.requests[0].policy, script.requests[0].pipelining) == (None, None)
+
+
+def test_the_prompt_may_come_from_standard_input(monkeypatch):
+    script = Script(*greeting())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("say"))
+    with server(script) as address:
+        run("generate", "-", "--address", address)
+        run("generate", "say", "--address", address)
+    assert script.requests[0].prompt == script.requests[1].prompt
+
+
+def test_without_a_server_the_user_is_told_how_to_start_one(capsys):
+    assert run("generate", "say", "--address", "localhost:1") == 1
+    assert "start one with: outrider serve" in capsys.readouterr().err
+
+
+def test_a_refusal_is_shown_as_the_server_words_it(capsys):
+    with server(Script()) as address:
+        assert run("generate", "say", "--address", address, "--top-p", "2") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("outrider: INVALID_ARGUMENT: ")
+    assert "sampling.top_p: must be in (0, 1], got 2.0" in err
+
+
+def test_a_server_that_is_there_but_cannot_take_the_request_is_not_called_missing(capsys):
+    with server(Script(Unavailable("no target grants a place"))) as address:
+        assert run("generate", "say", "--address", address) == 1
+    assert "no target grants a place" in capsys.readouterr().err
+
+
+def test_a_number_that_the_field_cannot_hold_is_refused_here(capsys):
+    assert run("generate", "say", "--top-k", "-1") == 1
+    assert "outrider: " in capsys.readouterr().err
+
+
+def test_several_prompts_run_side_by_side_and_are_shown_in_order(capsys):
+    script = Script(*greeting())
+    with server(script) as address:
+        assert run("generate", "one", "two\n", "--address", address, "--max-tokens", "9") == 0
+    out, err = capsys.readouterr()
+    assert out == "hello word\n" * 2
+    assert len({request.prompt for request in script.requests}) == 2
+    assert err.index("--- one") < err.index("--- two\\n")
+    assert err.count("2 target passes") == 2
+
+
+# outrider generate --trace
+
+
+def test_a_trace_shows_the_rounds_of_each_prompt(tmp_path, capsys):
+    with server(Script(*greeting())) as address:
+        assert run("generate", "one", "two", "--address", address, "--trace", str(tmp_path / "t.json")) == 0
+    assert f"trace of 2 streams in {tmp_path}/t.json" in capsys.readouterr().err
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "stream 1: one",
+        "stream 2: two",
+    }
+    assert [event["args"]["text"] for event in events if event.get("cat") == "round"].count(" word") == 2
+    assert sum(event["name"] == "grew 40: hit" for event in events) == 2
+    assert sum(event["ph"] == "f" for event in events) == 2
+
+
+def test_a_trace_may_be_a_picture(tmp_path):
+    script = Script(*greeting())
+    with server(script) as address:
+        assert run("generate", "say", "--address", address, "--trace", str(tmp_path / "t.svg")) == 0
+    assert (tmp_path / "t.svg").read_text().startswith("<svg")
+    assert script.requests[0].wants_trace
+
+
+def test_only_who_wants_a_trace_asks_for_one():
+    script = Script(*greeting())
+    with server(script) as address:
+        run("generate", "say", "--address", address)
+    assert not script.requests[0].wants_trace
+
+
+def test_what_was_traced_of_a_stream_that_failed_is_kept(tmp_path, capsys):
+    with server(Script(greeting()[0], Unavailable("no target grants a place"))) as address:
+        assert run("generate", "say", "--address", address, "--trace", str(tmp_path / "t.json")) == 1
+    assert "no target grants a place" in capsys.readouterr().err
+    assert '"prefill"' in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "file", "problem"),
+    [
+        (Script(*[dataclasses.replace(chunk, trace=()) for chunk in greeting()]), "t.json", "nothing to trace"),
+        (Script(*greeting()), "no/such/t.json", "cannot be written"),
+    ],
+)
+def test_a_trace_that_was_not_written_is_a_failure(tmp_path, capsys, script, file, problem):
+    with server(script) as address:
+        assert run("generate", "say", "--address", address, "--trace", str(tmp_path / file)) == 1
+    assert problem in capsys.readouterr().err
+
+
+# Colours and statistics
+
+
+def chunk(text: str, *guessed: bool) -> pb.GenerateChunk:
+    return pb.GenerateChunk(text=text, token_ids=range(len(guessed)), guessed=guessed)
+
+
+@pytest.mark.parametrize(
+    ("piece", "parts"),
+    [
+        (chunk("abc", True, True, False), [("ab", True), ("c", False)]),
+        (chunk("c", False), [("c", False)]),
+        (chunk("ab", True, True), [("ab", True)]),
+        (chunk("ab\ufffd", True, False), [("", True), ("ab\ufffd", False)]),
+        (chunk("held back"), [("held back", False)]),
+    ],
+)
+def test_a_chunk_is_split_before_the_targets_own_token(piece, parts):
+    assert list(terminal.spans(piece, lambda _: "c")) == parts
+
+
+def test_each_line_is_coloured_by_itself():
+    assert (
+        terminal.paint("a\n\nb", True) == f"{terminal.GUESSED}a{terminal.RESET}\n\n{terminal.GUESSED}b{terminal.RESET}"
+    )
+
+
+def test_colour_is_for_terminals_whose_user_has_not_refused_it():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert terminal.use_color("auto", Terminal(), False)
+    assert not terminal.use_color("auto", Terminal(), True)
+    assert not terminal.use_color("auto", io.StringIO(), False)
+    assert not terminal.use_color("never", Terminal(), False)
+    assert terminal.use_color("always", io.StringIO(), True)
+
+
+# The client
+
+
+def test_a_stream_that_is_dropped_is_cancelled_on_the_server():
+    script = Script(greeting()[0], is_endless=True)
+    with server(script) as address, Client(address) as client:
+        stream = client.stream(pb.GenerateRequest(text="say"))
+        assert next(stream).text == "hello"
+        stream.close()
+        assert client.is_serving()
+        assert client.model_info().control.reason == REPORT.reason
+    assert script.num_closed == 1
+
+
+def test_the_requests_time_is_the_calls_deadline():
+    with server(Script(greeting()[0], is_endless=True)) as address, Client(address) as client:
+        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
+            client.complete(pb.GenerateRequest(text="say", timeout_s=0.2))
+        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
+            client.generate(pb.GenerateRequest(text="say", timeout_s=0.2))
+
+
+def test_an_ending_without_a_last_chunk_is_a_failure():
+    script = Script(greeting()[0])
+    with server(script) as address, Client(address) as client, pytest.raises(CallFailed, match="DATA_LOSS"):
+        client.complete(pb.GenerateRequest(text="say"))
+
+
+def test_waiting_for_a_server_that_does_not_come_ends():
+    with Client("localhost:1") as client, pytest.raises(TimeoutError, match="localhost:1"):
+        client.wait_until_serving(0.2)
+
+
+# outrider serve and check, as far as they go without Ray
+
+
+def parsed(*argv: str):
+    return main._config(main._parser().parse_args(["serve", *argv]))
+
+
+def test_serve_without_arguments_is_the_demo_pair_with_its_defaults():
+    config = parsed()
+    assert config.target.engine.model.endswith("models/demo/target")
+    assert local.changed_settings(config) == ["target.engine.deterministic=True"], "its tokens are compared bit by bit"
+
+
+def test_flags_become_settings_and_are_shown_as_changes(tmp_path):
+    config = parsed("--gamma", "2", "--dtype", "bfloat16", "--target", str(tmp_path), "--set", "limits.max_sessions=3")
+    assert config.target.engine.model == str(tmp_path)
+    assert local.changed_settings(config) == [
+        "target.engine.dtype=bfloat16",
+        "draft.engine.dtype=bfloat16",
+        f"model_name={tmp_path.name}",
+        "speculation.max_draft_tokens=2",
+        "limits.max_sessions=3",
+    ]
+
+
+def test_a_pair_may_be_served_without_its_draft():
+    config = parsed("--draft", "none", "--dtype", "bfloat16")
+    assert config.draft is None
+    assert "without a draft" in local.describe_models(config)
+
+
+def test_flags_go_before_the_file(tmp_path):
+    file = tmp_path / "outrider.yaml"
+    file.write_text("target: {engine: {model: t}}\nspeculation: {max_draft_tokens: 7}\n")
+    assert parsed("--config", str(file)).speculation.max_draft_tokens == 7
+    assert parsed("--config", str(file), "--gamma", "1").speculation.max_draft_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (("--set", "nonsense=1"), "nonsense"),
+        (("--gamma", "99"), "max_draft_tokens"),
+        (("--target", "/nowhere"), "/nowhere"),
+        (("--grpc-port", "99999"), "--grpc-port 99999"),
+        (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
+    ],
+)
+def test_what_keeps_the_service_from_starting_is_said_in_one_line(argv, problem, capsys):
+    assert run("serve", *argv) == 2
+    err = capsys.readouterr().err
+    assert problem in err
+    assert err.count("\n") == 1
+
+
+def test_check_says_whether_a_pair_can_be_served_and_why_not(tmp_path, capsys):
+    target = checkpoints.write("llama", tmp_path / "target")
+    assert run("check", "--target", str(target)) == 0
+    assert "servable" in capsys.readouterr().out
+    assert run("check", "--target", str(target), "--draft", str(tmp_path)) == 1
+    assert "not servable" in capsys.readouterr().out
+
+
+def test_check_without_weights_says_the_same_of_a_model_and_how_far_it_has_looked(tmp_path, capsys):
+    target, draft = (checkpoints.write("llama", tmp_path / name) for name in ("target", "draft"))
+    pair = ("check", "--target", str(target), "--draft", str(draft))
+    assert run(*pair) == run(*pair, "--no-weights") == 0
+    *loaded, verdict, once_more, and_more, less = capsys.readouterr().out.splitlines()
+    assert loaded == [once_more, and_more]
+    assert verdict == "servable: draft and target share their vocabulary"
+    assert less.startswith("servable, as far as can be told without the weights: ")
+    weights = (draft / "model.safetensors").read_bytes()
+    (draft / "model.safetensors").write_bytes(weights[:-1])
+    assert run(*pair, "--no-weights") == 1
+    assert "not servable: " in (said := capsys.readouterr().out)
+    assert "damaged or incomplete" in said

@@ -1,0 +1,86 @@
+"""A target that spans processes, as Serve runs it: the same tokens, and one life for all its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.traffic import Way, request
+from deploy.cli.client import Client
+from deploy.launch.local import served
+from deploy.settings import demo_config
+from protos.outrider.v1 import generation_pb2 as pb
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPT = "def fibonacci(n):\n"
+FOLLOWER = "ray::FollowerActor"
+PATIENCE_S = 60.0
+
+
+SETTINGS = ("speculation.policy=static", "speculation.draft_timeout_s=30", "limits.lease_timeout_s=120")
+RANKS = ("target.engine.tensor_parallel=2", "draft.engine.tensor_parallel=2")
+TEMPERATURES = (0.0, 0.8)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[float, tuple[int, ...]]:
+    """What one process says."""
+    with (
+        served(demo_config(SETTINGS), lambda _: None) as endpoints,
+        Client(f"localhost:{endpoints.grpc_port}") as client,
+    ):
+        return {temperature: complete(client, temperature) for temperature in TEMPERATURES}
+
+
+@pytest.fixture(scope="module")
+def client(alone):
+    """After the one that served it alone: a process drives one cluster at a time."""
+    config = demo_config([*SETTINGS, *RANKS])
+    with served(config, lambda _: None) as endpoints, Client(f"localhost:{endpoints.grpc_port}") as client:
+        yield client
+
+
+def complete(client: Client, temperature: float, gamma: int | None = None, num_tokens: int = 48) -> tuple[int, ...]:
+    return client.complete(request(PROMPT, num_tokens, temperature=temperature, way=Way(gamma), seed=5)).token_ids
+
+
+def followers() -> set[int]:
+    """Processes of this machine that follow a rank 0."""
+    return {int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if FOLLOWER in title(path)}
+
+
+def title(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has just ended
+        return ""
+
+
+def test_two_ranks_say_what_one_says(client, alone):
+    assert len(followers()) == 2
+    assert {temperature: complete(client, temperature) for temperature in TEMPERATURES} == alone
+    assert {temperature: complete(client, temperature, gamma=0) for temperature in TEMPERATURES} == alone
+
+
+def test_a_rank_that_dies_takes_its_group_along_and_the_group_is_replaced(client):
+    expected = complete(client, 0.8, num_tokens=400)
+    before = followers()
+    stream = client.stream(request(PROMPT, 400, temperature=0.8, seed=5))
+    tokens = [*next(stream).token_ids]
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    chunk = pb.GenerateChunk()
+    for chunk in stream:
+        tokens += chunk.token_ids
+    assert tuple(tokens) == expected
+    assert chunk.finish.speculation.target_failures == 1
+    end_s = time.monotonic() + PATIENCE_S
+    while len(followers()) != 2 or followers() & before:
+        assert time.monotonic() < end_s, "the groups were not replaced"
+        time.sleep(0.2)
+    assert complete(client, 0.8, num_tokens=400) == expected

@@ -1,0 +1,233 @@
+"""A real gRPC server around a Servicer, with completions written down by the test: no Ray, no models."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
+
+from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
+from core.records import (
+    Call,
+    CallTrace,
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Sampling,
+    SpeculationStats,
+    Timing,
+    Usage,
+)
+from deploy.grpc.authentication import Gate
+from deploy.grpc.proxy import one_message, refusing
+from deploy.grpc.servicer import Hosted, Served, Servicer
+from deploy.ingress import MonotonicClock
+from deploy.metrics.instruments import CATALOGUE, Kind, Metric
+from deploy.metrics.meters import Meters
+from orchestrator.policy.policy import ControlReport
+from protos.outrider.v1 import generation_pb2
+from tests.vocabularies import as_product, byte_level
+
+TOKENIZER = as_product(byte_level())
+INFO = ModelInfo("target", "Llama", "float32", "cpu", 123, TOKENIZER.vocab_size, 200, 1000, (1,))
+CONFIG = ServiceConfig(TargetConfig(EngineConfig("/t")), model_name="pair", limits=Limits(max_message_bytes=100_000))
+
+REPORT = ControlReport(
+    policy="adaptive",
+    num_sessions=2,
+    draft_tokens=5,
+    block_tokens=12,
+    reason="draft length 4 -> 5: 61.5 > 60.0 tokens/s",
+    acceptance=(0.8, 0.7),
+    hit_rate=0.9,
+    verify_s={1: 0.01, 8: 0.0125},
+    draft_s={1: 0.002},
+    wire_s=0.001,
+    branch_s=0.0004,
+    num_changes=3,
+)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class Script:
+    """Gives the chunks of a script, and remembers what was asked and whether each stream was closed."""
+
+    def __init__(self, *steps: Chunk | BaseException, is_endless: bool = False) -> None:
+        self.steps: Sequence[Chunk | BaseException] = steps
+        self.is_endless = is_endless
+        self.requests: list[GenerationRequest] = []
+        self.num_closed = 0
+        self.num_open = 0
+        self.is_closed = False
+        self.is_waiting = asyncio.Event()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        self.requests.append(request)
+        self.num_open += 1
+        try:
+            for step in self.steps:
+                if isinstance(step, BaseException):
+                    raise step
+                yield step
+            if self.is_endless:
+                self.is_waiting.set()
+                await asyncio.Event().wait()
+        finally:
+            self.num_closed += 1
+            self.num_open -= 1
+
+    def report(self) -> ControlReport:
+        return REPORT
+
+    def wind_down(self) -> int:
+        return self.num_open
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Recorded:
+    """Metrics as they would be exported: by name and label, totals of counters, last values, all observations."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str | None], float] = defaultdict(float)
+        self.observed: dict[str, list[float]] = defaultdict(list)
+
+    def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
+        assert metric in CATALOGUE
+        assert (label is None) == (metric.label is None), f"{metric.name} is labelled by {metric.label}"
+        match metric.kind:
+            case Kind.COUNTER:
+                assert value >= 0
+                self.values[metric.name, label] += value
+            case Kind.GAUGE:
+                self.values[metric.name, label] = value
+            case Kind.HISTOGRAM:
+                self.observed[metric.name].append(value)
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a metric without a label."""
+        return self.values.get((name, None), 0.0)
+
+    def by_label(self, name: str) -> dict[str | None, float]:
+        return {label: value for (other, label), value in self.values.items() if other == name}
+
+
+def greeting() -> list[Chunk]:
+    """Two rounds: the target's own "hello", then " wor" as the draft guessed it and the target's own "d"."""
+    hello, guessed, own = ids_of("hello"), ids_of(" wor"), ids_of("d")
+    stats = SpeculationStats(
+        num_rounds=2,
+        num_drafted_tokens=6,
+        num_accepted_tokens=len(guessed),
+        num_draft_rounds=1,
+        accepted_per_position=(1, 1),
+        num_hits=3,
+        num_misses=1,
+        draft_time_s=0.5,
+        hidden_draft_time_s=0.4,
+        num_lookup_tokens=2,
+        num_continued=4,
+    )
+    prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
+    growth = CallTrace(Call.GROWTH, 0.011, 0.014, 40, 6)
+    verify = CallTrace(Call.VERIFY, 0.015, 0.025, 6, len(guessed), Timing(0.0, 0.008, 1, 7))
+    return [
+        Chunk("hello", hello, (False,) * len(hello), Usage(3, len(hello)), trace=(prefill,)),
+        Chunk(
+            " word",
+            guessed + own,
+            (True,) * len(guessed) + (False,) * len(own),
+            Usage(3, len(hello + guessed + own)),
+            finish_reason=FinishReason.STOP,
+            matched_stop="!",
+            stats=stats,
+            trace=(growth, verify),
+        ),
+    ]
+
+
+METHODS = {
+    "Generate": generation_pb2.GenerateRequest,
+    "GenerateStream": generation_pb2.GenerateRequest,
+    "GetModelInfo": generation_pb2.GetModelInfoRequest,
+    "Tokenize": generation_pb2.TokenizeRequest,
+    "Detokenize": generation_pb2.DetokenizeRequest,
+}
+HEALTH = {"Check": HealthCheckRequest, "List": HealthListRequest, "Watch": HealthCheckRequest}
+
+
+class Encoding:
+    """A servicer whose RPCs are given messages, which reach it encoded."""
+
+    def __init__(self, servicer: Servicer) -> None:
+        self._servicer = servicer
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._servicer, name)
+        if name not in METHODS and name not in HEALTH:
+            return method
+        return lambda message, context: method(message.SerializeToString(), context)
+
+
+def encoding(models: Sequence[Hosted], gate: Gate | None = None) -> Encoding:
+    return Encoding(Servicer(models, MonotonicClock(), gate or Gate(None)))
+
+
+def servicer(completions: Script, record: Recorded | None = None) -> Encoding:
+    return encoding([Hosted(completions, served(), Meters(record or Recorded(), MonotonicClock().now))])
+
+
+def served(config: ServiceConfig = CONFIG) -> Served:
+    return Served(INFO, None, TOKENIZER, Sampling(temperature=0.7), config)
+
+
+def _handlers(servicer: Servicer, methods: Mapping[str, Any]) -> dict[str, grpc.RpcMethodHandler]:
+    """As they are in Serve's proxy, without Serve between."""
+    handlers = {}
+    for name in methods:
+        handler = one_message(refusing(getattr(servicer, name)))
+        is_stream = inspect.isasyncgenfunction(handler)
+        make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
+        handlers[name] = make(handler, None, lambda message: message.SerializeToString())
+    return handlers
+
+
+async def _start(completions: Script, gate: Gate) -> tuple[grpc.aio.Server, int]:
+    grpc_server = grpc.aio.server()
+    clock = MonotonicClock()
+    rpcs = Servicer([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock, gate)
+    services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
+    for service, methods in services.items():
+        handlers = _handlers(rpcs, methods)
+        grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = grpc_server.add_insecure_port("localhost:0")
+    await grpc_server.start()
+    return grpc_server, port
+
+
+@contextmanager
+def server(completions: Script, gate: Gate | None = None) -> Iterator[str]:
+    """The address of a server that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    grpc_server, port = asyncio.run_coroutine_threadsafe(_start(completions, gate or Gate(None)), loop).result(10)
+    try:
+        yield f"localhost:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(grpc_server.stop(None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
+
+from core.errors import OutriderError, Overloaded, Unavailable
+from core.records import Chunk, FinishReason, TokenLogprobs, Usage
+from deploy.grpc.offload import SHORT_BYTES
+from deploy.grpc.proxy_admission import Places
+from deploy.grpc.servicer import MAX_WATCHES, Hosted
+from deploy.grpc.status import DETAILS_KEY, MAX_DETAILS_CHARS
+from protos.outrider.v1 import generation_pb2 as pb
+from tests.deploy.grpc import rpc
+from tests.deploy.grpc.rpc import TOKENIZER, Recorded, Script, greeting, ids_of
+
+REQUEST = pb.GenerateRequest(text="say", request_id="mine", sampling=pb.SamplingParams(seed=42))
+
+
+class Context:
+    """What Serve keeps of a call."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self.trailers: dict[str, bytes] = {}
+
+    def set_code(self, code):
+        self.code = code
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata):
+        self.trailers = dict(trailing_metadata)
+
+    def invocation_metadata(self):
+        return []
+
+    def detail(self, kind):
+        """The one google.rpc detail of the trailers."""
+        status = status_pb2.Status.FromString(self.trailers[DETAILS_KEY])
+        assert (status.code, status.message) == (self.code.value[0], self.details)
+        detail = kind()
+        assert status.details[0].Unpack(detail)
+        return detail
+
+
+def servicer(*steps, **script) -> rpc.Encoding:
+    return rpc.servicer(Script(*steps, **script))
+
+
+async def test_a_stream_sends_each_chunk_and_ends_with_how_it_finished():
+    chunks = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
+    assert [(chunk.text, chunk.HasField("finish")) for chunk in chunks] == [("hello", False), (" word", True)]
+    assert [list(chunk.guessed) for chunk in chunks][1][-1] is False
+    assert {chunk.request_id for chunk in chunks} == {"mine"}
+    finish = chunks[-1].finish
+    assert (finish.reason, finish.stop, finish.seed) == (pb.FINISH_REASON_STOP, "!", 42)
+    stats = finish.speculation
+    assert (stats.target_passes, stats.draft_passes, stats.drafted_tokens) == (2, 1, 6)
+    assert (stats.hits, stats.misses, stats.lookup_tokens, stats.continued_passes) == (3, 1, 2, 4)
+    assert (stats.draft_time_s, stats.hidden_draft_time_s) == (0.5, 0.4)
+
+
+async def test_a_unary_answer_is_the_whole_stream():
+    response = await servicer(*greeting()).Generate(REQUEST, Context())
+    assert response.text == "hello word"
+    assert tuple(response.token_ids) == ids_of("hello") + ids_of(" wor") + ids_of("d")
+    assert response.usage.completion_tokens == len(response.token_ids)
+    assert response.finish.stop == "!"
+
+
+async def test_logprobs_stay_with_their_tokens():
+    logprobs = (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(-2.0))
+    chunk = Chunk("ab", (7, 9), (True, False), Usage(1, 2), logprobs, FinishReason.LENGTH, 9)
+    response = await servicer(chunk).Generate(REQUEST, Context())
+    assert [(entry.token_id, entry.logprob) for entry in response.logprobs] == [(7, -0.5), (9, -2.0)]
+    assert [(top.token_id, top.logprob) for top in response.logprobs[0].top] == [(7, -0.5), (8, -1.5)]
+    assert (response.finish.reason, response.finish.stop_token_id) == (pb.FINISH_REASON_LENGTH, 9)
+
+
+async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
+    first, last = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
+    assert [call.call for call in first.trace] == [pb.CALL_VERIFY]
+    assert first.trace[0].timing == pb.Timing(waited_s=0.001, computed_s=0.005, passes=1, rows=3)
+    assert last.trace[0] == pb.CallTrace(call=pb.CALL_GROWTH, sent_s=0.011, received_s=0.014, guesses=40, used=6)
+    assert not last.trace[0].HasField("timing")
+    response = await servicer(*greeting()).Generate(REQUEST, Context())
+    assert list(response.trace) == [*first.trace, *last.trace]
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_a_trace_is_made_when_it_is_asked_for(is_traced):
+    script = Script(*greeting())
+    message = pb.GenerateRequest(text="say", speculation=pb.SpeculationParams(trace=is_traced))
+    await rpc.servicer(script).Generate(message, Context())
+    assert script.requests[0].wants_trace is is_traced
+
+
+# Measurements
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_both_methods_are_measured_alike(method):
+    record = Recorded()
+    call = getattr(rpc.servicer(Script(*greeting()), record), method)(REQUEST, Context())
+    if method == "Generate":
+        await call
+    else:
+        assert [chunk async for chunk in call]
+    assert record["generation_tokens_total"] == len(ids_of("hello") + ids_of(" word"))
+    assert record.by_label("request_success_total") == {"stop": 1}
+    assert not record.by_label("request_failure_total")
+    assert record["num_requests_running"] == 0
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [(Unavailable("gone"), "UNAVAILABLE"), (Overloaded("full", 1.0), "RESOURCE_EXHAUSTED"), (KeyError(), "INTERNAL")],
+)
+async def test_a_failure_is_counted_by_the_code_that_the_client_sees(method, step, code):
+    record, context = Recorded(), Context()
+    call = getattr(rpc.servicer(Script(step), record), method)(REQUEST, context)
+    empty = await (call if method == "Generate" else anext(call))
+    assert empty == type(empty)()
+    assert record.by_label("request_failure_total") == {code: 1}
+    assert context.code is grpc.StatusCode[code]
+    assert record["num_requests_running"] == 0
+
+
+async def test_a_refused_request_is_counted_too():
+    record = Recorded()
+    await rpc.servicer(Script(), record).Generate(pb.GenerateRequest(), Context())
+    assert record.by_label("request_failure_total") == {"INVALID_ARGUMENT": 1}
+
+
+async def test_a_client_that_goes_away_is_counted_as_cancelled_and_runs_no_longer():
+    record = Recorded()
+    stream = rpc.servicer(Script(greeting()[0], is_endless=True), record).GenerateStream(REQUEST, Context())
+    await anext(stream)
+    assert record["num_requests_running"] == 1
+    await stream.aclose()
+    assert record.by_label("request_failure_total") == {"CANCELLED": 1}
+    assert record["num_requests_running"] == 0
+
+
+# Errors
+
+
+async def test_a_unary_error_is_returned_with_the_field_in_its_trailers():
+    context = Context()
+    wrong = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(top_p=2.0))
+    assert await servicer().Generate(wrong, context) == pb.GenerateResponse()
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "sampling.top_p" in context.details
+    assert context.detail(error_details_pb2.BadRequest).field_violations[0].field == "sampling.top_p"
+
+
+async def test_an_overloaded_service_says_when_to_come_again():
+    context = Context()
+    await servicer(Overloaded("full", 1.5)).Generate(REQUEST, context)
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    delay = context.detail(error_details_pb2.RetryInfo).retry_delay
+    assert (delay.seconds, delay.nanos) == (1, 500_000_000)
+
+
+async def test_a_stream_that_fails_says_why_with_an_empty_message_and_ends():
+    context = Context()
+    stream = servicer(greeting()[0], Overloaded("full", 1.5)).GenerateStream(REQUEST, context)
+    assert (await anext(stream)).text == "hello"
+    assert context.code is None
+    assert await anext(stream) == pb.GenerateChunk()
+    assert (context.code, context.details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert context.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 1
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_defect_is_told_by_an_id_that_the_log_has_and_by_nothing_else(method, caplog):
+    context = Context()
+    call = getattr(servicer(ZeroDivisionError("secret path")), method)(REQUEST, context)
+    await (call if method == "Generate" else anext(call))
+    assert context.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in context.details
+    assert context.details.split()[-1] in caplog.text
+    assert "ZeroDivisionError: secret path" in caplog.text
+
+
+async def test_details_fit_in_the_trailers_however_long_the_error_is():
+    context = Context()
+    await servicer(OutriderError("안" * 10_000)).Generate(REQUEST, context)
+    assert len(context.details) == MAX_DETAILS_CHARS
+
+
+async def test_a_message_over_the_limit_is_refused():
+    context = Context()
+    await servicer().Generate(pb.GenerateRequest(text="x" * 100_001), context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "100000 bytes" in context.details
+
+
+async def test_a_long_prompt_is_translated_all_the_same():
+    context = Context()
+    await servicer().Generate(pb.GenerateRequest(text="ab" * SHORT_BYTES), context)
+    assert context.details.startswith("text: must be at most")
+
+
+# Cancellation
+
+
+async def test_cancelling_a_call_closes_its_completion():
+    script = Script(greeting()[0], is_endless=True)
+    call = asyncio.create_task(rpc.servicer(script).Generate(REQUEST, Context()))
+    await script.is_waiting.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert script.num_closed == 1
+
+
+async def test_cancelling_a_stream_closes_its_completion():
+    script = Script(greeting()[0], is_endless=True)
+    stream = rpc.servicer(script).GenerateStream(REQUEST, Context())
+    assert (await anext(stream)).text == "hello"
+    waiting = asyncio.create_task(anext(stream))
+    await script.is_waiting.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert script.num_closed == 1
+
+
+async def test_a_stream_that_is_not_read_to_its_end_closes_its_completion():
+    script = Script(*greeting())
+    async with aclosing(rpc.servicer(script).GenerateStream(REQUEST, Context())) as stream:
+        await anext(stream)
+    assert script.num_closed == 1
+
+
+# The other methods
+
+
+async def test_model_info_says_what_is_served_and_what_unset_fields_take():
+    info = await servicer().GetModelInfo(pb.GetModelInfoRequest(), Context())
+    assert (info.model, info.target.vocab_size, info.HasField("draft")) == ("pair", TOKENIZER.vocab_size, False)
+    assert info.max_draft_tokens == 0
+    assert info.verification == pb.VERIFICATION_COUPLED
+    assert info.sampling_defaults.temperature == 0.7
+    assert not info.sampling_defaults.HasField("seed")
+
+
+async def test_model_info_explains_how_far_is_drafted_and_why():
+    control = (await servicer().GetModelInfo(pb.GetModelInfoRequest(), Context())).control
+    assert control == pb.ControlReport(
+        policy="adaptive", sessions=2, draft_tokens=5, block_tokens=12, reason=rpc.REPORT.reason,
+        acceptance=[0.8, 0.7], hit_rate=0.9, verify_s={1: 0.01, 8: 0.0125}, draft_s={1: 0.002}, wire_s=0.001, changes=3,
+        branch_s=0.0004,
+    )  # fmt: skip
+
+
+async def test_tokenize_and_detokenize_are_inverse():
+    tokens = await servicer().Tokenize(pb.TokenizeRequest(text="안녕"), Context())
+    assert tuple(tokens.token_ids) == TOKENIZER.encode("안녕")
+    bare = await servicer().Tokenize(pb.TokenizeRequest(text="안녕", add_special_tokens=False), Context())
+    assert tuple(bare.token_ids) == ids_of("안녕")
+    request = pb.DetokenizeRequest(token_ids=tokens.token_ids, skip_special_tokens=True)
+    assert (await servicer().Detokenize(request, Context())).text == "안녕"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "named"),
+    [
+        ("Generate", pb.GenerateRequest(model="x", text="a"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("GetModelInfo", pb.GetModelInfoRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("Tokenize", pb.TokenizeRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("Detokenize", pb.DetokenizeRequest(model="x"), grpc.StatusCode.NOT_FOUND, "'pair'"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[9_999]), grpc.StatusCode.INVALID_ARGUMENT, "token_ids[0]"),
+        ("Check", HealthCheckRequest(service="x"), grpc.StatusCode.NOT_FOUND, "no such service"),
+    ],
+)
+async def test_a_wrong_call_is_refused(method, request_, code, named):
+    context = Context()
+    await getattr(servicer(), method)(request_, context)
+    assert context.code is code
+    assert named in context.details
+
+
+def hosted(name: str, completions: Script) -> Hosted:
+    named = replace(rpc.CONFIG, model_name=name)
+    return Hosted(completions, rpc.served(named), rpc.Meters(rpc.Recorded(), rpc.MonotonicClock().now))
+
+
+async def test_each_of_several_models_answers_to_its_name_and_the_first_to_none():
+    models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
+    both = rpc.encoding(models)
+    info = [await both.GetModelInfo(pb.GetModelInfoRequest(model=name), Context()) for name in ("", "one", "two")]
+    assert [each.model for each in info] == ["one", "one", "two"]
+    await both.Generate(pb.GenerateRequest(model="two", text="a"), Context())
+    assert [len(model.completions.requests) for model in models] == [0, 1]
+    context = Context()
+    await both.Generate(pb.GenerateRequest(model="three", text="a"), context)
+    assert context.details.endswith("there is no model 'three' here; this server has 'one', 'two'")
+
+
+async def test_health_knows_the_services_and_watch_stays_open():
+    listed = await servicer().List(HealthListRequest(), Context())
+    assert {status.status for status in listed.statuses.values()} == {HealthCheckResponse.SERVING}
+    for name in ("", *listed.statuses):
+        reply = await servicer().Check(HealthCheckRequest(service=name), Context())
+        assert reply.status == HealthCheckResponse.SERVING
+    async with aclosing(servicer().Watch(HealthCheckRequest(), Context())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVING
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(watch), 0.01)
+    async with aclosing(servicer().Watch(HealthCheckRequest(service="x"), Context())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVICE_UNKNOWN
+
+
+async def test_health_says_that_it_winds_down_to_whoever_asks_or_watches():
+    stopping = servicer()
+    not_serving = HealthCheckResponse.NOT_SERVING
+    async with aclosing(stopping.Watch(HealthCheckRequest(), Context())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVING
+        told = asyncio.ensure_future(anext(watch))
+        assert await stopping.wind_down() == 0
+        assert (await told).status == not_serving
+    async with aclosing(stopping.Watch(HealthCheckRequest(), Context())) as watch:
+        assert (await anext(watch)).status == not_serving
+    assert (await stopping.Check(HealthCheckRequest(), Context())).status == not_serving
+    listed = await stopping.List(HealthListRequest(), Context())
+    assert {status.status for status in listed.statuses.values()} == {not_serving}
+
+
+async def test_strangers_who_watch_leave_room_for_those_who_ask():
+    async with AsyncExitStack() as watches:
+        watched = servicer()
+        for service in ["x"] + [""] * (MAX_WATCHES - 1):
+            watch = watched.Watch(HealthCheckRequest(service=service), Context())
+            await anext(await watches.enter_async_context(aclosing(watch)))
+        context = Context()
+        assert await anext(watched.Watch(HealthCheckRequest(), context)) == HealthCheckResponse()
+        assert "watched by too many" in context.details
+        assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with aclosing(watched.Watch(HealthCheckRequest(), Context())) as watch:
+        assert (await anext(watch)).status == HealthCheckResponse.SERVING
+
+
+async def test_winding_down_counts_the_completions_of_all_models():
+    models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
+    both = rpc.encoding(models)
+    async with aclosing(both.GenerateStream(pb.GenerateRequest(model="two", text="a"), Context())) as stream:
+        await anext(stream)
+        assert await both.wind_down() == 1
+
+
+async def test_cutting_off_ends_the_completions_of_all_models():
+    models = [hosted(name, Script(*greeting())) for name in ("one", "two")]
+    await rpc.encoding(models).cut_off()
+    assert [model.completions.is_closed for model in models] == [True, True]
+
+
+async def test_the_places_of_an_orchestrator_are_those_of_all_its_models():
+    models = [hosted(name, Script()) for name in ("one", "two")]
+    limits = models[0].served.config.limits
+    assert await rpc.encoding(models).places() == Places(
+        2 * limits.max_sessions, limits.retry_after_s, models[0].served.max_request_bytes, "one"
+    )

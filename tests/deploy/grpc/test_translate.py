@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
+from core.errors import CheckpointError, InvalidRequest
+from core.ranges import SAMPLING
+from core.records import GenerationRequest, ModelInfo, Sampling, Verification
+from deploy.grpc.translate import sampling_defaults, to_generation_request
+from protos.outrider.v1 import generation_pb2 as pb
+from tests.vocabularies import as_product, byte_level
+
+TOKENIZER = as_product(byte_level(), "{{ messages[0].content }}")
+VOCAB = TOKENIZER.vocab_size
+EOS = 1
+CONTEXT = 100
+INFO = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 10_000, (EOS,))
+CONFIG = ServiceConfig(
+    TargetConfig(EngineConfig("/target")),
+    model_name="pair",
+    limits=Limits(max_stop_strings=2, max_stop_chars=5, max_stop_token_ids=3, max_logit_bias=2, max_logprobs=4),
+)
+NOW = 1000.0
+
+
+def translate(
+    message: pb.GenerateRequest,
+    *,
+    defaults: Sampling | None = None,
+    config: ServiceConfig = CONFIG,
+    info: ModelInfo = INFO,
+) -> GenerationRequest:
+    defaults = defaults or Sampling()
+    return to_generation_request(message, tokenizer=TOKENIZER, info=info, defaults=defaults, config=config, now=NOW)
+
+
+def message(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**{"token_ids": pb.TokenIds(ids=[5, 6, 7]), **fields})
+
+
+def sampling(**fields: Any) -> pb.GenerateRequest:
+    return message(sampling=pb.SamplingParams(**fields))
+
+
+def stopping(**fields: Any) -> pb.GenerateRequest:
+    return message(stopping=pb.StoppingParams(**fields))
+
+
+# What is accepted
+
+
+def test_a_bare_request_takes_every_default():
+    request = translate(message())
+    assert request.prompt == (5, 6, 7)
+    assert request.max_tokens == CONTEXT - 3
+    assert request.sampling == Sampling(seed=request.sampling.seed, suppressed_ids=(EOS,))
+    assert (request.verification, request.max_draft_tokens) == (Verification.COUPLED, None)
+    assert (request.policy, request.pipelining) == (None, None)
+    assert (request.stop, request.stop_token_ids, request.ignore_eos, request.include_stop) == (
+        (),
+        frozenset(),
+        False,
+        False,
+    )
+    assert (request.num_logprobs, request.deadline, request.resume_tokens) == (None, None, ())
+    assert not request.wants_trace
+    assert request.request_id
+
+
+def test_every_field_arrives():
+    request = translate(
+        message(
+            model="pair",
+            request_id="mine",
+            sampling=pb.SamplingParams(
+                temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, repetition_penalty=2.0,
+                presence_penalty=-1.0, frequency_penalty=1.0, seed=2**64 - 1, logit_bias={9: -100.0, 8: 1.5},
+            ),
+            stopping=pb.StoppingParams(
+                max_tokens=20, min_tokens=2, stop=["a", "b"], stop_token_ids=[9, 8], include_stop=True
+            ),
+            speculation=pb.SpeculationParams(
+                max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK, policy="entropy", pipelining=False, trace=True
+            ),
+            logprobs=0,
+            resume_token_ids=[11, 12],
+            timeout_s=2.5,
+        )
+    )  # fmt: skip
+    assert request == GenerationRequest(
+        request_id="mine",
+        prompt=(5, 6, 7),
+        sampling=Sampling(
+            temperature=0.5, top_k=3, top_p=0.5, min_p=0.25, repetition_penalty=2.0, presence_penalty=-1.0,
+            frequency_penalty=1.0, seed=2**64 - 1, logit_bias=((8, 1.5), (9, -100.0)), min_tokens=2,
+            suppressed_ids=(EOS, 8, 9),
+        ),
+        max_tokens=20,
+        verification=Verification.BLOCK,
+        max_draft_tokens=0,
+        policy="entropy",
+        pipelining=False,
+        resume_tokens=(11, 12),
+        stop=("a", "b"),
+        stop_token_ids=frozenset({8, 9}),
+        num_logprobs=0,
+        include_stop=True,
+        wants_trace=True,
+        deadline=NOW + 2.5,
+    )  # fmt: skip
+
+
+def test_text_gets_the_special_tokens_of_the_tokenizer_and_chat_those_of_its_template():
+    assert translate(pb.GenerateRequest(text="ab")).prompt == TOKENIZER.encode("ab")
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="ab")])
+    assert translate(pb.GenerateRequest(chat=chat)).prompt == TOKENIZER.encode("ab", add_special_tokens=False)
+
+
+def test_given_fields_go_before_the_models_own_and_zero_is_given():
+    defaults = Sampling(temperature=0.6, top_k=20)
+    assert translate(message(), defaults=defaults).sampling.top_k == 20
+    request = translate(sampling(temperature=0.0, top_k=0), defaults=defaults)
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.0, 0)
+
+
+def test_each_request_without_a_seed_gets_another():
+    assert len({translate(message()).sampling.seed for _ in range(5)}) == 5
+
+
+def test_an_end_of_sequence_token_that_ends_nothing_is_not_kept_away():
+    request = translate(stopping(ignore_eos=True, min_tokens=2, stop_token_ids=[9]))
+    assert request.sampling.suppressed_ids == (9,)
+
+
+def test_unset_max_tokens_is_the_default_or_what_there_is_room_for():
+    short = translate(message(), config=ServiceConfig(CONFIG.target, limits=Limits(default_max_tokens=10)))
+    assert short.max_tokens == 10
+    small_cache = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 50, (EOS,))
+    assert translate(message(), info=small_cache).max_tokens == 47
+
+
+def test_the_context_may_be_filled_to_the_last_token():
+    assert translate(stopping(max_tokens=CONTEXT - 3)).max_tokens == CONTEXT - 3
+
+
+def test_the_ends_of_other_ranges_are_taken():
+    for timeout_s in (5e-324, 86_400.0):
+        assert translate(message(timeout_s=timeout_s)).deadline == NOW + timeout_s
+    for num_logprobs in (0, 4):
+        assert translate(message(logprobs=num_logprobs)).num_logprobs == num_logprobs
+    for most in (0, 64):
+        assert translate(message(speculation=pb.SpeculationParams(max_draft_tokens=most))).max_draft_tokens == most
+    for least in (0, 5):
+        assert translate(stopping(max_tokens=5, min_tokens=least)).sampling.min_tokens == least
+    for seed in (0, 2**64 - 1):
+        assert translate(sampling(seed=seed)).sampling.seed == seed
+    for token_id in (0, VOCAB - 1):
+        assert translate(sampling(logit_bias={token_id: 5e-324})).sampling.logit_bias == ((token_id, 5e-324),)
+
+
+def test_the_service_chooses_the_verification_that_a_request_leaves_open():
+    config = ServiceConfig(CONFIG.target, speculation=SpeculationConfig(verification=Verification.REJECTION))
+    assert translate(message(), config=config).verification is Verification.REJECTION
+
+
+def test_greedy_output_is_resumed_without_a_seed():
+    request = message(resume_token_ids=[5], sampling=pb.SamplingParams(temperature=0.0))
+    assert translate(request).resume_tokens == (5,)
+
+
+def test_an_output_that_was_received_whole_but_for_its_end_is_resumed():
+    """The client has every token, and wants to know why there are no more."""
+    request = message(resume_token_ids=[5, 6], sampling=pb.SamplingParams(temperature=0.0))
+    request.stopping.max_tokens = 2
+    assert translate(request).resume_tokens == (5, 6)
+
+
+# What is refused, and how it is named
+
+CHAT = pb.ChatMessages
+REFUSED = [
+    (pb.GenerateRequest(), "prompt", "one of text, token_ids and chat"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids.ids", "at least one token"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * CONTEXT)), "token_ids", "at most 99 tokens"),
+    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, VOCAB])), "token_ids.ids[1]", f"[0, {VOCAB - 1}]"),
+    (pb.GenerateRequest(text="x " * CONTEXT), "text", "at most 99 tokens"),
+    (pb.GenerateRequest(chat=CHAT()), "chat.messages", "at least one message"),
+    (pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(content="x")])), "chat.messages[0].role", "not be empty"),
+    (pb.GenerateRequest(chat=CHAT(messages=[pb.ChatMessage(role="x")])), "chat.messages", "at least one token"),
+    (message(request_id="x" * 129), "request_id", "at most 128"),
+    (message(request_id="a\nb"), "request_id", "printable"),
+    (message(logprobs=5), "logprobs", "[0, 4]"),
+    (message(resume_token_ids=[VOCAB]), "resume_token_ids[0]", f"[0, {VOCAB - 1}]"),
+    (message(resume_token_ids=[5] * CONTEXT), "resume_token_ids", "at most 97"),
+    (message(resume_token_ids=[5]), "sampling.seed", "to resume"),
+    (stopping(max_tokens=0), "stopping.max_tokens", "[1, 97]"),
+    (stopping(max_tokens=98), "stopping.max_tokens", "[1, 97]"),
+    (stopping(max_tokens=5, min_tokens=6), "stopping.min_tokens", "[0, 5]"),
+    (stopping(stop=["a", "b", "c"]), "stopping.stop", "at most 2"),
+    (stopping(stop=["a", ""]), "stopping.stop[1]", "1 to 5"),
+    (stopping(stop=["abcdef"]), "stopping.stop[0]", "1 to 5"),
+    (stopping(stop_token_ids=[5, 6, 7, 8]), "stopping.stop_token_ids", "at most 3"),
+    (stopping(stop_token_ids=[VOCAB]), "stopping.stop_token_ids[0]", f"[0, {VOCAB - 1}]"),
+    (sampling(logit_bias={5: 1, 6: 1, 7: 1}), "sampling.logit_bias", "at most 2"),
+    (sampling(logit_bias={VOCAB: 1}), "sampling.logit_bias", f"[0, {VOCAB - 1}]"),
+    (sampling(logit_bias={5: 100.5}), "sampling.logit_bias[5]", "[-100, 100]"),
+    (sampling(logit_bias={5: math.nan}), "sampling.logit_bias[5]", "[-100, 100]"),
+    (message(speculation=pb.SpeculationParams(verification=77)), "speculation.verification", "VERIFICATION_COUPLED"),
+    (
+        message(speculation=pb.SpeculationParams(policy="Static")),
+        "speculation.policy",
+        "adaptive, static, static_tree, heuristic",
+    ),
+    (message(speculation=pb.SpeculationParams(max_draft_tokens=65)), "speculation.max_draft_tokens", "[0, 64]"),
+    *[
+        (message(timeout_s=timeout_s), "timeout_s", "(0, 86400]")
+        for timeout_s in (0.0, -1.0, math.nan, math.inf, 86_401.0)
+    ],
+    *[
+        (sampling(**{name: value}), f"sampling.{name}", f"must be {SAMPLING[name]}, got ")
+        for name, values in (
+            ("temperature", (-1.0, 1e-9, 5e-324, 101.0)),
+            ("top_k", (2**31, 2**32 - 1)),
+            ("top_p", (0.0, -0.5, 1.5)),
+            ("min_p", (-0.5, 1.5)),
+            ("repetition_penalty", (0.0, 1e-38, 5e-324, 11.0)),
+            ("presence_penalty", (-3.0, 3.0)),
+            ("frequency_penalty", (-3.0, 3.0)),
+        )
+        for value in [*values, *([] if name == "top_k" else (math.nan, math.inf, -math.inf))]
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "allowed"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_wrong_field_is_refused_by_its_path_and_what_is_allowed(wrong, field, allowed):
+    with pytest.raises(InvalidRequest) as caught:
+        translate(wrong)
+    assert caught.value.field == field
+    assert allowed in caught.value.problem
+
+
+NEGATIVE = 2**32 - 1
+"""What protobuf makes of a -1 in a uint32."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (sampling(top_k=NEGATIVE), "sampling.top_k"),
+        (sampling(logit_bias={NEGATIVE: 1.0}), "sampling.logit_bias"),
+        (stopping(max_tokens=NEGATIVE), "stopping.max_tokens"),
+        (stopping(min_tokens=NEGATIVE), "stopping.min_tokens"),
+        (stopping(stop_token_ids=[NEGATIVE]), "stopping.stop_token_ids[0]"),
+        (message(logprobs=NEGATIVE), "logprobs"),
+        (message(resume_token_ids=[NEGATIVE]), "resume_token_ids[0]"),
+        (message(speculation=pb.SpeculationParams(max_draft_tokens=NEGATIVE)), "speculation.max_draft_tokens"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[NEGATIVE])), "token_ids.ids[0]"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_minus_one_is_told_as_it_was_written(wrong, field):
+    with pytest.raises(InvalidRequest) as caught:
+        translate(wrong)
+    assert caught.value.field == field
+    assert caught.value.problem.endswith("got 4294967295 (-1 as an unsigned 32-bit number)")
+
+
+def test_a_text_that_gives_no_tokens_is_refused():
+    class Bare:
+        def max_text_bytes(self, _num_tokens: int) -> None:
+            return None
+
+        def encode(self, _text: str) -> tuple[int, ...]:
+            return ()
+
+    with pytest.raises(InvalidRequest, match="text: must hold at least one token"):
+        to_generation_request(
+            pb.GenerateRequest(text=""), tokenizer=Bare(), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
+        )
+
+
+# The model's own defaults
+
+
+def test_defaults_are_those_of_the_models_generation_config(tmp_path):
+    given = {"temperature": 0.6, "top_p": 0.95, "top_k": None, "do_sample": True, "eos_token_id": [1, 2]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    assert sampling_defaults(tmp_path) == Sampling(temperature=0.6, top_p=0.95)
+
+
+def test_a_model_without_a_generation_config_is_sampled_as_it_is(tmp_path):
+    assert sampling_defaults(tmp_path) == Sampling()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"temperature": "warm"}', '{"top_k": 50.5}'])
+def test_a_generation_config_that_no_request_could_ask_for_is_refused_at_start(tmp_path, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        sampling_defaults(tmp_path)
+
+
+class Untouched:
+    """Fails the test if it is asked to tokenize anything."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def max_text_bytes(self, num_tokens):
+        return self._tokenizer.max_text_bytes(num_tokens)
+
+    def chat_text(self, messages):
+        return "".join(message["content"] for message in messages)
+
+    def encode(self, _text, add_special_tokens=True):
+        pytest.fail("this text need not have been tokenized")
+
+
+LONGEST = TOKENIZER.max_text_bytes(INFO.max_context_tokens)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (pb.GenerateRequest(text="x" * (LONGEST + 1)), "text"),
+        (pb.GenerateRequest(chat=pb.ChatMessages(messages=[{"role": "u", "content": "x" * (LONGEST + 1)}])), "chat"),
+    ],
+)
+def test_what_is_too_long_in_any_case_is_refused_before_it_is_tokenized(wrong, field):
+    with pytest.raises(InvalidRequest) as caught:
+        to_generation_request(
+            wrong, tokenizer=Untouched(TOKENIZER), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
+        )
+    assert caught.value.field.startswith(field)
+    assert f"{LONGEST + 1} bytes" in caught.value.problem

@@ -1,0 +1,353 @@
+"""Leases and ports without Ray: what is on its way when nobody waits any more, and answers that are none.
+
+What Ray itself adds is tested by test_leases.py on a real cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError, RayError
+from ray.serve.exceptions import RayServeException
+
+from core.config import Limits
+from core.errors import Unavailable, WorkerLost, WorkerStopping
+from core.records import Base, DraftRequest, GrownTree, Refused, Stamp, Verdict, VerifyRequest
+from core.speculation.token_tree import Steady, Told
+from deploy.serve import leases
+from deploy.serve.deployments import LeaseGrant, Refusal
+from deploy.serve.leases import ServeLeases
+from orchestrator.session.statistics import DraftWait
+
+REQUESTS = [VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,)) for name in "abc"]
+VERDICTS = [Verdict(request.stamp, (), 5, 1) for request in REQUESTS]
+DRAFT_REQUEST = DraftRequest(Stamp("a", 1, 1), Base(0, 0), (1,), Steady.chain(1))
+CALLER = contextvars.ContextVar("CALLER", default="nobody")
+
+
+class FakeStream:
+    """A streaming call of Serve: brings a grant when it is told to, and stays open until somebody ends it."""
+
+    def __init__(self, grant: LeaseGrant | Refusal) -> None:
+        self._grant = grant
+        self.granted = asyncio.Event()
+        self._ended = asyncio.Event()
+        self.failure: Exception | None = None
+        self._has_granted = self._is_cancelled = False
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> LeaseGrant | Refusal:
+        await asyncio.sleep(0)
+        await (self._ended if self._has_granted else self.granted).wait()
+        if self.failure is not None:
+            raise self.failure
+        if self._has_granted:
+            raise StopAsyncIteration
+        self._has_granted = True
+        return self._grant
+
+    def end(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self._ended.set()
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._ended.set()
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+
+class FakeEngine:
+    """An engine actor: answers what it was told to, or whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.replies: object = VERDICTS
+        self.failure: Exception | None = None
+        self.is_stuck = False
+        self.callers: list[str] = []
+        self.released: list[str] = []
+        self.verify = self.draft = SimpleNamespace(remote=self._answer)
+        self.release = SimpleNamespace(remote=self._release)
+
+    def _answer(self, _batch: object) -> asyncio.Future[object]:
+        self.callers.append(CALLER.get())
+        future = asyncio.get_running_loop().create_future()
+        if self.failure is not None:
+            future.set_exception(self.failure)
+        elif not self.is_stuck:
+            future.set_result(self.replies)
+        return future
+
+    def _release(self, sessions: list[str]) -> asyncio.Future[object]:
+        self.released += sessions
+        return self._answer(sessions)
+
+
+class FakeHandle:
+    """A deployment of one replica after the other; `grants_at_once` or when a test says so."""
+
+    def __init__(self, name: str, *, grants_at_once: bool = True) -> None:
+        self.deployment_name = name
+        self.engine = FakeEngine()
+        self.replica_id = "replica 1"
+        self.streams: list[FakeStream] = []
+        self.asked: list[tuple[str, tuple[object, ...]]] = []
+        self.failures: list[Exception] = []
+        self.refusals: list[str] = []
+        self.had_refused: list[frozenset[str]] = []
+        self.reports: list[tuple[float, float]] = []
+        self.report_failure: Exception | None = None
+        self._grants_at_once = grants_at_once
+        self.lease = SimpleNamespace(remote=self._lease)
+        self.describe = SimpleNamespace(remote=self._describe)
+        self.report_wait = SimpleNamespace(remote=self._report)
+
+    def options(self, *, stream: bool) -> FakeHandle:
+        assert stream, "a lease is a stream"
+        return self
+
+    def _lease(self, name: str, prefix: tuple[object, ...], refused_by: frozenset[str]) -> FakeStream:
+        self.asked.append((name, prefix))
+        self.had_refused.append(refused_by)
+        grant = LeaseGrant("engine 1", 1, self.engine, self.replica_id)
+        stream = FakeStream(Refusal(self.refusals.pop(0)) if self.refusals else grant)
+        if self.failures:
+            stream.failure = self.failures.pop(0)
+        if self._grants_at_once:
+            stream.granted.set()
+        self.streams.append(stream)
+        return stream
+
+    async def _describe(self) -> str:
+        if self.report_failure is not None:
+            raise self.report_failure
+        return f"a {self.deployment_name}"
+
+    async def _report(self, waited_s: float, round_s: float) -> None:
+        self.reports.append((waited_s, round_s))
+        if self.report_failure is not None:
+            raise self.report_failure
+
+
+class Served:
+    def __init__(self, *, grants_at_once: bool = True, **limits: float) -> None:
+        self.target = FakeHandle("target", grants_at_once=grants_at_once)
+        self.draft = FakeHandle("draft", grants_at_once=grants_at_once)
+        self.leases = ServeLeases(self.target, self.draft, Limits(**limits))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def served():
+    return Served()
+
+
+@pytest.mark.parametrize("kind", ["target", "draft"])
+async def test_a_wait_for_a_lease_that_is_cancelled_takes_the_grant_along(kind):
+    """It may be on its way already: a place that nobody uses would be taken until the engine expires it."""
+    served = Served(grants_at_once=False)
+    waiting = asyncio.ensure_future(getattr(served.leases, f"take_{kind}")("a"))
+    await settle()
+    (stream,) = getattr(served, kind).streams
+    assert not stream.cancelled()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert stream.cancelled()
+
+
+async def test_a_grant_that_comes_in_the_moment_of_the_cancellation_is_given_back():
+    served = Served(grants_at_once=False)
+    waiting = asyncio.ensure_future(served.leases.take_target("a"))
+    await settle()
+    served.target.streams[0].granted.set()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert served.target.streams[0].cancelled()
+
+
+async def test_who_has_waited_for_too_long_gives_back_what_comes_later():
+    served = Served(grants_at_once=False, lease_timeout_s=0.01)
+    with pytest.raises(Unavailable, match=r"no target granted a place within 0\.01 s$"):
+        await served.leases.take_target("a")
+    assert served.target.streams[0].cancelled()
+
+
+async def test_another_replica_is_asked_when_one_dies_while_it_grants(served, monkeypatch):
+    monkeypatch.setattr(leases, "GRANT_RETRY_S", 0.001)
+    served.target.failures = [RayError("died"), ActorDiedError()]
+    lease = await served.leases.take_target("a")
+    assert [stream.cancelled() for stream in served.target.streams] == [True, True, False]
+    names = [name for name, _ in served.target.asked]
+    assert len(set(names)) == 3, "each attempt has a name of its own: one may have been granted after all"
+    assert lease.name == names[-1]
+    assert all(name.startswith("a@") for name in names)
+
+
+async def test_who_is_refused_asks_again_and_says_by_whom(served):
+    served.target.refusals = ["replica 1", "replica 2", "replica 1"]
+    lease = await served.leases.take_target("a")
+    both = frozenset({"replica 1", "replica 2"})
+    assert served.target.had_refused == [frozenset(), frozenset({"replica 1"}), both, both]
+    lease.release()
+    await served.leases.take_target("b")
+    assert served.target.had_refused[-1] == frozenset(), "another session has not been refused by anybody"
+
+
+async def test_who_was_refused_to_the_end_is_told_why():
+    served = Served(lease_timeout_s=0.05)
+    served.target.refusals = ["replica 1"] * 100_000
+    with pytest.raises(Unavailable, match=r"no target granted a place within 0\.05 s: an engine is loading"):
+        await served.leases.take_target("a")
+
+
+async def test_where_a_link_has_broken_and_no_other_opens_calls_go_by_ray(served):
+    """The engine may be well; whoever holds a lease by the broken link has to move all the same."""
+    before = await served.leases.take_target("a")
+    before.port.use(SimpleNamespace(is_closed=True))
+    after = await served.leases.take_target("b")
+    assert after.port is not before.port
+    assert await after.port.verify(REQUESTS) == VERDICTS
+    assert (await served.leases.take_target("c")).port is after.port
+
+
+async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
+    monkeypatch.setattr(leases, "GRANT_RETRY_S", 0.001)
+    served = Served(lease_timeout_s=0.05)
+    served.target.failures = [RayError("out of memory") for _ in range(1000)]
+    with pytest.raises(Unavailable, match=r"no target granted a place within .* out of memory"):
+        await served.leases.take_target("a")
+    served.draft.failures = [RayServeException("no such deployment")]
+    with pytest.raises(Unavailable, match="no draft granted a place"):
+        await served.leases.take_draft("a")
+
+
+async def test_the_beginning_of_the_text_goes_with_the_wish_for_a_lease(served):
+    await served.leases.take_target("a", list(range(130)))
+    await served.leases.take_target("b", list(range(64)))
+    (_, long), (_, short) = served.target.asked
+    assert (len(long), len(short)) == (2, 1)
+    assert long[0] == short[0]
+
+
+ANSWERS = {
+    "too few": VERDICTS[:-1],
+    "too many": [*VERDICTS, VERDICTS[0]],
+    "none": [],
+    "no list": tuple(VERDICTS),
+    "nothing": None,
+    "somebody else's": [GrownTree(request.stamp, Told(0), 1) for request in REQUESTS],
+    "in part no answer": [*VERDICTS[:-1], None],
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_what_does_not_answer_each_request_is_no_answer(served, answer):
+    lease = await served.leases.take_target("a")
+    served.target.engine.replies = ANSWERS[answer]
+    with pytest.raises(WorkerLost, match="did not answer 3 requests with as many replies"):
+        await lease.port.verify(REQUESTS)
+
+
+async def test_an_answer_to_each_request_is_passed_on(served):
+    lease, other = await served.leases.take_target("a"), await served.leases.take_draft("a")
+    replies = [*VERDICTS[:2], Refused(REQUESTS[2].stamp, "over")]
+    served.target.engine.replies = replies
+    assert await lease.port.verify(REQUESTS) == replies
+    served.draft.engine.replies = [GrownTree(DRAFT_REQUEST.stamp, Told(0), 1)]
+    assert await other.port.draft([DRAFT_REQUEST]) == served.draft.engine.replies
+    served.draft.engine.replies = [VERDICTS[0]]
+    with pytest.raises(WorkerLost, match="did not answer 1 requests"):
+        await other.port.draft([DRAFT_REQUEST])
+
+
+async def test_a_call_belongs_to_no_clients_request(served):
+    lease = await served.leases.take_target("a")
+    CALLER.set("a client")
+    await lease.port.verify(REQUESTS)
+    assert served.target.engine.callers == ["nobody"]
+
+
+async def test_an_engine_that_does_not_answer_or_fails_is_lost():
+    served = Served(reply_timeout_s=0.01)
+    lease = await served.leases.take_target("a")
+    served.target.engine.is_stuck = True
+    with pytest.raises(WorkerLost, match=r"engine 1 has not answered for 0\.01 s"):
+        await lease.port.verify(REQUESTS)
+    served.target.engine.failure = RayError("\n  the actor died\nand so on")
+    with pytest.raises(WorkerLost, match=r"engine 1 failed: the actor died$"):
+        await lease.port.verify(REQUESTS)
+
+
+@pytest.mark.parametrize("failure", [None, RayError("killed")])
+async def test_a_lease_that_ends_by_itself_takes_all_of_its_engine_along(served, failure):
+    lease, other = await served.leases.take_target("a"), await served.leases.take_target("b")
+    assert lease.port is other.port
+    served.target.streams[0].end(failure)
+    await settle()
+    for port in (lease.port, other.port):
+        with pytest.raises(WorkerLost, match="engine 1 is gone"):
+            await port.verify(REQUESTS)
+    assert not served.target.engine.callers, "nobody is asked any more"
+    assert "ended" in repr(lease)
+
+
+async def test_a_lease_that_is_given_back_harms_nobody_else(served):
+    lease, other = await served.leases.take_target("a"), await served.leases.take_target("b")
+    lease.release()
+    lease.release()
+    await settle()
+    assert served.target.streams[0].cancelled()
+    assert not served.target.streams[1].cancelled()
+    assert await other.port.verify(REQUESTS) == VERDICTS
+    await other.port.release(["a", "b"])
+    assert served.target.engine.released == ["a", "b"]
+
+
+async def test_a_target_that_is_to_stop_is_left_after_the_grace_and_a_draft_at_once():
+    served = Served(drain_grace_s=0.05)
+    target, draft = await served.leases.take_target("a"), await served.leases.take_draft("a")
+    served.leases.leave(frozenset({"another replica"}))
+    await asyncio.sleep(0.1)
+    assert await target.port.verify(REQUESTS) == VERDICTS
+    served.leases.leave(frozenset({"replica 1"}))
+    await settle()
+    assert served.draft.streams[0].cancelled(), "a draft that rests is not called: its lease is given back for it"
+    with pytest.raises(WorkerStopping):
+        await draft.port.draft([DRAFT_REQUEST])
+    assert await target.port.verify(REQUESTS) == VERDICTS, "it has its grace"
+    served.leases.leave(frozenset({"replica 1"}))
+    await asyncio.sleep(0.1)
+    with pytest.raises(WorkerStopping, match="engine 1 is to stop"):
+        await target.port.verify(REQUESTS)
+    assert not served.target.streams[0].cancelled(), "what it holds is given back by the session"
+
+
+async def test_models_are_described_and_waits_reported(served):
+    assert await served.leases.describe_target() == "a target"
+    assert await served.leases.describe_draft() == "a draft"
+    await served.leases.report_wait(DraftWait(1.0, 3.0))
+    assert (served.draft.reports, served.target.reports) == ([(1.0, 3.0)], [])
+    served.target.report_failure = served.draft.report_failure = RayError("gone")
+    with pytest.raises(Unavailable, match="no draft takes a report: gone"):
+        await served.leases.report_wait(DraftWait())
+    with pytest.raises(Unavailable, match="no target answers: gone"):
+        await served.leases.describe_target()
+
+
+async def test_without_a_draft_there_is_none_to_ask(served):
+    leases = ServeLeases(served.target, None, Limits())
+    leases.leave(frozenset({"replica 1"}))
+    await leases.report_wait(DraftWait(1.0, 2.0))
+    for wish in (leases.take_draft("a"), leases.describe_draft()):
+        with pytest.raises(Unavailable, match="this service has no draft"):
+            await wish

@@ -1,0 +1,289 @@
+"""Calls to one engine: how many at once, what goes together, and that each request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from core.config import DECODE_TOKENS
+from core.errors import Unavailable, WorkerLost
+from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
+from core.speculation.token_tree import EMPTY_BLOCK, Steady
+from orchestrator.dispatch.batcher import Gatherer
+from orchestrator.dispatch.engine_pool import Side
+from tests.orchestrator.dispatch.test_runner import settle
+
+
+def message(name, num_tokens=1):
+    return VerifyRequest(Stamp(name, 1, 1), Base(0, 0), (1,) * num_tokens)
+
+
+def offer(name):
+    return Continuation(Stamp(name, 1, 2), 1, EMPTY_BLOCK)
+
+
+def reply(request):
+    return Missing(request.stamp, 0)
+
+
+class Engine:
+    """Answers a call when it is told to."""
+
+    def __init__(self):
+        self.calls = []
+        self.most_at_once = 0
+        self._num_running = 0
+        self._answers = []
+        self.delivered = {}
+
+    async def call(self, batch):
+        self.calls.append([request.stamp.session for request in batch])
+        self._answers.append(asyncio.get_running_loop().create_future())
+        self._num_running += 1
+        self.most_at_once = max(self.most_at_once, self._num_running)
+        try:
+            return await self._answers[-1] or [reply(request) for request in batch]
+        finally:
+            self._num_running -= 1
+
+    def deliver(self, request, answer):
+        assert request.stamp.session not in self.delivered, "answered twice"
+        self.delivered[request.stamp.session] = answer
+
+    async def answer(self, index, replies=None):
+        if isinstance(replies, Exception):
+            self._answers[index].set_exception(replies)
+        else:
+            self._answers[index].set_result(replies)
+        await settle()
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+def put(gatherer, names):
+    for name in names:
+        gatherer.put(message(name))
+
+
+async def test_what_is_ready_together_goes_together_and_the_rest_with_the_next_call(engine):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "abc")
+    await settle()
+    put(gatherer, "de")
+    await settle()
+    assert engine.calls == [["a", "b", "c"]]
+    await engine.answer(0)
+    assert engine.calls == [["a", "b", "c"], ["d", "e"]]
+    assert set(engine.delivered) == set("abc")
+    await engine.answer(1)
+    assert set(engine.delivered) == set("abcde")
+    put(gatherer, "f")
+    await settle()
+    assert engine.calls[2:] == [["f"]], "and so on after a pause"
+    await engine.answer(2)
+
+
+async def test_what_is_of_use_only_until_a_verdict_waits_for_no_other_call(engine):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "ab")
+    await settle()
+    put(gatherer, "c")
+    gatherer.put(offer("d"))
+    await settle()
+    assert engine.calls == [["a", "b"], ["d"]]
+    await engine.answer(1)
+    assert set(engine.delivered) == {"d"}
+    await engine.answer(0)
+    await engine.answer(2)
+    assert set(engine.delivered) == set("abcd")
+
+
+@pytest.mark.parametrize("max_calls", [1, 2, 3])
+async def test_no_more_calls_are_in_flight_than_allowed(engine, max_calls):
+    gatherer = Gatherer(engine.call, engine.deliver, max_calls)
+    for name in "abcdef":
+        put(gatherer, name)
+        await settle()
+    assert engine.most_at_once == len(engine.calls) == max_calls
+    for index in range(max_calls + 1):
+        await engine.answer(index)
+    assert engine.most_at_once == max_calls
+    assert set(engine.delivered) == set("abcdef")
+    assert sorted(name for call in engine.calls for name in call) == list("abcdef")
+
+
+async def test_calls_that_have_ended_make_room_for_as_many_others(engine):
+    gatherer = Gatherer(engine.call, engine.deliver, max_calls=2)
+    for index in range(5):
+        put(gatherer, str(index))
+        await settle()
+        await engine.answer(index)
+    for name in "ab":
+        put(gatherer, name)
+        await settle()
+    assert engine.calls[5:] == [["a"], ["b"]]
+    for index in (5, 6):
+        await engine.answer(index)
+
+
+async def test_a_prompt_goes_by_itself_at_once_and_takes_nobodys_place(engine):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "a")
+    await settle()
+    gatherer.put(message("prompt", DECODE_TOKENS + 1))
+    gatherer.put(message("as short as can be", DECODE_TOKENS))
+    await settle()
+    assert engine.calls == [["a"], ["prompt"]]
+    await engine.answer(1)
+    assert set(engine.delivered) == {"prompt"}
+    assert len(engine.calls) == 2
+    await engine.answer(0)
+    assert engine.calls[2] == ["as short as can be"]
+    await engine.answer(2)
+
+
+WRONG = {
+    "it died": WorkerLost("it died"),
+    "something else": RuntimeError("boom"),
+    "too few": [reply(message(name)) for name in "ab"],
+    "too many": [reply(message(name)) for name in "abca"],
+    "in another order": [reply(message(name)) for name in "bac"],
+    "others'": [reply(message(name)) for name in "xyz"],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_call_that_fails_or_does_not_answer_each_request_loses_the_engine_for_all_of_them(engine, wrong):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "abc")
+    await settle()
+    put(gatherer, "d")
+    await engine.answer(0, WRONG[wrong])
+    assert sorted(engine.delivered) == list("abc")
+    assert all(isinstance(answer, WorkerLost) for answer in engine.delivered.values())
+    assert engine.calls[1:] == [["d"]], "the next call is made"
+    await engine.answer(1)
+    assert engine.delivered["d"] == reply(message("d"))
+
+
+class Lease:
+    def __init__(self, name, port, engine_id="engine"):
+        self.name, self.port, self.engine_id = name, port, engine_id
+        self.is_released = False
+
+    def release(self):
+        self.is_released = True
+
+
+class Port:
+    def __init__(self, engine):
+        self.verify = engine.call
+        self.released = []
+        self.failure = None
+
+    async def release(self, names):
+        if self.failure is not None:
+            raise self.failure
+        self.released += names
+
+
+@pytest.fixture
+def port(engine):
+    return Port(engine)
+
+
+@pytest.fixture
+def side(engine, port):
+    numbers = iter(range(100))
+
+    async def take(session, tokens):
+        return Lease(f"{session}-{next(numbers)}-{len(tokens)}", port, "other" if session == "other" else "engine")
+
+    return Side(take, lambda port: port.verify, engine.deliver, max_calls=1)
+
+
+async def test_an_engine_is_spoken_to_by_one_gatherer_until_the_last_lease_on_it_is_given_back(engine, side, port):
+    first, second = await side.take("a", (1, 2)), await side.take("b", ())
+    assert (first.name, second.name) == ("a-0-2", "b-1-0")
+    assert side.num_engines == 0, "nothing was said yet"
+    side.send(first, message("a"))
+    await settle()
+    side.give_back(first)
+    side.send(second, message("b"))
+    await settle()
+    assert engine.calls == [["a"]], "one call at a time, whoever has left meanwhile"
+    assert side.num_engines == 1
+    await engine.answer(0)
+    await engine.answer(1)
+    side.give_back(second)
+    assert side.num_engines == 0
+    await side.drain()
+    assert port.released == [first.name, second.name]
+    assert first.is_released
+    assert second.is_released
+
+
+async def test_engines_are_counted_not_their_gatherers(engine, side):
+    leases = [await side.take(name, ()) for name in ("a", "other")]
+    for lease in leases:
+        side.send(lease, message(lease.name))
+    prompt = DraftRequest(Stamp("long", 1, 1), Base(0, 0), (1,) * (DECODE_TOKENS + 1), Steady.chain(1))
+    side.send(leases[0], prompt)
+    assert side.num_engines == 2
+    await settle()
+    for index in range(3):
+        await engine.answer(index)
+    for lease in leases:
+        side.give_back(lease)
+    assert side.num_engines == 0
+    await side.drain()
+
+
+async def test_whoever_drains_waits_until_all_is_free_and_a_dead_engine_holds_nobody_up(side, port):
+    freed = asyncio.Event()
+    release = port.release
+
+    async def slow(names):
+        await freed.wait()
+        await release(names)
+
+    port.release = slow
+    for name in "ab":
+        side.give_back(await side.take(name, ()))
+    draining = asyncio.ensure_future(side.drain())
+    await settle()
+    assert not draining.done()
+    port.failure = WorkerLost("gone")
+    freed.set()
+    await draining
+
+
+async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_place(engine, port):
+    problems = [WorkerLost("the replica died"), RuntimeError("secret")]
+
+    async def take(session, tokens):
+        raise problems.pop(0)
+
+    side = Side(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    with pytest.raises(Unavailable, match="the replica died"):
+        await side.take("a", ())
+    with pytest.raises(Unavailable, match=r"^no worker could be reached$"):
+        await side.take("a", ())
+    assert side.num_engines == 0
+
+
+async def test_an_offer_does_not_overtake_the_message_that_it_goes_on_from(engine):
+    gatherer = Gatherer(engine.call, engine.deliver)
+    put(gatherer, "a")
+    await settle()
+    put(gatherer, "b")
+    gatherer.put(offer("b"))
+    await settle()
+    assert engine.calls == [["a"]], "b waits for the call of a, and its offer for b"
+    await engine.answer(0)
+    assert engine.calls == [["a"], ["b"], ["b"]]
+    assert [len(call) for call in engine.calls] == [1, 1, 1]

@@ -1,0 +1,38 @@
+"""What goes out with which call, and in which order beside everything else that the event loop has to do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from core.records import Base, Stamp, Verdict, VerifyRequest
+from orchestrator.dispatch.batcher import Gatherer
+
+
+def request(session: str, number: int = 1) -> VerifyRequest:
+    return VerifyRequest(Stamp(session, 1, number), Base(0, 0), (1,))
+
+
+def verdict(asked: VerifyRequest) -> Verdict:
+    return Verdict(asked.stamp, (), 2, 1)
+
+
+async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_woken():
+    """A client's task, woken by a verdict, takes a millisecond that the target would wait."""
+    happened = []
+
+    async def call(batch):
+        happened.append([asked.stamp.session for asked in batch])
+        await asyncio.sleep(0)
+        return [verdict(asked) for asked in batch]
+
+    def deliver(asked, _reply):
+        if asked.stamp.round == 1:
+            asyncio.get_running_loop().call_soon(happened.append, "a client is woken")
+            gatherer.put(request(asked.stamp.session, 2))
+
+    gatherer = Gatherer(call, deliver)
+    for session in "abc":
+        gatherer.put(request(session))
+    while len(happened) < 5:  # noqa: ASYNC110  a turn of the loop is what is counted
+        await asyncio.sleep(0)
+    assert happened == [["a", "b", "c"], ["a", "b", "c"], *["a client is woken"] * 3]

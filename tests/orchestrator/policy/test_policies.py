@@ -1,0 +1,254 @@
+"""What all pilots do, whatever their policy: what they learn, and that no token id reaches them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import typing
+from types import UnionType
+from typing import get_args
+
+import pytest
+
+from core.config import SpeculationConfig
+from core.errors import ConfigError
+from core.records import GenerationRequest, Policy, Sampling, Timing, Verification
+from core.speculation.guesser import Guesses
+from core.speculation.speculation_tree import Part, SpeculationTree
+from core.speculation.token_tree import ROOT, Told
+from orchestrator.policy.learning import MAX_PATIENCE_S
+from orchestrator.policy.policies import Controls, Pilots
+from orchestrator.policy.policy import DraftSeen, Found, Pilot, RoundSeen, Shape
+from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.policy.tree_policy import TreeView
+
+POLICIES = get_args(Policy)
+
+
+def request(temperature=1.0, verification=Verification.COUPLED, **changes):
+    return GenerationRequest("r", (1, 2, 3), Sampling(temperature=temperature), 100, verification, **changes)
+
+
+def chain(num, confidence=0.9):
+    return Shape(tuple(range(-1, num - 1)), (0,) * num, (confidence,) * num)
+
+
+def verdict(shape, num_accepted, verify_s=0.025, rows=None, found=Found.HIT):
+    timing = Timing(0.0, verify_s, 1, rows or len(shape) + 1)
+    return RoundSeen(shape, tuple(range(num_accepted)), found, verify_s + 0.001, timing)
+
+
+def drafted(num_passes=4, pass_s=0.003, rows=8):
+    timing = Timing(0.0, num_passes * pass_s, num_passes, num_passes * rows)
+    return DraftSeen(num_passes * pass_s + 0.001, timing)
+
+
+FORKED = Shape((-1, 0, 0, 1), (0, 0, 1, 0), (0.6,) * 4)
+
+
+def test_what_branches_cost_is_learned_from_passes_that_nobody_shared():
+    for others, learned in ((0, 0.004), (3, 0.0)):
+        pilot = Controls(SpeculationConfig()).pilot(request())
+        for index in range(200):
+            shape, branch_s = (FORKED, 0.004) if index % 3 == 0 else (chain(4), 0.0)
+            time_s = 0.025 + branch_s + 1e-4 * (index % 7)
+            pilot.saw_round(verdict(shape, 2, time_s, rows=5 + others))
+        assert pilot._known.lately.branch_s == pytest.approx(learned, rel=0.15)
+
+
+def test_costs_are_looked_at_anew_when_sessions_have_come_or_gone():
+    controls = Controls(SpeculationConfig())
+    pilots = [controls.pilot(request()) for _ in range(8)]
+    knowledge = pilots[0]._known
+    assert knowledge.lately.num_verifying == 8
+    for pilot in pilots[2:]:
+        pilot.close()
+    assert knowledge.lately.num_verifying == 2
+
+
+def test_a_draft_is_learned_about_that_is_never_believed():
+    pilot = Controls(SpeculationConfig()).pilot(request())
+    for is_right in (True, False):
+        for _ in range(600):
+            timing = Timing(0.0, 0.02, 1, 1)
+            pilot.saw_round(RoundSeen(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
+        chance = 1.0 / (1.0 + math.exp(-pilot._fit.intercept))
+        assert chance == pytest.approx(float(is_right), abs=0.2)
+        assert pilot._accepted.chances(1)[0] == pytest.approx(float(is_right), abs=0.4)
+
+
+def leaves(kind, path, found):
+    """Everything below a type that is neither a record nor a container of them, with the way to it."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            leaves(hints[field.name], f"{path}.{field.name}", found)
+    elif origin in (typing.Union, UnionType) or origin is not None:
+        for arg in args:
+            if arg not in (Ellipsis, type(None)):
+                leaves(arg, path, found)
+    else:
+        found.add((path, kind))
+    return found
+
+
+def parameters(protocol):
+    """What the methods of a protocol take."""
+    found = set()
+    for name, method in inspect.getmembers(protocol, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        for parameter, kind in typing.get_type_hints(method).items():
+            if parameter != "return":
+                leaves(kind, f"{name}.{parameter}", found)
+    return found
+
+
+ALLOWED_INTS = {
+    "saw_round.seen.shape.parents",
+    "saw_round.seen.shape.ranks",
+    "saw_round.seen.path",
+    "saw_round.seen.timing.num_passes",
+    "saw_round.seen.timing.num_rows",
+    "saw_draft.seen.timing.num_passes",
+    "saw_draft.seen.timing.num_rows",
+}
+"""Node numbers, ranks, depths and counts: none of them a token id."""
+
+
+def test_no_token_id_can_reach_a_pilot():
+    """The bias rule by structure: whatever a policy does, it cannot look at what was drawn.
+
+    All that a pilot is told is walked through, type by type. Token ids are integers, so each integer has to be known
+    by name here, and nothing may come that is no number, truth value or name out of a fixed list.
+    """
+    found = parameters(Pilot)
+    assert {path for path, kind in found if kind is int} == ALLOWED_INTS
+    assert {kind for _, kind in found} <= {int, float, bool, Found}
+
+
+class BlindTree:
+    """A tree with all that a `TreeView` has, and nothing else."""
+
+    def __init__(self, tree):
+        self._tree = tree
+
+    def __getattr__(self, name):
+        assert name in VIEWED, f"a pilot looks at {name} of a tree"
+        return getattr(self._tree, name)
+
+
+VIEWED = {name for name in vars(TreeView) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pilot_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
+    assert {"has_drafted", "best", "first_chain", "open_reach"} == VIEWED
+    assert not {"tokens", "nodes"} & {name for name in dir(Part) if not name.startswith("_")}
+    tree = SpeculationTree()
+    assert len(Controls(SpeculationConfig(policy=policy)).pilot(request()).choose(BlindTree(tree), 9, 9)) == 0
+    told = Told(0, (ROOT, ROOT, 0, 2), (10, 11, 12, 13), (0, 1, 0, 0), (0.9, 0.1, 0.9, 0.9), (0.9,) * 4)
+    tree.add(told)
+    tree.guess(Guesses.chain((30, 31), (0.9, 0.9)))
+    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request())
+    assert len(pilot.choose(BlindTree(tree), 9, 9)) > 0
+    pilot.is_worth_waiting(BlindTree(tree), 9, 0.003, 1)
+
+
+def test_a_pilot_forgets_the_request_that_it_is_made_for():
+    """The request has a prompt in it, and the output so far where it is resumed; but no guess, and none is kept."""
+    guess_free = {field.name for field in dataclasses.fields(GenerationRequest)}
+    assert not guess_free & {"block", "draft", "drafted", "table"}
+    assert {path.split(".")[0] for path, _ in parameters(Pilots)} == {"pilot"}
+    for policy in POLICIES:
+        asked = request()
+        pilot = Controls(SpeculationConfig(policy=policy)).pilot(asked)
+        pilot.saw_round(verdict(chain(2), 1))
+        assert not reaches(pilot, asked, set())
+
+
+def reaches(held, wanted, seen):
+    """Whether `wanted` can be got at from `held`."""
+    if held is wanted or (isinstance(held, tuple) and held is wanted.prompt):
+        return True
+    if id(held) in seen or isinstance(held, (int, float, str, bytes, type(None))):
+        return False
+    seen.add(id(held))
+    inner = list(getattr(held, "__dict__", {}).values())
+    inner += [getattr(held, name) for name in getattr(held, "__slots__", ()) if hasattr(held, name)]
+    if isinstance(held, dict):
+        inner += [*held.keys(), *held.values()]
+    elif isinstance(held, (list, tuple, set, frozenset)):
+        inner += list(held)
+    return any(reaches(each, wanted, seen) for each in inner)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_report_says_why_as_soon_as_a_session_has_begun(policy):
+    controls = Controls(SpeculationConfig(policy=policy))
+    assert controls.report().reason == ""
+    pilot = controls.pilot(request())
+    report = controls.report()
+    assert "gamma" in report.reason
+    assert any(letter.isdigit() for letter in report.reason)
+    assert (report.policy, report.num_sessions, report.num_changes) == (policy, 1, 0)
+    assert report.draft_tokens > 0
+    pilot.close()
+    pilot.close()
+    assert controls.report().num_sessions == 0
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.1, float("nan")])
+def test_a_least_path_probability_is_a_probability(floor):
+    with pytest.raises(ConfigError, match=r"min_path_probability must be in \[0, 1\]"):
+        SpeculationConfig(min_path_probability=floor)
+
+
+def patience_s(pass_s):
+    """Of a pilot whose draft takes so long for a pass, when it has been asked for a block of four."""
+    config = SpeculationConfig(policy="static", max_draft_tokens=4, pipelining=False)
+    pilot = Controls(config).pilot(request())
+    for _ in range(40):
+        pilot.saw_draft(drafted(pass_s=pass_s, rows=1))
+        pilot.saw_round(verdict(chain(2), 1))
+    pilot.steady(100, 8)
+    return pilot.patience_s
+
+
+def test_patience_is_a_few_times_the_usual_pace_and_bounded_unless_the_draft_is_usually_slower():
+    assert patience_s(0.003) == SpeculationConfig().draft_timeout_s
+    assert patience_s(0.025) == MAX_PATIENCE_S == 0.4
+    assert patience_s(0.3) > 1.0
+
+
+def test_lookups_are_given_up_where_they_never_hit_and_kept_where_they_do():
+    for num_accepted, is_kept in ((0, False), (4, True)):
+        pilot = Controls(SpeculationConfig()).pilot(request())
+        assert 0 < pilot.num_to_look_up(8) <= 3, "little is risked at first"
+        for _ in range(60):
+            pilot.lookups.see_chain(4, num_accepted)
+            for rows in (1, 5, 9):  # a row takes a fifth as long as the rest of a pass
+                pilot.saw_round(verdict(Shape(), 0, 0.02 + 0.004 * rows, rows, Found.NOT_ASKED))
+        assert (pilot.num_to_look_up(8) > 0) is is_kept
+    assert pilot.num_to_look_up(2) <= 2
+
+
+@pytest.mark.parametrize("served", POLICIES)
+def test_a_request_says_for_itself_which_policy_it_has_and_whether_it_drafts_in_turn(served):
+    controls = Controls(SpeculationConfig(policy=served, pipelining=served == "static"))
+    usual = {policy: type(Controls(SpeculationConfig(policy=policy)).pilot(request())) for policy in POLICIES}
+    for policy in POLICIES:
+        for pipelining in (True, False):
+            pilot = controls.pilot(request(policy=policy, pipelining=pipelining))
+            assert type(pilot) is usual[policy]
+            assert pilot.is_in_turn is not pipelining
+    assert controls.pilot(request()).is_in_turn is (served != "static")
+    assert controls.report().policy == served
+
+
+def test_sessions_are_shared_out_among_the_targets_and_the_drafts_that_there_are():
+    knowledge = Knowledge(max_depth=8, num_targets=2.0, num_drafts=4.0)
+    knowledge.num_sessions = 8
+    assert (knowledge.lately.num_verifying, knowledge.lately.num_drafting) == (4.0, 2.0)

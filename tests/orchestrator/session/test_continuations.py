@@ -1,0 +1,281 @@
+"""The target goes on by itself with what it was offered: the same tokens in the same order, whatever comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core.protocol import UNUSED, Continuations
+from core.records import Refused, Timing, VerifyRequest
+from core.speculation.token_tree import ROOT, TokenTree
+from orchestrator.policy.adaptive import OFFERED_OUTCOMES, MarginalPilot
+from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.session import messages as m
+from tests.orchestrator.fakes import plain, request
+from tests.orchestrator.session.test_growing import CONFIG, PROMPT, Stage
+
+
+class OfferingStage(Stage):
+    """Its target takes offers by the protocol's own rules."""
+
+    def __init__(self, *args, outcomes=OFFERED_OUTCOMES, is_open=False, **changes):
+        self.offers: Continuations[None] = Continuations()
+        self.made: VerifyRequest | None = None
+        """The message that the target has made for itself."""
+        self.refused: list[Refused] = []
+        self._outcomes, self._is_open = outcomes, is_open
+        super().__init__(*args, **changes)
+
+    def do(self, commands):
+        for command in commands:
+            if isinstance(command, m.Continue):
+                self.refused += [refusal for _, refusal in self.offers.offer(None, command.offer)]
+            if isinstance(command, m.Verify):
+                self.made = None
+            if isinstance(command, m.PlaceTarget):
+                pilot = self.session._pilot
+                pilot.num_outcomes = self._outcomes
+                pilot.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
+        return super().do(commands)
+
+    def next_verdict(self, **changes):
+        """What the target says next, not delivered yet."""
+        self.now_s += 0.1
+        asked = self.made or self.last(m.Verify).request
+        verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
+        verified = [(asked, self.target.logs[asked.stamp.session], verdict)]
+        (verdict,), following, refused = self.offers.after_pass(verified, lambda *_: True)
+        self.refused += [refusal for _, refusal in refused]
+        self.made = following[0][1] if following else None
+        return m.TargetReplied(replace(verdict, **changes), self.now_s - 0.1, self.now_s)
+
+    def verdict(self):
+        return self.event(self.next_verdict())
+
+    @property
+    def offer(self):
+        return self.last(m.Continue).offer
+
+    @property
+    def num_continued(self):
+        return self.session.stats.num_continued
+
+
+@pytest.fixture
+def stage(tokenizer):
+    return OfferingStage(tokenizer)
+
+
+def test_the_target_goes_on_with_what_has_grown_below_a_verdict_and_nothing_is_sent(stage):
+    text = stage.right(5)
+    stage.grows_right(5)
+    assert (stage.offer.after, stage.offer.tree) == (1, TokenTree.chain(text))
+    sent = stage.verdict()
+    assert stage.made.block == TokenTree.chain(text[1:])
+    assert stage.made.suffix == (text[0],)
+    assert [type(command) for command in sent] == [m.Grow, m.Emit]
+    sent = stage.verdict()
+    assert (stage.num_continued, stage.count(m.Verify)) == (1, 2)
+    assert stage.tokens == plain(PROMPT, 6)
+    assert [(seen.elapsed_s, seen.is_continued) for seen in stage.pilot.seen] == [
+        (pytest.approx(0.1), False),
+        (pytest.approx(0.1), True),
+    ]
+    assert [seen.path for seen in stage.pilot.seen] == [(), (0, 1, 2, 3)]
+
+
+def test_one_goes_on_after_another_as_long_as_something_has_grown(stage):
+    stage.pilot._config = replace(CONFIG, max_block_tokens=1)
+    stage.grows_right(6)
+    for _ in range(4):
+        stage.verdict()
+    assert (stage.num_continued, stage.count(m.Verify)) == (3, 2), "each block is one token, and a verdict takes two"
+    assert stage.tokens == plain(PROMPT, 7)
+
+
+def test_the_last_offer_counts_and_the_same_is_not_made_twice(stage):
+    text = stage.right(3)
+    stage.grows((ROOT, text[0]), (0, text[1]))
+    first = stage.offer
+    stage.grows((ROOT, 37))
+    assert stage.offer is first, "37 has nothing below it"
+    stage.grows((1, text[2]))
+    assert stage.refused == [Refused(first.stamp, UNUSED)]
+    assert stage.offer.stamp.round > first.stamp.round
+    stage.verdict()
+    assert stage.made.block == TokenTree.chain(text[1:])
+
+
+def test_an_outcome_that_was_not_foreseen_is_sent_for_as_ever(stage):
+    stage.grows((ROOT, 37), (0, 38))
+    assert stage.offer.tree == TokenTree.chain((37, 38))
+    sent = stage.verdict()
+    assert [type(command) for command in sent] == [m.Verify, m.Grow, m.Emit]
+    (refusal,) = stage.refused
+    assert stage.event(m.TargetReplied(refusal)) == []
+    assert stage.session.stats.num_stale_replies == 0, "it was to be expected"
+    stage.verdict()
+    assert (stage.num_continued, stage.tokens) == (0, plain(PROMPT, 2))
+
+
+def test_a_verdict_that_overtakes_the_one_before_it_waits_for_it(stage):
+    stage.grows_right(3)
+    first, second = stage.next_verdict(), stage.next_verdict()
+    assert stage.event(second) == []
+    sent = stage.event(first)
+    assert [type(command) for command in sent if isinstance(command, m.Emit | m.Verify)] == [m.Emit, m.Verify, m.Emit]
+    assert stage.tokens == plain(PROMPT, 4)
+    assert stage.event(second) == stage.event(first) == []
+    assert stage.session.stats.num_stale_replies == 2
+    assert stage.tokens == plain(PROMPT, 4)
+
+
+@pytest.mark.parametrize("claim", [99, 1])
+def test_a_target_that_goes_on_with_what_it_was_not_offered_is_left(stage, claim):
+    stage.grows_right(3)
+    sent = stage.event(stage.next_verdict(continued=claim))
+    assert [type(command) for command in sent] == [m.ReleaseTarget, m.PlaceTarget]
+    assert stage.tokens == []
+
+
+def test_a_target_that_goes_on_where_the_offer_has_nothing_is_left(stage):
+    stage.grows((ROOT, 37), (0, 38))
+    sent = stage.event(stage.next_verdict(continued=stage.offer.stamp.round))
+    assert [type(command) for command in sent] == [m.ReleaseTarget, m.PlaceTarget]
+
+
+def test_what_a_lost_target_went_on_with_is_verified_by_the_next(stage):
+    text = stage.right(4)
+    stage.grows_right(4)
+    stage.verdict()
+    stage.event(m.TargetLost(1, "gone"))
+    stage.target.forget("t")
+    stage.event(m.TargetPlaced("t2", 1))
+    again = stage.last(m.Verify).request
+    assert (again.block.tokens, again.base.num_tokens, again.num_committed) == (tuple(text[1:]), 0, 4)
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, 5)
+
+
+def test_nothing_is_offered_beyond_the_end(tokenizer):
+    stage = OfferingStage(tokenizer, max_tokens=2, is_open=True)
+    text = stage.right(3)
+    stage.grows((ROOT, text[0]), (0, text[1]), (1, text[2]))
+    assert stage.offer.tree == TokenTree.chain(text[:1]), "one more follows, and that needs no guess"
+    num_offers = stage.count(m.Continue)
+    stage.verdict()
+    sent = stage.verdict()
+    assert stage.count(m.Continue) == num_offers
+    assert [type(command) for command in sent] == [m.Emit, m.ReleaseTarget, m.ReleaseDraft]
+    assert stage.tokens == plain(PROMPT, 2)
+
+
+def test_where_it_is_worth_it_the_target_takes_plain_steps_by_itself(tokenizer):
+    stage = OfferingStage(tokenizer, max_tokens=8, is_open=True, max_draft_tokens=0)
+    for _ in range(8):
+        stage.verdict()
+    assert (stage.count(m.Verify), stage.count(m.Continue), stage.num_continued) == (1, 7, 7)
+    assert stage.tokens == plain(PROMPT, 8)
+    assert stage.session.is_closed
+
+
+def test_a_draft_that_begins_anew_is_offered_from_again_when_its_tree_is_the_one_in_flight(stage):
+    stage.grows_right(3)
+    stage.verdict()
+    stage.verdict()
+    stage.grows_right(2)
+    stage.verdict()
+    num_offers = stage.count(m.Continue)
+    stage.event(m.DraftLost(1))
+    stage.event(m.DraftPlaced("d2", 1))
+    stage.num_told = 0
+    stage.grows_right(2)
+    assert stage.count(m.Continue) == num_offers, "the block in flight is no part of that tree"
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_refusal_that_comes_before_the_verdict_that_goes_on_ends_the_stream_after_it(stage):
+    stage.grows_right(3)
+    first = stage.next_verdict()
+    assert first.reply.continued == stage.made.stamp.round
+    assert stage.event(m.TargetReplied(Refused(stage.made.stamp, "NaN", is_final=True), stage.now_s, stage.now_s)) == []
+    sent = stage.event(first)
+    assert [type(command) for command in sent if isinstance(command, m.Emit | m.Fail)] == [m.Emit, m.Fail]
+    assert stage.session.is_closed
+
+
+def test_who_claims_to_go_on_with_what_it_has_refused_loses_its_lease(stage):
+    text = stage.right(3)
+    stage.grows((ROOT, text[0]), (0, text[1]))
+    first = stage.offer
+    stage.grows((1, text[2]))
+    assert stage.refused[0].stamp == first.stamp
+    stage.event(m.TargetReplied(stage.refused[0], 0.0, 0.0))
+    sent = stage.event(stage.next_verdict(continued=first.stamp.round))
+    assert [type(command) for command in sent][:2] == [m.ReleaseTarget, m.PlaceTarget]
+
+
+def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stage):
+    stage.grows_right(3)
+    first, second = stage.next_verdict(), stage.next_verdict()
+    late = replace(first, received_s=second.received_s + 0.5)
+    stage.event(second)
+    stage.event(late)
+    assert stage.num_continued == 1
+    assert stage.pilot.seen[-1].elapsed_s == 0.0
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+# What is worth it
+
+
+@pytest.fixture
+def pilot():
+    pilot = MarginalPilot(request(PROMPT, 40), CONFIG, Knowledge(8, 1.0, 1.0))
+    for _ in range(200):
+        pilot._known.verify.see(Timing(0.0, 0.005, 1, 1), 0.008)
+        pilot._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
+    for _ in range(200):
+        pilot.saw_pass(Timing(0.0, 0.001, 1, 1))
+    pilot._known._economy = None
+    return pilot
+
+
+def sees_rounds(pilot, num_tokens, elapsed_s):
+    for _ in range(600):
+        pilot.saw_interval(num_tokens, elapsed_s)
+
+
+def test_plain_steps_go_on_while_rounds_yield_no_more(pilot):
+    sees_rounds(pilot, 1, 0.008)
+    assert pilot.is_worth_going_on(0.0, 0, 0)
+    sees_rounds(pilot, 1, 0.005)
+    assert pilot.is_worth_going_on(0.0, 0, 0), "as it is when they do go on"
+    sees_rounds(pilot, 4, 0.008)
+    assert not pilot.is_worth_going_on(0.0, 0, 4)
+    assert pilot.is_worth_going_on(2.0, 3, 4)
+    assert not pilot.is_worth_going_on(1.0, 1, 4), "four tokens take 8 ms, and two would take 5"
+
+
+def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(pilot):
+    assert pilot.num_outcomes > 0
+    for _ in range(200):
+        pilot.saw_pass(Timing(0.0, 0.004, 1, 1))
+    pilot._known._economy = None
+    sees_rounds(pilot, 1, 0.008)
+    assert pilot.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
+    assert not pilot.is_worth_going_on(3.0, 3, 4)
+    pilot.rest()
+    assert pilot.num_outcomes > 0
+    assert pilot.is_worth_going_on(0.0, 0, 0)
+
+
+def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(pilot):
+    """Or it would: a round is worth a token then, and so a token is worth a round."""
+    sees_rounds(pilot, 1, 0.008)
+    assert pilot.is_worth_going_on(0.0, 0, 0)
+    for _ in range(3):
+        MarginalPilot(request(PROMPT, 40), CONFIG, pilot._known)
+    assert not pilot.is_worth_going_on(0.0, 0, 0)

@@ -1,0 +1,336 @@
+"""A session whose draft samples: blocks are chains of its draws, each with the law that it was drawn from, in turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core.config import SpeculationConfig
+from core.records import GrownTree, Sampling, Timing, Verification
+from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, SparseDistribution, TokenTree, Told
+from orchestrator.policy.adaptive import MarginalPilot
+from orchestrator.policy.named import ChainPilot
+from orchestrator.policy.policies import Controls
+from orchestrator.policy.policy import Found, RoundSeen, Shape
+from orchestrator.policy.tree_policy import CATCH_UP
+from orchestrator.session import messages as m
+from tests.orchestrator.fakes import candidates, plain, request
+from tests.orchestrator.session.test_in_turn import GAMMA, PROMPT, Stage, kinds
+
+CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, lookup=False)
+"""What is drawn is drafted in turn, whatever the service prefers."""
+SAMPLED = {"sampling": Sampling(temperature=1.0), "verification": Verification.REJECTION}
+
+
+class DrawnStage(Stage):
+    """Its draft samples."""
+
+    def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT, **changes):
+        super().__init__(tokenizer, max_tokens, config, prompt, **{**SAMPLED, **changes})
+
+    @property
+    def block(self):
+        return self.last(m.Verify).request.block
+
+    @property
+    def asked(self):
+        return self.last(m.Draft).request
+
+
+@pytest.fixture(params=[Verification.REJECTION, Verification.BLOCK])
+def stage(tokenizer, request):
+    return DrawnStage(tokenizer, verification=request.param)
+
+
+@pytest.fixture
+def waiting(stage):
+    """For the draws of the first block."""
+    stage.grown()
+    stage.verdict()
+    return stage
+
+
+def law_at(text):
+    """What the fake draft draws from after it."""
+    return SparseDistribution(candidates(text)[:2], (0.5, 0.5))
+
+
+def test_a_block_is_a_chain_of_draws_each_with_its_law(waiting):
+    text, guessed = [*PROMPT, *waiting.tokens], waiting.guessed
+    waiting.grown()
+    laws = [law_at([*text, *guessed[:place]]) for place in range(GAMMA)]
+    assert waiting.block == TokenTree.chain(guessed, laws)
+
+
+def test_behind_verification_nothing_is_drawn_and_the_draft_is_told_of_nothing(stage):
+    assert stage.asked.growth == replace(CATCH_UP, is_anew=True), "it takes in the prompt"
+    stage.grown()
+    for _ in range(5):
+        stage.verdict()
+        assert stage.asked.growth.num_passes == GAMMA
+        num_asked = stage.count(m.Draft)
+        stage.grown()
+        assert stage.count(m.Draft) == num_asked
+    assert stage.count(m.Grow) == stage.count(m.Continue) == 0
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_each_block_is_drawn_anew(waiting):
+    """Nothing that was drawn before a verdict is used after it: the tree is empty, and the draft begins from 0."""
+    for _ in range(4):
+        assert waiting.asked.growth.is_anew
+        waiting.grown()
+        assert waiting.block.tokens, "so that there is something to forget"
+        waiting.verdict()
+        assert len(waiting.session._drafting._tree) == 0
+        assert waiting.reply().told.first == 0
+
+
+def told_without(reply, **changes):
+    told = reply.told
+    values = {name: getattr(told, name) for name in ("first", "parents", "tokens", "ranks", "chances", "leads", "root")}
+    return replace(reply, told=Told(**{**values, "q": told.q, **changes}))
+
+
+def unchecked(told, **changes):
+    """As it comes out of a pickle, which asks nobody."""
+    for name, value in changes.items():
+        object.__setattr__(told, name, value)
+    return told
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda reply: told_without(reply, q=()),
+        lambda reply: replace(reply, told=unchecked(reply.told, q=reply.told.q[:-1])),
+        lambda reply: replace(reply, told=unchecked(reply.told, q=(NO_Q,) * len(reply.told))),
+        lambda reply: replace(reply, told=unchecked(reply.told, q=(SparseDistribution((1,), (7.0,)),) * GAMMA)),
+    ],
+    ids=["none", "too few", "empty", "no law"],
+)
+def test_who_does_not_say_what_it_drew_from_loses_its_lease(waiting, lie):
+    """To verify a draw as if its draft had been sure of it would accept too little of it, and too much of the rest."""
+    sent = waiting.grown(lie(waiting.reply()))
+    assert {m.ReleaseDraft, m.Verify} <= set(kinds(sent))
+    assert waiting.block == EMPTY_BLOCK
+    assert waiting.session.stats.num_draft_failures == 1
+
+
+def test_draws_that_come_when_the_text_has_moved_on_are_not_used(waiting):
+    late = waiting.reply()
+    waiting.event(m.DraftLate(late.stamp))
+    waiting.verdict()
+    waiting.grown(late)
+    assert len(waiting.session._drafting._tree) == 0
+    assert waiting.block == EMPTY_BLOCK
+    waiting.verdict()
+    waiting.grown()
+    assert len(waiting.block) == GAMMA
+    assert waiting.tokens == plain(PROMPT, len(waiting.tokens))
+
+
+def test_a_lost_target_is_followed_by_one_that_verifies_the_same_draws(waiting):
+    """Drawn once more with the same noise they would be the same; of another target's block they may not be missed."""
+    waiting.grown()
+    before = waiting.block
+    waiting.event(m.TargetLost(1, "killed"))
+    waiting.target.forget(waiting.session._held.name)
+    waiting.event(m.TargetPlaced("t2", 1))
+    assert waiting.block == before
+    waiting.verdict()
+    assert waiting.tokens == plain(PROMPT, len(waiting.tokens))
+
+
+def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
+    """It refuses offers of such sessions: the session sends each block, and none while its draft rests."""
+    for changes in ({}, {"max_draft_tokens": 0}):
+        stage = DrawnStage(tokenizer, config=SpeculationConfig(lookup=False), **changes)
+        stage.session._pilot.is_worth_going_on = lambda *_: True
+        for _ in range(3):
+            stage.verdict()
+        assert stage.count(m.Continue) == 0
+
+
+def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(tokenizer):
+    """The verdict's own token is what was drawn there: what was drawn below it has another row's noise."""
+    stage = keeping(tokenizer, lambda leads: leads[-1] > 0.5)
+    num_alike = 0
+    for _ in range(9):
+        reply = with_leads(stage.reply(), 0.9, 0.1, 0.9)
+        stage.grown(reply)
+        drawn, num_before = reply.told.tokens.tolist(), len(stage.tokens)
+        stage.session._drafting._pilot.wants_turn = lambda: False
+        stage.verdict()
+        num_alike += stage.tokens[num_before:] == drawn[:2]
+        assert stage.block == EMPTY_BLOCK
+        assert len(stage.session._drafting._tree) == 0
+        stage.session._drafting._pilot.wants_turn = lambda: True
+        stage.verdict()
+    assert num_alike
+
+
+def test_the_targets_own_token_teaches_nothing_of_the_draft(tokenizer):
+    """It is a draw of its own: that it is, or is not, what the draft drew there says nothing of acceptance."""
+    stage, seen = keeping(tokenizer, lambda leads: leads[-1] > 0.5), []
+    stage.session._pilot.saw_round = seen.append
+    for _ in range(6):
+        stage.grown(with_leads(stage.reply(), 0.9, 0.1, 0.9))
+        stage.verdict()
+    assert any(each.path for each in seen)
+
+
+# What is kept of a chain of draws
+
+
+class Keeps(MarginalPilot):
+    """Keeps draws by a rule that looks at all that it is shown, and says what it was shown."""
+
+    def __init__(self, rule, *arguments):
+        super().__init__(*arguments)
+        self.rule, self.shown = rule, []
+
+    def keeps(self, leads):
+        self.shown.append(list(leads))
+        return self.rule(leads)
+
+
+def keeping(tokenizer, rule):
+    stage = DrawnStage(tokenizer)
+    known = stage.session._pilot._known
+    stage.session._drafting._pilot = Keeps(rule, request(PROMPT, **SAMPLED), CONFIG, known)
+    stage.grown()
+    stage.verdict()
+    return stage
+
+
+def with_leads(reply, *leads):
+    return told_without(reply, leads=leads, chances=leads)
+
+
+def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
+    """What the draft thinks after a draw depends on the draw. This rule would drop all of them for the third."""
+    stage = keeping(tokenizer, lambda leads: min(leads) > 0.5)
+    stage.grown(with_leads(stage.reply(), 0.9, 0.8, 0.1))
+    assert len(stage.block) == 2
+    assert stage.session._drafting._pilot.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
+
+
+def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
+    stage = keeping(tokenizer, lambda leads: leads[-1] > 0.5)
+    stage.grown(with_leads(stage.reply(), 0.9, 0.1, 0.9))
+    assert len(stage.block) == 1
+    assert stage.session._drafting._pilot.shown[-1] == [0.9, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "num_kept"),
+    [
+        ("adaptive", {"max_block_tokens": 3}, 3),
+        ("static", {"max_draft_tokens": 3}, 3),
+        ("static_tree", {"max_draft_tokens": 3}, 3),
+        ("heuristic", {"max_draft_tokens": 8}, 4),
+        ("confidence", {"min_confidence": 0.5}, 2),
+        ("confidence", {"min_confidence": 0.95}, 0),
+        ("path_probability", {"min_path_probability": 0.3}, 2),
+    ],
+)
+def test_a_rule_keeps_draws_by_how_sure_the_draft_was(policy, settings, num_kept):
+    pilot = Controls(SpeculationConfig(policy=policy, **settings)).pilot(request(**SAMPLED))
+    leads = (0.9, 0.7, 0.4, 0.9, 0.9)
+    kept = 0
+    while kept < len(leads) and pilot.keeps(leads[: kept + 1]):
+        kept += 1
+    assert kept == num_kept
+
+
+def test_a_draft_that_samples_is_asked_for_a_chain_in_turn_by_every_policy():
+    for policy, kind in (("adaptive", MarginalPilot), ("static_tree", ChainPilot), ("confidence", ChainPilot)):
+        for pipelining in (True, False):
+            pilot = Controls(SpeculationConfig(policy=policy, pipelining=pipelining)).pilot(request(**SAMPLED))
+            assert type(pilot) is kind
+            assert pilot.is_in_turn
+            assert pilot.steady(100, 0) == CATCH_UP
+            steady = pilot.steady(100, 4)
+            assert steady.is_blind, "how long it takes does not depend on what is drawn"
+            assert 1 <= steady.num_passes <= 4
+            if policy == "confidence":
+                assert (steady.num_passes, steady.measure) == (4, Measure.CONFIDENCE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_drawn"),
+    [
+        ({"policy": "static", "max_draft_tokens": 6}, 6),
+        ({"policy": "static_tree", "max_draft_tokens": 6}, 6),
+        ({"policy": "heuristic", "max_draft_tokens": 8}, 4),
+        ({"policy": "confidence", "max_draft_tokens": 6}, 6),
+        ({"policy": "adaptive", "max_draft_tokens": 8, "max_block_tokens": 2}, 2),
+    ],
+)
+def test_no_more_is_drawn_than_may_be_verified(settings, num_drawn):
+    pilot = Controls(SpeculationConfig(**settings)).pilot(request(**SAMPLED))
+    assert pilot.steady(100, 64).num_passes == num_drawn
+    assert pilot.steady(1, 64).num_passes == 1, "the draft's context is nearly full"
+    assert pilot.steady(100, 1).num_passes == 1, "one more token is wanted"
+
+
+def test_adaptive_draws_as_many_as_are_forecast_to_yield_most():
+    pilot = Controls(SpeculationConfig()).pilot(request(**SAMPLED))
+    before = pilot.steady(100, 64).num_passes
+    for _ in range(60):
+        pilot.saw_round(all_rejected(before))
+    assert pilot._planned <= 1
+    assert pilot.steady(100, 64).num_passes == 1 < before
+
+
+def all_rejected(num_guesses):
+    shape = Shape(tuple(range(-1, num_guesses - 1)), (0,) * num_guesses, (0.9,) * num_guesses)
+    return RoundSeen(shape, (), Found.NOT_ASKED, 0.026, Timing(0.0, 0.025, 1, num_guesses + 1))
+
+
+# Lookups
+
+
+REPEATS = (45, 19, 5, 3, 6, 45)
+FOUND = (5, 3, 6, 45, 19)
+LOOKS_UP = replace(CONFIG, lookup=True)
+
+
+def test_what_is_looked_up_stands_in_where_the_draft_has_drawn_nothing_and_is_a_point_mass(tokenizer):
+    stage = DrawnStage(tokenizer, config=LOOKS_UP, prompt=REPEATS)
+    stage.grown()
+    stage.verdict()
+    stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    block = stage.block
+    assert block.tokens == FOUND[: len(block)]
+    assert block.q == tuple(SparseDistribution((token,), (1.0,)) for token in block.tokens)
+    assert len(block) > 0
+
+
+def test_nothing_is_looked_up_beside_draws(tokenizer):
+    """A draw that is sent since a lookup agrees with it would be sent because of what it is."""
+    stage = DrawnStage(tokenizer, config=LOOKS_UP, prompt=REPEATS)
+    stage.grown()
+    stage.verdict()
+    stage.grown()
+    assert stage.block.tokens == stage_draws(stage)
+    assert all(len(law.probs) == 2 for law in stage.block.q)
+    assert stage.session.stats.num_lookup_tokens == 0
+
+
+def stage_draws(stage):
+    text = [*REPEATS, *stage.tokens]
+    for _ in range(GAMMA):
+        text.append(candidates(text)[0])
+    return tuple(text[-GAMMA:])
+
+
+def test_a_reply_without_draws_is_no_lie(waiting):
+    """Where growth ended at once: the round is plain."""
+    reply = waiting.reply()
+    waiting.grown(GrownTree(reply.stamp, Told(0), reply.held))
+    assert waiting.block == EMPTY_BLOCK
+    assert waiting.session.stats.num_draft_failures == 0
+    assert waiting.reply().told.parents[0] == ROOT

@@ -1,0 +1,729 @@
+"""A session whose draft grows steadily: blocks come out of one tree, and no draft can change tokens."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from core.config import Limits, SpeculationConfig
+from core.costs.cost_model import WIDTHS
+from core.records import Call, Missing, Refused, Sprouted, Stamp, Timing
+from core.speculation.speculation_tree import SpeculationTree
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
+from orchestrator.policy.adaptive import FIRST_PAUSE_S, MAX_PAUSE_S, REST_ROUNDS, TRIAL_ROUNDS, MarginalPilot
+from orchestrator.policy.policies import Controls
+from orchestrator.policy.policy import Found, RoundSeen, Shape
+from orchestrator.policy.shared_estimates import LOOK_ROUNDS, Knowledge
+from orchestrator.session import messages as m
+from orchestrator.session.completion import Pair
+from orchestrator.session.draft_side import MAX_OPEN
+from orchestrator.session.session import Session
+from orchestrator.text.detokenize import IncrementalDetokenizer
+from tests.orchestrator.fakes import FakeTargetEngine, model_info, next_token, plain, request
+
+PROMPT = (3, 1, 4)
+CONFIG = SpeculationConfig(lookup=False)
+
+
+class FakeMargin(MarginalPilot):
+    """Verifies all there is, waits when it is told to, and has the target wait for each message."""
+
+    num_outcomes = 0
+
+    def __init__(self, asked, config=CONFIG):
+        super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
+        self.is_patient = False
+        self.seen = []
+        self.open_reach = None
+
+    def saw_round(self, seen):
+        self.seen.append(seen)
+        super().saw_round(seen)
+
+    def net(self, reach, branches=None):
+        return np.arange(len(reach) + 1.0)
+
+    def is_worth_going_on(self, gained, num_nodes, num_now):
+        return False
+
+    def adds_enough(self, reach, open_reach, next_s):
+        self.open_reach = open_reach.tolist()
+        return self.is_patient
+
+    @property
+    def patience_s(self):
+        return 0.5
+
+
+class FakeBranches(FakeMargin):
+    """A branch costs so many times 100 tokens as it takes seconds, a row nothing."""
+
+    branch_s = 0.0
+
+    @property
+    def minds_branches(self):
+        return self.branch_s > 0
+
+    def net(self, reach, branches=None):
+        costs = np.zeros(len(reach) + 1) if branches is None else np.append(0.0, 100 * self.branch_s * branches)
+        return np.append(0.0, np.cumsum(reach)) - 4 * costs
+
+
+class Stage:
+    """One session, its target, and a draft whose words are put into its mouth."""
+
+    def __init__(
+        self, tokenizer, max_tokens=40, *, config=CONFIG, kv_cache_tokens=10_000, limits=None, prompt=PROMPT, **changes
+    ):
+        asked = request(prompt, max_tokens, **changes)
+        self.prompt = prompt
+        target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
+        pair = Pair(target, model_info("draft"), config, limits or Limits())
+        self.pilot = FakeMargin(asked, config)
+        self.session = Session(asked, pair, self.pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        self.target = FakeTargetEngine(epoch=1)
+        self.sent: list[m.Command] = []
+        self.num_told = 0
+        self.now_s = 0.0
+        self.do(self.session.start())
+        self.event(m.TargetPlaced("t", 1))
+        self.event(m.DraftPlaced("d", 1))
+
+    def do(self, commands):
+        self.sent += commands
+        return commands
+
+    def event(self, event):
+        return self.do(self.session.handle(event))
+
+    def last(self, kind):
+        return next(command for command in reversed(self.sent) if isinstance(command, kind))
+
+    def count(self, kind):
+        return sum(isinstance(command, kind) for command in self.sent)
+
+    @property
+    def tokens(self):
+        return [token for command in self.sent if isinstance(command, m.Emit) for token in command.chunk.token_ids]
+
+    @property
+    def block(self):
+        return self.last(m.Verify).request.block
+
+    def verdict(self):
+        self.now_s += 0.1
+        reply = self.target.verify(self.last(m.Verify).request)
+        return self.event(m.TargetReplied(reply, self.now_s - 0.1, self.now_s))
+
+    def growth(self, *nodes, stamp=None, held=None, root=ROOT):
+        """Nodes of the draft, each a parent's number and a token; chances fall in their order."""
+        asked = self.last(m.Grow).request
+        if asked.growth.is_anew and stamp is None and not nodes:
+            self.num_told = 0
+        first, self.num_told = self.num_told, self.num_told + len(nodes)
+        parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
+        chances = tuple(0.9 - 0.01 * index for index in range(len(nodes)))
+        told = Told(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
+        held = asked.num_committed if held is None else held
+        return m.DraftGrew(Sprouted(stamp or asked.stamp, told, held, Timing(0.0, 0.003, 1, 4)), self.now_s)
+
+    def grows(self, *nodes, **changes):
+        return self.event(self.growth(*nodes, **changes))
+
+    def right(self, num_tokens):
+        """The target's next tokens, as a chain below the root."""
+        text, found = [*self.prompt, *self.tokens], []
+        for _ in range(num_tokens):
+            found.append(next_token([*text, *found]))
+        return found
+
+    def grows_right(self, num_tokens):
+        tokens = self.right(num_tokens)
+        first = self.num_told
+        return self.grows(*((first + index - 1 if index else ROOT, token) for index, token in enumerate(tokens)))
+
+
+NOTHING = Told(0, (), (), (), (), ())
+
+
+def unchecked(told, **changes):
+    """As it comes out of a pickle, which asks nobody."""
+    found = copy(told)
+    for name, value in changes.items():
+        object.__setattr__(found, name, value)
+    return found
+
+
+@pytest.fixture
+def stage(tokenizer):
+    return Stage(tokenizer)
+
+
+def test_the_draft_is_told_at_once_and_nothing_waits_for_it(stage):
+    assert isinstance(stage.last(m.Grow).request.growth, Steady)
+    assert stage.last(m.Grow).request.suffix == PROMPT
+    assert stage.block == EMPTY_BLOCK
+
+
+def test_what_has_grown_is_verified_and_what_grew_below_the_verdict_is_there_already(stage):
+    stage.verdict()
+    first = stage.right(8)
+    stage.grows(*((index - 1 if index else ROOT, token) for index, token in enumerate(first)))
+    stage.verdict()  # of the plain step that was under way
+    assert stage.block == TokenTree.chain(first[1:])
+    sent = stage.verdict()
+    assert stage.tokens == plain(PROMPT, 10)
+    assert [type(command) for command in sent] == [m.Verify, m.Grow, m.Emit], "the target waits for nobody"
+
+
+def test_the_draft_hears_of_each_verdict_and_of_what_it_does_not_hold(stage):
+    stage.verdict()
+    stage.grows_right(1)
+    stage.verdict()
+    asked = stage.last(m.Grow).request
+    assert asked.num_committed == len(PROMPT) + 2
+    assert asked.base.num_tokens == len(PROMPT), "it has said that it holds as much"
+
+
+def test_growth_that_answers_an_earlier_message_is_used_where_it_fits(stage):
+    stage.verdict()
+    tokens = stage.right(6)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]))
+    earlier = stage.last(m.Grow).request.stamp
+    stage.verdict()
+    assert stage.block.tokens == (tokens[1],)
+    stage.grows((1, tokens[2]), (0, 99), stamp=earlier)
+    stage.verdict()
+    assert stage.block.tokens == (), "the verdict's own token was not foreseen"
+    assert stage.tokens == plain(PROMPT, 4)
+
+
+def test_a_block_that_is_worth_it_is_waited_for(stage):
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    sent = stage.verdict()
+    assert [type(command) for command in sent if not isinstance(command, m.Emit)] == [m.Await, m.Grow]
+    assert [type(command) for command in stage.event(stage.growth())] == [m.Await], "until it is worth it no more"
+    stage.pilot.is_patient = False
+    sent = stage.grows_right(3)
+    assert [type(command) for command in sent] == [m.Verify]
+    assert len(stage.block) == 3
+
+
+def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_few_rounds(tokenizer):
+    stage = Stage(tokenizer, config=replace(CONFIG, breaker_rounds=2))
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    assert stage.last(m.Await).timeout_s == 0.5
+    sent = stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    assert [type(command) for command in sent] == [m.Verify]
+    assert stage.event(m.DraftLate(stage.last(m.Await).stamp)) == [], "it is late once"
+    sent = stage.verdict()
+    assert stage.count(m.Await) == 1
+    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, 3)
+
+
+def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless(tokenizer):
+    """Or it would be sent the whole text with each verdict, and forget with it what it has told."""
+    stage, asked = Stage(tokenizer), []
+    for _ in range(4):
+        stage.verdict()
+        asked.append(stage.last(m.Grow).request)
+        stage.event(m.DraftGrew(Sprouted(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
+                    if len(asked) > 1 else m.DraftLate(asked[-1].stamp))  # fmt: skip
+    assert [bool(request.growth.is_anew) for request in asked] == [True, True, False, False]
+    assert asked[-1].base.num_tokens > 0
+
+
+def test_a_draft_that_may_not_grow_is_left_for_good(tokenizer):
+    stage = Stage(tokenizer, max_draft_tokens=0)
+    assert (stage.count(m.Grow), stage.count(m.ReleaseDraft), stage.count(m.PlaceDraft)) == (0, 1, 0)
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, 1)
+
+
+def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile(tokenizer):
+    """A message that follows must not make the clock of the wait count for nothing: nobody else would end it."""
+    stage = Stage(tokenizer)
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    waits = stage.last(m.Await).stamp
+    stage.do(stage.session._drafting.tell())
+    sent = stage.event(m.DraftLate(waits))
+    assert [type(command) for command in sent] == [m.Verify]
+
+
+def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    waits = stage.last(m.Await).stamp
+    stage.pilot.is_patient = False
+    stage.grows((ROOT, 2))
+    assert stage.event(m.DraftLate(waits)) == []
+    assert not stage.session._drafting._is_late
+
+
+def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
+    stage.pilot.is_patient = True
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    stage.grows((ROOT, 2))
+    stage.verdict()
+    assert stage.count(m.Await) == 2
+
+
+def test_what_would_grow_too_deep_for_the_block_is_not_waited_for(tokenizer):
+    """A draft that has fed all it may is silent: who waited for it would wait in vain."""
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    tokens = stage.right(4)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]), (1, tokens[2]))
+    stage.verdict()
+    assert stage.pilot.open_reach == []
+    stage.verdict()
+    assert stage.pilot.open_reach == [1.0]
+
+
+def test_a_silent_draft_is_not_told_more_and_more(stage):
+    stage.grows((ROOT, 1))
+    for _ in range(2 * MAX_OPEN):
+        stage.verdict()
+    assert stage.count(m.Grow) == MAX_OPEN
+    overtaken = Refused(next(c for c in stage.sent if isinstance(c, m.Grow)).request.stamp, "overtaken")
+    sent = stage.event(m.DraftReplied(overtaken, 0.0, stage.now_s))
+    assert [type(command) for command in sent] == [m.Grow]
+    assert sent[0].request.num_committed == len(PROMPT) + len(stage.tokens)
+
+
+def test_a_draft_that_has_forgotten_is_sent_everything_and_tells_everything(stage):
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.event(m.DraftReplied(Missing(stage.last(m.Grow).request.stamp, 0), 0.0, stage.now_s))
+    asked = stage.last(m.Grow).request
+    assert asked.base.num_tokens == 0
+    assert asked.spec is not None
+    assert asked.growth.is_anew
+    assert stage.grows((ROOT, 2), stamp=replace(asked.stamp, round=asked.stamp.round - 1)) == [], "with old numbers"
+    stage.num_told = 0
+    tokens = stage.right(2)
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]))
+    stage.verdict()
+    assert stage.block.tokens == (tokens[1],)
+
+
+def test_what_was_lost_of_a_tree_is_told_once_more(stage):
+    """Two tokens in a row that were not foreseen, while the draft foresaw both."""
+    stage.grows((ROOT, 1))
+    stage.verdict()
+    stage.verdict()
+    sent = stage.grows((0, 2), root=0)
+    assert [type(command) for command in sent] == [m.Grow]
+    assert sent[0].request.growth.is_anew
+    assert sent[0].request.base.num_tokens > 0, "it need not compute anything again"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda s: replace(s, told=replace(s.told, tokens=(10**6,))),
+        lambda s: replace(s, told=replace(s.told, tokens=(-3,))),
+        lambda s: replace(s, held=10**6),
+        lambda s: replace(s, held=-1),
+        lambda s: replace(s, told=replace(s.told, first=5)),
+        lambda s: replace(s, told=unchecked(s.told, parents=(7,))),
+        lambda s: replace(s, told=unchecked(s.told, chances=(0.5, 0.5))),
+        lambda s: replace(s, told=unchecked(s.told, root=99)),
+        lambda s: replace(s, told=unchecked(s.told, parents=np.array([7]))),
+        lambda s: replace(s, told=unchecked(s.told, chances=np.array([2.0]))),
+    ],
+)
+def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, spoil):
+    event = stage.growth((ROOT, 1))
+    sent = stage.event(replace(event, sprouted=spoil(event.sprouted)))
+    assert [type(command) for command in sent] == [m.ReleaseDraft, m.PlaceDraft]
+    assert stage.session.stats.num_draft_failures == 1
+    for _ in range(5):
+        stage.verdict()
+    assert stage.tokens == plain(PROMPT, 5)
+
+
+@pytest.mark.parametrize("stamp", [Stamp("other", 1, 1), Stamp("d", 2, 1)])
+def test_growth_of_another_lease_or_epoch_is_none(stage, stamp):
+    assert stage.grows((ROOT, 1), stamp=stamp) == []
+    assert stage.session.stats.num_stale_replies == 1
+    assert len(stage.session._drafting._tree) == 0
+
+
+def test_after_another_lease_growth_begins_anew(stage):
+    stage.grows((ROOT, 1), (0, 2))
+    stage.event(m.DraftLost(1))
+    assert stage.session.stats.num_draft_failures == 1
+    stage.event(m.DraftPlaced("d2", 2))
+    asked = stage.last(m.Grow).request
+    assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
+    assert asked.growth.is_anew
+    assert len(stage.session._drafting._tree) == 0
+
+
+def test_a_lost_target_is_sent_the_block_again_and_the_tokens_stay(stage):
+    stage.verdict()
+    stage.grows_right(4)
+    stage.verdict()
+    block = stage.block
+    stage.event(m.TargetLost(1, "it died"))
+    stage.target = FakeTargetEngine(epoch=2)
+    stage.event(m.TargetPlaced("t2", 2))
+    assert stage.block == block
+    for _ in range(4):
+        stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_block_is_no_deeper_than_is_asked_for_nor_larger_than_there_is_room(tokenizer):
+    stage = Stage(tokenizer, max_tokens=6)
+    stage.verdict()
+    stage.grows_right(12)
+    stage.verdict()
+    assert len(stage.block) == 3, "two tokens are there, and the target adds one"
+    stage = Stage(tokenizer, max_draft_tokens=2)
+    stage.grows_right(12)
+    stage.verdict()
+    assert max(stage.block.depths) <= 2
+    stage = Stage(tokenizer, kv_cache_tokens=len(PROMPT) + 3)
+    stage.grows_right(12)
+    stage.verdict()
+    assert len(stage.block) <= 2
+
+
+def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
+    """The last one that was told of: it made the tree what it was; of other passes nothing was used."""
+    stage = Stage(tokenizer, wants_trace=True)
+    tokens, traced = stage.right(4), []
+    stage.grows((ROOT, tokens[0]), (0, tokens[1]))
+    stage.grows((1, tokens[2]), (2, tokens[3]))
+    for command in stage.verdict():
+        traced += command.chunk.trace if isinstance(command, m.Emit) else ()
+    stage.grows((3, 1))
+    traced += stage.session.stats.trace
+    assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.GROWTH] == [(2, 0), (2, 3)]
+
+
+@pytest.mark.parametrize(("branch_s", "num_guesses"), [(0.0, 4), (0.004, 3)])
+def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_guesses):
+    """A chain of three, and beside it a guess that is likelier than the chain's end but not worth a branch."""
+    stage = Stage(tokenizer)
+    stage.pilot.__class__ = FakeBranches
+    stage.pilot.branch_s = branch_s
+    first, *chain = stage.right(4)
+    other = chain[0] - 1 if chain[0] else 1
+    stage.grows((ROOT, first), (0, chain[0]), (0, other), (1, chain[1]), (3, chain[2]))
+    stage.verdict()
+    assert len(stage.block) == num_guesses
+    is_straight = stage.block.parents == (ROOT, 0, 1)
+    assert is_straight is (branch_s > 0)
+
+
+def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(stage):
+    stage.grows_right(3)
+    for _ in range(REST_ROUNDS):
+        stage.pilot.saw_round(round_seen(Found.HIT))
+    sent = stage.verdict()
+    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
+    assert 0.5 * FIRST_PAUSE_S <= stage.last(m.PlaceDraft).delay_s <= FIRST_PAUSE_S
+    num_grows = stage.count(m.Grow)
+    stage.verdict()
+    assert stage.count(m.Grow) == num_grows, "it is told nothing while it rests"
+    stage.event(m.DraftPlaced("d", 2))
+    stage.num_told = 0
+    assert stage.last(m.Grow).request.growth.is_anew
+    assert stage.last(m.Grow).request.suffix == (*PROMPT, *stage.tokens)
+    stage.grows_right(3)
+    stage.verdict()
+    stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+    assert stage.session.stats.num_draft_failures == 0
+
+
+def test_the_end_closes_both_sides(stage):
+    stage.grows((ROOT, 1))
+    stage.event(m.Abandoned(RuntimeError("gone")))  # type: ignore[arg-type]
+    assert {type(command) for command in stage.sent[-3:]} == {m.Fail, m.ReleaseTarget, m.ReleaseDraft}
+    assert stage.grows((ROOT, 1)) == []
+
+
+# Guessers
+
+
+REPEATS = (45, 19, 5, 3, 6, 45)
+"""The target goes on with 19, and with 5 as it did before, but then with something else."""
+FOUND = (5, 3, 6, 45, 19)
+"""What is looked up after the 19."""
+LOOKS_UP = replace(CONFIG, lookup=True)
+
+
+@pytest.fixture
+def repeating(tokenizer):
+    return Stage(tokenizer, config=LOOKS_UP, prompt=REPEATS)
+
+
+def test_what_is_looked_up_is_verified_where_the_draft_has_told_of_nothing(repeating):
+    repeating.verdict()
+    assert repeating.block == TokenTree.chain(FOUND)
+    assert repeating.pilot.lookups.rates[0].seen == 0
+    repeating.verdict()
+    assert repeating.tokens == plain(REPEATS, 3)
+    assert [rate.seen for rate in repeating.pilot.lookups.rates[:3]] == [1, 1, 0], "the third was not judged"
+    assert [rate.successes for rate in repeating.pilot.lookups.rates[:2]] == [1, 0]
+    assert repeating.session.stats.num_lookup_tokens == 5
+    assert repeating.session.stats.num_hits == repeating.session.stats.num_misses == 0, "those are the draft's"
+
+
+def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating):
+    token = repeating.right(1)[0]
+    repeating.grows((ROOT, token), (ROOT, 31), (0, 30), (0, FOUND[0]))
+    repeating.verdict()
+    head = repeating.pilot._accepted.rates[0]
+    num_judged = head.seen
+    block, seen = repeating.block, repeating.session._guess.shape
+    assert sorted(block.tokens) == sorted([30, *FOUND])
+    assert [block.tokens[node] for node, rank in enumerate(seen.ranks) if rank == UNRANKED] == list(FOUND[1:])
+    assert seen.num_looked_up == 4
+    repeating.verdict()
+    assert repeating.tokens == plain(REPEATS, 3)
+    assert [rate.successes for rate in repeating.pilot.lookups.rates[:2]] == [1, 0], "it had guessed the node, too"
+    assert repeating.pilot.seen[-1].path == (block.tokens.index(FOUND[0]),)
+    assert head.seen == pytest.approx(num_judged + 1, rel=0.01), "the draft was judged at the root"
+
+
+def test_where_a_lookup_was_right_the_draft_is_judged_by_what_it_had_guessed_there(repeating):
+    token = repeating.right(1)[0]
+    repeating.grows((ROOT, token), (0, 30), (0, 29))
+    repeating.verdict()
+    head = repeating.pilot._accepted.rates[0]
+    before = head.seen, head.successes
+    repeating.verdict()
+    seen = repeating.pilot.seen[-1]
+    assert repeating.tokens == plain(REPEATS, 3)
+    assert [seen.shape.ranks[node] for node in seen.path] == [UNRANKED]
+    assert head.seen == pytest.approx(before[0] + 1, rel=0.01)
+    assert head.successes == pytest.approx(before[1], rel=0.01), "its first was wrong"
+
+
+def test_a_draft_may_tell_of_what_was_looked_up_while_it_is_verified(repeating):
+    tokens = repeating.right(5)
+    repeating.grows((ROOT, tokens[0]))
+    repeating.verdict()
+    assert repeating.block == TokenTree.chain(FOUND)
+    earlier = repeating.last(m.Grow).request.stamp
+    repeating.grows((0, tokens[1]), (1, tokens[2]))
+    repeating.verdict()
+    assert repeating.tokens == tokens[:3]
+    repeating.grows((2, tokens[3]), (3, tokens[4]), stamp=earlier)
+    repeating.verdict()
+    assert repeating.block.tokens == (tokens[4],)
+
+
+def test_nothing_is_looked_up_where_that_is_not_wanted(tokenizer):
+    for stage in (
+        Stage(tokenizer, prompt=REPEATS),
+        Stage(tokenizer, prompt=REPEATS, config=LOOKS_UP, max_draft_tokens=0),
+    ):
+        stage.verdict()
+        assert stage.block == EMPTY_BLOCK
+
+
+def test_a_block_of_several_sources_keeps_to_the_room_there_is(tokenizer):
+    stage = Stage(tokenizer, config=LOOKS_UP, prompt=REPEATS, max_tokens=4)
+    stage.verdict()
+    assert max(stage.block.depths) == 2, "one token is there, and the target adds one"
+
+
+# The pilot
+
+
+def pilot(config=CONFIG, **changes):
+    return Controls(config).pilot(request(PROMPT, 40, **changes))
+
+
+def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
+    """A pilot that knows what passes cost, and makes 100 tokens a second."""
+    found = pilot(config)
+    for _ in range(40):
+        for rows in (1, 2, 3, 5, 9, 17, 33, 65):
+            found._known.verify.see(Timing(0.0, rows_s(rows), 1, rows), rows_s(rows) + 0.001)
+            found.saw_pass(Timing(0.0, pass_s(rows - 1 or 1), 1, rows - 1 or 1))
+    for _ in range(600):
+        found.saw_interval(4, 0.04)
+    found._known._economy = None
+    return found
+
+
+def num_worth(pilot, reach):
+    return int(np.argmax(pilot.net(reach)))
+
+
+def test_a_node_is_verified_while_it_is_worth_more_than_its_row():
+    dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
+    reach = [0.9, 0.5, 0.2, 0.05, 0.04]
+    assert num_worth(dear, _array(reach)) == 3
+    cheap = learned(lambda rows: 0.02 + 1e-5 * rows)
+    assert num_worth(cheap, _array(reach)) == 5
+    assert num_worth(dear, _array([0.05])) == 0, "plain decoding is better than that"
+    assert num_worth(dear, _array([])) == 0
+
+
+def test_a_step_in_costs_is_looked_beyond():
+    steps = learned(lambda rows: 0.02 if rows == 1 else 0.026)  # the second row costs 0.6 tokens, others nothing
+    assert num_worth(steps, _array([0.5, 0.4, 0.3])) == 3
+
+
+def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
+    one = learned(lambda rows: 0.02)
+    assert one.adds_enough(_array([]), _array([1.0]), next_s=0.004), "0.8 tokens for 0.4"
+    assert not one.adds_enough(_array([]), _array([1.0]), next_s=0.02)
+    assert not one.adds_enough(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
+
+
+def test_nothing_is_waited_for_that_would_not_be_worth_its_row():
+    dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
+    cheap = learned(lambda rows: 0.02)
+    leaves = _array([0.1] * 8)
+    for each in (dear, cheap):
+        each.steady(100, 0)
+    assert cheap.adds_enough(_array([0.9]), leaves, next_s=0.003), "0.64 tokens for 0.3"
+    assert not dear.adds_enough(_array([0.9]), leaves, next_s=0.003)
+
+
+def test_no_more_is_hoped_for_than_a_pass_feeds():
+    one = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
+    rows = one.steady(100, 0).rows_per_pass
+    assert rows <= 4
+    assert not one.adds_enough(_array([0.9]), _array([0.05] * 64), next_s=0.003)
+
+
+def round_seen(found, num_guesses=0, rank=0):
+    unsure = (0.5,) * num_guesses
+    shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure)
+    return RoundSeen(shape, (), found, 0.02, None)
+
+
+def test_what_a_round_teaches_is_learned_when_the_next_block_is_on_its_way():
+    due = []
+    known = Knowledge(8, 1.0, 1.0, due.append)
+    one = MarginalPilot(request(PROMPT, 10), CONFIG, known)
+    one.saw_round(round_seen(Found.HIT, 2))
+    known.saw_verdict()
+    before = known.lately.verify_s(0.0)
+    for _ in range(8):
+        known.verify.see(Timing(0.0, 2.0 * before, 1, 1), 2.0 * before + 0.001)
+    assert known.hits.seen == 0
+    assert known.lately.verify_s(0.0) == before
+    (learn,) = due
+    for _ in range(LOOK_ROUNDS):
+        learn()
+    assert known.hits.seen > 0
+    assert known.lately.verify_s(0.0) > 1.5 * before, "costs are looked at now and then, and not while somebody waits"
+
+
+def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
+    one = pilot()
+    for _ in range(REST_ROUNDS - 1):
+        one.saw_round(round_seen(Found.HIT))
+    one.saw_round(round_seen(Found.NOT_ASKED))
+    assert not one.wants_rest, "a draft that has nothing yet is not judged"
+    one.saw_round(round_seen(Found.HIT, 2, rank=UNRANKED))
+    assert one.wants_rest, "what was looked up is none of its merits"
+    assert one._known.doing.draft_tokens > 0
+    assert one.rest() == FIRST_PAUSE_S
+    assert (one._known.doing.draft_tokens, "gamma 8 -> 0" in one._known.reason) == (0, True)
+    assert not one.wants_rest
+    one.steady(100, 0)
+    assert (one._known.doing.draft_tokens, "a trial after rest" in one._known.reason) == (8, True)
+
+
+def test_each_trial_in_vain_doubles_the_rest_until_one_pays():
+    one, pauses = pilot(), []
+    for _ in range(REST_ROUNDS):
+        one.saw_round(round_seen(Found.MISS))
+    for _ in range(8):
+        assert one.wants_rest
+        pauses.append(one.rest())
+        for _ in range(TRIAL_ROUNDS):
+            assert not one.wants_rest
+            one.saw_round(round_seen(Found.HIT))
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_PAUSE_S, MAX_PAUSE_S]
+    one.saw_round(round_seen(Found.HIT, 1))
+    for _ in range(REST_ROUNDS):
+        assert not one.wants_rest
+        one.saw_round(round_seen(Found.HIT))
+    assert one.rest() == FIRST_PAUSE_S
+
+
+def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
+    """Or misses the others' pass: with that a round is lost, not a part of one."""
+    one, tree = learned(lambda rows: 0.02), SpeculationTree()
+    assert one.is_worth_waiting(tree, 8, 0.004, 1)
+    one._known.num_sessions = 4
+    assert not one.is_worth_waiting(tree, 8, 0.004, 1)
+
+
+def test_a_session_begins_with_the_rate_of_those_before_it():
+    known = Knowledge(8, 1.0, 1.0)
+    first = MarginalPilot(request(PROMPT, 10), CONFIG, known)
+    for _ in range(500):
+        first.saw_interval(6, 0.06)
+    assert MarginalPilot(request(PROMPT, 10), CONFIG, known).rate == pytest.approx(100, rel=0.01)
+
+
+def test_a_draft_feeds_as_many_rows_as_its_passes_take_at_little_cost():
+    flat = learned(lambda rows: 0.02, lambda rows: 0.003)
+    assert flat.steady(100, 0).rows_per_pass == WIDTHS[-1]
+    dear = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
+    assert dear.steady(100, 0).rows_per_pass <= 4
+
+
+def test_how_deep_is_grown_follows_the_context_and_the_request():
+    assert pilot().steady(3, 0).max_depth == 3
+    assert pilot().steady(0, 0) is None
+    assert pilot(max_draft_tokens=0).steady(100, 0) is None
+    assert pilot(max_draft_tokens=2).steady(100, 0).max_depth == 5
+
+
+def test_chances_that_the_draft_is_told_are_a_law():
+    steady = pilot().steady(100, 0)
+    assert 0 < sum(steady.tail) <= 1.0
+    assert list(steady.tail) == sorted(steady.tail, reverse=True)
+
+
+def test_the_rate_is_that_of_the_last_rounds():
+    one = pilot()
+    before = one.rate
+    one.saw_interval(6, 0.06)
+    assert before < one.rate < 100, "one round is not the rule"
+    for _ in range(600):
+        one.saw_interval(6, 0.06)
+    assert one.rate == pytest.approx(100, rel=0.01)
+    for _ in range(600):
+        one.saw_interval(5, 0.1)
+    assert one.rate == pytest.approx(50, rel=0.01)
+
+
+def test_a_second_is_worth_what_plain_decoding_would_make_in_it():
+    """Or sessions that verify what does not pay would go on: by the rate that they have, it pays."""
+    one = learned(lambda rows: 0.02)
+    for _ in range(200):
+        one.saw_interval(1, 1.0)
+    one._known._economy = None
+    assert one.rate == pytest.approx(1 / 0.021, rel=0.05)
+
+
+def _array(values):
+    return np.array(values, float)

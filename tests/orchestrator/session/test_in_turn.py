@@ -1,0 +1,342 @@
+"""Drafting in turn on a session's tree: the draft grows for one block, ends by itself, and then the target works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+from core.config import DECODE_TOKENS, Limits, SpeculationConfig
+from core.records import Call, GrownTree, Missing, Refused
+from core.speculation.token_tree import EMPTY_BLOCK
+from orchestrator.policy.adaptive import MarginalPilot, passes_worth
+from orchestrator.policy.policies import Controls
+from orchestrator.policy.policy import Found
+from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.policy.tree_policy import CATCH_UP
+from orchestrator.session import messages as m
+from orchestrator.session.completion import Completion, Pair
+from orchestrator.session.draft_side import Drafting
+from orchestrator.session.session import Session
+from orchestrator.session.statistics import Statistics
+from orchestrator.text.detokenize import IncrementalDetokenizer
+from tests.orchestrator.fakes import FakeDraftEngine, FakeTargetEngine, candidates, model_info, plain, request
+
+PROMPT = (3, 1, 4)
+GAMMA = 3
+CONFIG = SpeculationConfig(policy="static", pipelining=False, max_draft_tokens=GAMMA, lookup=False)
+
+
+class Stage:
+    """One session between a fake target and a fake draft, whose replies come when they are asked for."""
+
+    def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT, **changes):
+        asked = request(prompt, max_tokens, wants_trace=True, **changes)
+        pair = Pair(model_info(), model_info("draft"), config, Limits())
+        pilot = Controls(config).pilot(asked)
+        self.session = Session(asked, pair, pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        self.target, self.draft = FakeTargetEngine(epoch=1), FakeDraftEngine(epoch=1)
+        self.sent: list[m.Command] = []
+        self.now_s = 0.0
+        self.sent += self.session.start()
+        self.event(m.TargetPlaced("t", 1))
+        self.event(m.DraftPlaced("d", 1))
+
+    def event(self, event):
+        commands = self.session.handle(event)
+        self.sent += commands
+        return commands
+
+    def last(self, kind):
+        return next(command for command in reversed(self.sent) if isinstance(command, kind))
+
+    def count(self, kind):
+        return sum(isinstance(command, kind) for command in self.sent)
+
+    @property
+    def tokens(self):
+        return [token for command in self.sent if isinstance(command, m.Emit) for token in command.chunk.token_ids]
+
+    @property
+    def guessed(self):
+        """What the draft guesses in a row now."""
+        text = [*PROMPT, *self.tokens]
+        for _ in range(GAMMA):
+            text.append(candidates(text)[0])
+        return tuple(text[-GAMMA:])
+
+    def verdict(self):
+        self.now_s += 0.1
+        reply = self.target.verify(self.last(m.Verify).request)
+        return self.event(m.TargetReplied(reply, self.now_s - 0.1, self.now_s))
+
+    def reply(self):
+        return self.draft.draft(self.last(m.Draft).request)
+
+    def grown(self, reply=None):
+        self.now_s += 0.01
+        return self.event(m.DraftReplied(reply or self.reply(), self.now_s - 0.01, self.now_s))
+
+
+@pytest.fixture
+def stage(tokenizer):
+    return Stage(tokenizer)
+
+
+def kinds(commands):
+    return [type(command) for command in commands]
+
+
+def test_while_the_prompt_is_verified_the_draft_takes_it_in_and_grows_no_further(stage):
+    assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
+    assert stage.last(m.Verify).request.block == EMPTY_BLOCK
+    assert stage.count(m.Grow) == 0
+
+
+def test_a_round_drafts_then_verifies(stage):
+    stage.grown()
+    for _ in range(4):
+        sent = stage.verdict()
+        assert m.Verify not in kinds(sent), "the target waits"
+        assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+        guessed, sent = stage.guessed, stage.grown()
+        assert kinds(sent) == [m.Verify], "the draft is told nothing while the target works"
+        assert stage.last(m.Verify).request.block.tokens == guessed
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_reply_that_comes_twice_does_not_answer_the_next_question(stage):
+    first = stage.reply()
+    stage.grown(first)
+    stage.verdict()
+    num_asked = stage.count(m.Draft)
+    stage.grown(first)
+    assert stage.session.stats.num_stale_replies == 1
+    stage.event(m.DraftLate(stage.last(m.Await).stamp))
+    stage.verdict()
+    assert stage.count(m.Draft) == num_asked, "a draft is asked nothing before it has answered"
+
+
+def test_a_wait_that_was_cut_short_says_nothing_of_a_draft_that_is_lost_meanwhile(stage):
+    """The wait for a block ends with the target's lease; then the draft goes, and at last the time runs out."""
+    stage.grown()
+    stage.verdict()
+    waited_for = stage.last(m.Await).stamp
+    stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
+    stage.target.forget(stage.session._held.name)
+    stage.event(m.TargetPlaced("t2", 1))
+    stage.event(m.DraftLost(1))
+    stage.event(m.DraftLate(waited_for))
+    for _ in range(6):
+        stage.verdict()
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+    assert stage.session.stats.num_draft_failures == 1
+
+
+def test_a_block_has_no_more_guesses_than_there_are_tokens_left(tokenizer):
+    stage = Stage(tokenizer, max_tokens=3)
+    stage.grown()
+    stage.verdict()
+    assert stage.last(m.Draft).request.growth.max_depth == 1
+    stage.grown()
+    num_asked = stage.count(m.Draft)
+    while not stage.session.is_closed:
+        stage.verdict()
+    assert stage.count(m.Draft) == num_asked, "the last token needs no guess"
+    assert stage.tokens == plain(PROMPT, 3)
+
+
+def test_what_comes_after_the_round_went_on_without_it_is_not_taken_for_the_next_block(stage):
+    stage.grown()
+    stage.verdict()
+    late = stage.reply()
+    assert kinds(stage.event(m.DraftLate(late.stamp))) == [m.Verify]
+    assert stage.last(m.Verify).request.block == EMPTY_BLOCK
+    num_asked = stage.count(m.Draft)
+    assert kinds(stage.verdict())[0] is m.Verify, "a draft that has not answered is neither asked nor waited for"
+    assert stage.count(m.Draft) == num_asked
+    assert stage.grown(late) == [], "nor told of anything while the target works"
+    stage.verdict()
+    guessed = stage.guessed
+    assert stage.count(m.Draft) == num_asked + 1
+    assert kinds(stage.grown(late)) == [m.Await], "an answer to what was asked before"
+    stage.grown()
+    assert stage.last(m.Verify).request.block.tokens == guessed
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_draft_that_is_late_again_and_again_is_left(stage):
+    stage.grown()
+    stage.verdict()
+    assert kinds(stage.event(m.DraftLate(stage.reply().stamp))) == [m.Verify]
+    sent = [*stage.verdict(), *stage.verdict()]
+    assert m.ReleaseDraft in kinds(sent)
+
+
+def test_a_draft_that_takes_long_over_the_prompt_is_not_waited_for(tokenizer):
+    stage = Stage(tokenizer, prompt=PROMPT * 20)
+    reply = stage.reply()
+    assert kinds(stage.verdict())[0] is m.Verify
+    stage.grown(reply)
+    stage.verdict()
+    assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+
+
+def test_a_draft_that_has_forgotten_catches_up_while_the_target_works(stage):
+    stage.grown()
+    stage.verdict()
+    asked = stage.last(m.Draft).request
+    sent = stage.grown(Missing(asked.stamp, 0))
+    assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
+    assert stage.last(m.Draft).request.base.num_tokens == 0
+    assert m.Verify in kinds(sent), "nobody waits for that"
+
+
+def test_a_draft_that_forgets_now_and_then_is_kept_however_long_the_stream(tokenizer):
+    """One that did not keep what it is sent would forget it each time; this one answers in between."""
+    stage = Stage(tokenizer, max_tokens=200)
+    stage.grown()
+    for _ in range(8):
+        stage.verdict()
+        stage.grown(Missing(stage.last(m.Draft).request.stamp, 0))
+        stage.draft.forget("d")
+        stage.grown()
+        stage.verdict()
+        stage.grown()
+    assert stage.count(m.ReleaseDraft) == 0
+    assert stage.session.stats.num_draft_failures == 0
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
+
+
+def test_a_turn_is_over_when_its_round_is(tokenizer):
+    """The wait for a block ends with its target; in the next round nothing is drafted, and nothing is waited for."""
+    stage = Stage(tokenizer)
+    stage.grown()
+    stage.verdict()
+    stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
+    stage.target.forget(stage.session._held.name)
+    stage.event(m.TargetPlaced("t2", 1))
+    stage.session._pilot.wants_turn = lambda: False
+    num_waits = stage.count(m.Await)
+    assert kinds(stage.verdict())[0] is m.Verify
+    assert stage.count(m.Await) == num_waits
+
+
+@pytest.mark.parametrize("num_behind", [DECODE_TOKENS - 1, DECODE_TOKENS])
+def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_behind):
+    """It was not asked for a while: nobody waits for as many tokens as a prompt has."""
+    stage = Stage(tokenizer, max_tokens=200)
+    stage.grown()
+    pilot = stage.session._pilot
+    pilot.wants_turn = lambda: False
+    for _ in range(num_behind - 1):
+        stage.verdict()
+    pilot.wants_turn = lambda: True
+    sent = stage.verdict()
+    asked = stage.last(m.Draft).request
+    assert len(asked.suffix) == num_behind + 1, "with the last one that it holds, for what follows that"
+    if num_behind < DECODE_TOKENS:
+        assert asked.growth.num_passes == GAMMA
+        return
+    assert asked.growth == CATCH_UP
+    assert kinds(sent)[0] is m.Verify, "the round goes on without it"
+    held = stage.reply()
+    stage.verdict()
+    stage.grown(held)
+    stage.verdict()
+    assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+
+
+def test_a_pilot_hears_of_blocks_and_of_lateness_and_not_of_prefills(tokenizer):
+    stage, seen, late = Stage(tokenizer), [], []
+    pilot = stage.session._pilot
+    pilot.saw_draft, pilot.saw_late_draft = seen.append, lambda: late.append(1)
+    stage.grown()
+    assert seen == [], "that was a prefill"
+    stage.verdict()
+    waits, answer = stage.last(m.Await).stamp, stage.reply()
+    for _ in range(3):
+        stage.event(m.DraftLate(waits))
+    assert len(late) == 1
+    stage.grown(answer)
+    stage.verdict()
+    stage.grown()
+    assert [each.elapsed_s for each in seen][-1] == pytest.approx(0.01)
+
+
+def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
+    pauses = set()
+    for number in range(20):
+        pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
+        completion = Completion.begin(request(), pair, f"r#{number}")
+        drafting = Drafting(completion, Controls(CONFIG).pilot(request()), Statistics())
+        pauses.add(drafting.place_later().delay_s)
+    assert len(pauses) == 20
+    assert max(pauses) - min(pauses) > 0.3
+    later = [drafting.place_later().delay_s for _ in range(10)]
+    assert later[3] > max(pauses), "each pause in vain is longer"
+    assert 30.0 <= later[-1] <= 60.0
+
+
+def test_one_session_at_a_time_tries_whether_drafting_pays_again():
+    """A trial costs the passes of the others, too."""
+    controls = Controls(SpeculationConfig(pipelining=False))
+    first, second = (controls.pilot(request()) for _ in range(2))
+    for pilot in (first, second):
+        pilot.rest()
+        pilot.steady(100, 0)
+        pilot._num_against = 100
+    with patch.object(MarginalPilot, "_planned", 0):
+        assert [first.wants_turn(), second.wants_turn(), first.wants_turn()] == [True, False, True]
+        first.close()
+        assert second.wants_turn(), "who leaves lets another try"
+
+
+def test_a_draft_that_refuses_or_lies_is_left(tokenizer):
+    for lie in (
+        lambda reply: Refused(reply.stamp, "no"),
+        lambda reply: replace(reply, held=10**6),
+        lambda reply: replace(reply, told=replace(reply.told, tokens=(10**6,) * len(reply.told))),
+    ):
+        stage = Stage(tokenizer)
+        stage.grown()
+        stage.verdict()
+        sent = stage.grown(lie(stage.reply()))
+        assert {m.ReleaseDraft, m.Verify} <= set(kinds(sent))
+        assert stage.session.stats.num_draft_failures == 1
+
+
+def test_nothing_was_prepared_so_nothing_hits_or_misses(stage):
+    seen, saw_round = [], stage.session._pilot.saw_round
+    stage.session._pilot.saw_round = lambda each: (seen.append(each.found), saw_round(each))
+    stage.grown()
+    for _ in range(3):
+        stage.verdict()
+        stage.grown()
+    assert set(seen) == {Found.NOT_ASKED}
+    stats = stage.session.stats.snapshot()
+    assert (stats.num_hits, stats.num_misses, stats.hidden_draft_time_s) == (0, 0, 0.0)
+
+
+def test_a_trace_tells_prefill_and_blocks_apart(stage):
+    stage.grown()
+    stage.verdict()
+    stage.grown()
+    stage.verdict()
+    calls = [call.call for command in stage.sent if isinstance(command, m.Emit) for call in command.chunk.trace]
+    assert calls == [Call.PREFILL, Call.VERIFY, Call.BLOCK, Call.VERIFY]
+
+
+def test_the_reply_to_growth_that_ends_is_one(stage):
+    assert isinstance(stage.reply(), GrownTree)
+
+
+def test_how_many_passes_promise_most_is_worked_out_once_for_the_same_beliefs():
+    """It is asked every round; without that a simulation in turn takes six to ten times as long."""
+    known, config = Knowledge(8, 1.0, 1.0), SpeculationConfig(pipelining=False)
+    pilots = [MarginalPilot(request(PROMPT, 10), config, known) for _ in range(3)]
+    passes_worth.cache_clear()
+    for pilot in (*pilots, *pilots):
+        assert pilot.wants_turn()
+    assert passes_worth.cache_info().misses == 1

@@ -1,0 +1,114 @@
+"""What simulated models say: the target's text hangs on every token before it, the draft's ranks follow their law."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.records import Sampling, SequenceSpec
+from core.text.token_log import TokenLog, extended
+from simulation.engines.texts import EOS, NEVER_RANKED, Agreement, SteadyLaw, Text
+
+SPEC = SequenceSpec(3, Sampling(seed=5))
+PROMPT = (3, 1, 4)
+
+
+class OneLaw:
+    """The same agreement everywhere."""
+
+    def __init__(self, **changes):
+        self.agreement = replace(Agreement(0, 0, 0, 1.0, 0.5), **changes)
+
+    def at(self, seed, index):
+        return self.agreement
+
+    def num_accepted_of_block(self, seed, index, num_guesses):
+        return None
+
+
+@given(st.lists(st.integers(1, 999), min_size=1, max_size=20), st.data())
+def test_any_token_that_is_lost_repeated_or_changed_changes_what_follows(prompt, data):
+    text = Text(SteadyLaw())
+    right = text.plain(prompt, 5, 8)
+    place = data.draw(st.integers(0, len(prompt) - 1))
+    for wrong in (
+        prompt[:place] + prompt[place + 1 :],
+        [*prompt[: place + 1], *prompt[place:]],
+        [*prompt[:place], prompt[place] % 999 + 1, *prompt[place + 1 :]],
+    ):
+        assert text.plain(wrong, 5, 8) != right
+    assert text.plain(prompt, 6, 8) != right
+
+
+def test_walking_a_tree_and_extending_a_log_lead_to_the_same_place():
+    text, log = Text(SteadyLaw()), TokenLog(PROMPT)
+    place = text.place(log, SPEC)
+    for _ in range(20):
+        token = place.next_token
+        place = text.after(place, token)
+        log.extend([token])
+        assert place == text.place(log, SPEC)
+    assert not text.after(place, place.next_token % 999 + 1).is_true
+
+
+@given(st.lists(st.integers(0, 4000), max_size=20), st.integers(0, 4000))
+def test_a_hash_can_be_extended_without_the_log(tokens, token):
+    log = TokenLog(tokens)
+    before = log.base(len(log)).prefix_hash
+    log.extend([token])
+    assert log.base(len(log)).prefix_hash == extended(before, token)
+
+
+@given(st.integers(0, 8), st.integers(1, 12), st.integers(8, 1000))
+def test_candidates_are_different_and_the_right_one_has_its_rank(rank, num_ranks, vocab_size):
+    text = Text(OneLaw(rank=rank), vocab_size=vocab_size)
+    place = text.place(TokenLog(tuple(token % 7 for token in PROMPT)), SPEC)
+    ranked = text.coupled(place, num_ranks).ranked
+    assert len(set(ranked)) == len(ranked) == min(num_ranks, vocab_size - 4)
+    assert all(0 < token < vocab_size for token in ranked)
+    assert (ranked.index(place.next_token) if place.next_token in ranked else None) == (
+        rank if rank < len(ranked) else None
+    )
+
+
+def test_off_the_text_no_candidate_is_ever_right():
+    text = Text(OneLaw(rank=0))
+    place = text.place(TokenLog(PROMPT), SPEC)
+    astray = text.after(place, place.next_token % 999 + 1)
+    assert astray.next_token not in text.coupled(astray, 30).ranked
+    assert text.sampled(astray, is_right=True).sampled != astray.next_token
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_sample_is_right_or_wrong_as_tossed(is_right):
+    text = Text(OneLaw(plain_rank=2))
+    place = text.place(TokenLog(PROMPT), SPEC)
+    said = text.sampled(place, is_right=is_right)
+    assert (said.sampled == place.next_token) is is_right
+    assert said.q.token_ids == (said.sampled,)
+
+
+def test_a_steady_law_keeps_to_its_shares():
+    law = SteadyLaw((0.7, 0.2), (0.5,), alpha=0.6)
+    agreements = [law.at(seed, index) for seed in range(50) for index in range(200)]
+    ranks, plain = Counter(a.rank for a in agreements), Counter(a.plain_rank for a in agreements)
+    assert ranks[0] / 10_000 == pytest.approx(0.7, abs=0.02)
+    assert ranks[1] / 10_000 == pytest.approx(0.2, abs=0.02)
+    assert ranks[NEVER_RANKED] / 10_000 == pytest.approx(0.1, abs=0.02)
+    assert plain[0] / 10_000 == pytest.approx(0.5, abs=0.02)
+    text, log, num_accepted = Text(law), TokenLog(PROMPT), 0
+    for _ in range(4000):
+        place = text.place(log, SPEC)
+        num_accepted += text.is_accepted(place)
+        log.extend([place.next_token])
+    assert num_accepted / 4000 == pytest.approx(0.6, abs=0.03)
+
+
+def test_a_text_ends_as_often_as_it_is_told_to():
+    tokens = Text(SteadyLaw(), eos_share=0.1).plain(PROMPT, 5, 5000)
+    assert tokens.count(EOS) / 5000 == pytest.approx(0.1, abs=0.02)
+    assert EOS not in Text(SteadyLaw()).plain(PROMPT, 5, 1000)

@@ -1,0 +1,105 @@
+"""Drives engines by hand: one session's requests in a row, and the plain output to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.records import (
+    DraftRequest,
+    GrownTree,
+    Missing,
+    Sampling,
+    SequenceSpec,
+    Stamp,
+    Verification,
+    VerifyRequest,
+)
+from core.speculation.token_tree import EMPTY_BLOCK, Steady, TokenTree
+from core.text.token_log import TokenLog
+
+EPOCH = 7
+
+
+def answer(engine, request, ticket=1):
+    """The reply to one request on an engine that has nothing else to do."""
+    engine.add(ticket, request)
+    while True:
+        for found, reply in engine.step():
+            if found == ticket:
+                return reply
+
+
+class Driver:
+    """What an orchestrator knows of one session on one engine."""
+
+    def __init__(
+        self, engine, prompt, sampling=None, verification=Verification.COUPLED, session="s", num_logprobs=None
+    ):
+        self.engine = engine
+        self.session = session
+        self.log = TokenLog(prompt)
+        self.spec = SequenceSpec(len(prompt), sampling or Sampling(temperature=0.0), verification, num_logprobs)
+        self.held = 0
+        self.round = 0
+
+    def _message(self):
+        self.round += 1
+        base = min(self.held, len(self.log) - 1)
+        spec = None if base else self.spec
+        return Stamp(self.session, EPOCH, self.round), self.log.base(base), self.log.since(base), spec
+
+    def verify_request(self, block=EMPTY_BLOCK):
+        stamp, base, suffix, spec = self._message()
+        return VerifyRequest(stamp, base, suffix, block, spec)
+
+    def draft_request(self, growth):
+        """Of steady growth, or of a chain of so many tokens."""
+        stamp, base, suffix, spec = self._message()
+        return DraftRequest(stamp, base, suffix, Steady.chain(growth) if isinstance(growth, int) else growth, spec)
+
+    def verify(self, block=EMPTY_BLOCK):
+        """Verify, commit, and return the verdict."""
+        verdict = answer(self.engine, self.verify_request(block))
+        self.engine.check_integrity()
+        self.log.extend([*(block.tokens[node] for node in verdict.path), verdict.next_token])
+        self.held = verdict.held
+        return verdict
+
+    def ask(self, growth):
+        """The reply to a draft request, and the request again when the engine misses what comes before it."""
+        reply = answer(self.engine, self.draft_request(growth))
+        while isinstance(reply, Missing):
+            self.held = reply.held
+            reply = answer(self.engine, self.draft_request(growth))
+        self.engine.check_integrity()
+        if isinstance(reply, GrownTree):
+            self.held = reply.held
+        return reply
+
+    def draft(self, growth):
+        """All that has grown below the text; or a chain of so many tokens, all of which have to be there."""
+        steady = Steady.chain(growth) if isinstance(growth, int) else growth
+        tree = tree_of(self.ask(replace(steady, is_anew=True)))
+        if not isinstance(growth, int):
+            return tree
+        assert len(tree) >= growth, "there is room for every guess"
+        return tree.prefix(growth)
+
+    def run(self, num_tokens):
+        """Plain decoding: the next `num_tokens` tokens."""
+        return [self.verify().next_token for _ in range(num_tokens)]
+
+
+def tree_of(reply):
+    """What a draft has grown that tells of all it has."""
+    told = reply.told
+    assert told.first == 0
+    return TokenTree(tuple(told.tokens.tolist()), tuple(told.parents.tolist()), told.q)
+
+
+def wrong(token):
+    return (token + 1) % 250
+
+
+def chain(*tokens):
+    return TokenTree.chain(tokens)

@@ -1,0 +1,25 @@
+"""What a job says of the time that it took."""
+
+from __future__ import annotations
+
+from core.records import Timing
+from workers.engine import jobs
+from workers.engine.jobs import Job
+
+
+class FakeJob(Job):
+    """Computes nothing."""
+
+    num_tree_rows = 0
+
+    def last_rows(self):
+        raise AssertionError("nobody asks for rows")
+
+
+def test_a_job_begins_with_its_first_step_and_counts_the_rows_of_all(monkeypatch):
+    job = FakeJob(1, None, None, [], arrived_s=10.0)
+    monkeypatch.setattr(jobs, "monotonic", lambda: 15.0)
+    assert job.timing() == Timing(5.0, 0.0, 0, 0)
+    job.took_part(11.0, 8)
+    job.took_part(13.0, 3)
+    assert job.timing() == Timing(1.0, 4.0, 2, 11)

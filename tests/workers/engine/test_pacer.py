@@ -1,0 +1,120 @@
+"""Passes that wait: how long, by a clock made by hand, and what an engine says and learns of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from core.config import EngineConfig
+from core.costs.pass_law import PASS_LAWS, PassLaw
+from tests.checkpoints import write
+from tests.workers.engine.driving import EPOCH, Driver
+from workers.engine.pacer import WAKE_UP_S, Pacer
+from workers.engine.target import TargetEngine
+from workers.runtime.findings import Findings
+
+PROMPT = [5, 17, 99, 4]
+LAW = PassLaw(((1, 0.010), (11, 0.020)))
+STEP_TIMES_S = ((1, 0.001), (16, 0.004), (64, 0.016), (256, 0.032))
+"""Of a machine on which each row costs."""
+
+
+class Clock:
+    """Sleeps end late by as much as is said, and how long they were is remembered."""
+
+    def __init__(self, late_s):
+        self.now_s = 100.0
+        self.late_s = late_s
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now_s += seconds + self.late_s
+
+    def pacer(self):
+        return Pacer("test", LAW, lambda: self.now_s, self.sleep)
+
+
+@pytest.mark.parametrize("late_s", [1e-6, WAKE_UP_S / 2, WAKE_UP_S, 2 * WAKE_UP_S])
+@pytest.mark.parametrize(("num_rows", "lasts_s"), [(1, 0.010), (6, 0.015)])
+def test_a_pass_lasts_as_long_as_the_law_says_and_no_shorter(late_s, num_rows, lasts_s):
+    clock = Clock(late_s)
+    pacer, began_s = clock.pacer(), clock.now_s
+    clock.now_s += 0.004  # what the pass took by itself
+    pacer.wait(num_rows, began_s)
+    assert lasts_s <= clock.now_s - began_s <= lasts_s + max(late_s, WAKE_UP_S) + 1e-9
+    assert pacer.num_overruns == 0
+
+
+def test_most_of_a_wait_is_one_sleep():
+    clock = Clock(WAKE_UP_S)
+    clock.pacer().wait(1, clock.now_s)
+    assert len(clock.slept) <= 2
+    assert clock.slept[0] == pytest.approx(0.010 - WAKE_UP_S)
+
+
+def test_a_pass_that_took_longer_by_itself_does_not_wait_and_is_counted():
+    clock = Clock(0.0)
+    pacer, began_s = clock.pacer(), clock.now_s
+    clock.now_s += 0.011
+    pacer.wait(1, began_s)
+    assert (pacer.num_overruns, clock.slept) == (1, [])
+    assert (pacer.lasts_s(1, 0.011), pacer.lasts_s(1, 0.004)) == (0.011, 0.010)
+
+
+# Engines
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(write("llama", tmp_path_factory.mktemp("llama")))
+
+
+def load(checkpoint, paced_as):
+    config = EngineConfig(checkpoint, block_tokens=4, kv_cache_tokens=512, paced_as=paced_as)
+    return TargetEngine.load(config, EPOCH, lambda _: None)
+
+
+def warmed_up(checkpoint, paced_as, step_times_s=STEP_TIMES_S):
+    engine = load(checkpoint, paced_as)
+    known = Findings("here", is_compiled=False, tile_rows=None, step_times_s=step_times_s)
+    engine.warm_up(lambda _: None, "here", known)
+    return engine
+
+
+def test_what_an_engine_says_of_its_passes_contains_the_wait(checkpoint):
+    engine = load(checkpoint, "70b")
+    law = PASS_LAWS["70b"]
+    verdict = Driver(engine, PROMPT).verify()
+    assert verdict.timing.computed_s >= law(len(PROMPT))
+    assert engine.stats().forward_time_s >= law(len(PROMPT))
+
+
+def test_outputs_are_the_same(checkpoint):
+    plain, paced = (Driver(load(checkpoint, name), PROMPT).run(8) for name in (None, "0.5b"))
+    assert plain == paced
+
+
+def test_passes_that_are_too_long_for_the_law_are_counted(checkpoint, monkeypatch):
+    monkeypatch.setattr("workers.engine.pacer.PASS_LAWS", {"1b": PassLaw(((1, 0.0),))})
+    engine = load(checkpoint, "1b")
+    Driver(engine, PROMPT).run(4)
+    assert engine.stats().num_overruns == engine.stats().num_steps > 0
+    assert load(checkpoint, None).stats().num_overruns == 0
+
+
+def test_an_engine_starts_without_waiting_and_knows_how_long_its_passes_will_be(checkpoint, monkeypatch):
+    waits = []
+    monkeypatch.setattr(Pacer, "wait", lambda *args: waits.append(args))
+    assert [warmed_up(checkpoint, name)._pace.chunk_rows(1) for name in (None, "70b")] == [8, 256]
+    assert waits == []
+
+
+def test_steps_that_this_machine_takes_longer_for_are_named_at_start(checkpoint, caplog):
+    with caplog.at_level(logging.WARNING, "workers.engine.pacer"):
+        warmed_up(checkpoint, "8b")
+        assert caplog.messages == ["paced as 8b, but steps of 64, 256 rows take longer on this machine"]
+        caplog.clear()
+        warmed_up(checkpoint, "70b", STEP_TIMES_S[:3])
+        assert caplog.messages == []

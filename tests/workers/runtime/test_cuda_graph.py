@@ -1,0 +1,308 @@
+"""What is recorded computes what the model does, whatever ran before it; what has no recording runs as it would.
+
+A recording is here a function that is called again on the same tensors: no GPU is needed, and none has been seen.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import EngineConfig
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree
+from tests import checkpoints
+from tests.workers.attention.kernels import PlainKernel
+from tests.workers.engine.driving import EPOCH, Driver, chain, wrong
+from tests.workers.runtime import test_runtime
+from tests.workers.runtime.test_runtime import (
+    assert_same,
+    eager_logits,
+    held,
+    in_all_ways,
+    path_tokens,
+    random_tree,
+    tokens,
+)
+from workers.engine.target import TargetEngine
+from workers.model.loader import load
+from workers.runtime import cuda_graph
+from workers.runtime.cuda_graph import CudaRecorder, Inputs, Recorder
+from workers.runtime.runtime import ModelRuntime
+from workers.step.kv_cache import NUM_OWN_BLOCKS, SINK_BLOCK
+from workers.step.rows import StepRows
+
+pytestmark = pytest.mark.thorough
+
+
+def again(work: Callable[[], None]) -> Callable[[], None]:
+    """Records by remembering the function."""
+    work()
+    return work
+
+
+def warm(path: Path, recorder: Recorder = again, kernel: Any = None, **settings: Any) -> ModelRuntime:
+    config = EngineConfig(**{"model": str(path), "kv_cache_tokens": 8192, "compile": True} | settings)
+    kernel = PlainKernel() if kernel is None else kernel
+    runtime = ModelRuntime(load(config, lambda _: None), config, kernel=kernel, recorder=recorder)
+    runtime.warm_up(lambda _: None)
+    return runtime
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def recorded(checkpoint: Path) -> ModelRuntime:
+    return warm(checkpoint)
+
+
+@pytest.fixture
+def runtime(recorded: ModelRuntime) -> Iterator[ModelRuntime]:
+    """One whose every step in a test has to be a recorded one."""
+    recorded.num_eager_steps = 0
+    yield recorded
+    assert recorded.num_eager_steps == 0
+
+
+@pytest.fixture(scope="module")
+def eager() -> Any:
+    return checkpoints.build("llama")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_runtime.test_prefill_decode_chain_and_tree_in_one_step_equal_eager,
+        lambda runtime, eager: test_runtime.test_a_tree_equals_its_paths_taken_one_by_one(runtime, eager, 0),
+        lambda runtime, eager: test_runtime.test_a_tree_that_grows_step_by_step_beside_others_equals_its_paths(
+            runtime, eager, 0
+        ),
+        test_runtime.test_an_accepted_path_is_compacted_into_what_a_fresh_sequence_holds,
+        test_runtime.test_after_a_rollback_nothing_of_the_rejected_tokens_is_left,
+        lambda runtime, _: test_runtime.test_a_broken_neighbour_spoils_no_one(runtime),
+        lambda runtime, _: test_runtime.test_a_step_in_which_nobody_wants_logits_has_none(runtime),
+    ],
+    ids=["all at once", "tree", "growing tree", "compacted", "rolled back", "broken neighbour", "no logits"],
+)
+def test_what_holds_of_steps_holds_of_recorded_ones(runtime: ModelRuntime, eager: Any, test: Any) -> None:
+    test(runtime, eager)
+
+
+def test_steps_and_batches_of_all_sizes_agree(runtime: ModelRuntime, eager: Any) -> None:
+    rng = random.Random(5)
+    seqs, nexts = [tokens(rng, rng.randint(1, 60)) for _ in range(5)], [tokens(rng, 8) for _ in range(5)]
+    want = torch.stack([eager_logits(eager, [*ids, *some])[-8:] for ids, some in zip(seqs, nexts, strict=True)])
+    for got in in_all_ways(runtime, seqs, nexts):
+        assert_same(got, want)
+
+
+def test_of_what_a_larger_step_left_behind_nothing_is_read(runtime: ModelRuntime, eager: Any) -> None:
+    """Nor of the KV of sequences that were rolled back, preempted or ended."""
+    rng = random.Random(6)
+    prefix, tree = tokens(rng, 40), random_tree(rng, 9)
+    kv = held(runtime, prefix[:-1])
+    others = [held(runtime, tokens(rng, 20)) for _ in range(5)]
+    runtime.forward([StepRows(other, tokens(rng, 2), random_tree(rng, 12)) for other in others])
+    for other in others:
+        runtime.cache.truncate(other, 7)
+        runtime.cache.free(other)
+    in_use = {runtime.cache.slot(kv, row) for row in range(kv.num_tokens)}
+    free = [slot for slot in range(SINK_BLOCK * 16, len(runtime.cache.keys[0])) if slot not in in_use]
+    for pool in (*runtime.cache.keys, *runtime.cache.values):
+        pool[free] = torch.nan
+    assert runtime._captured is not None
+    runtime._captured._inputs.values.fill_(3)
+    runtime._captured._logits.fill_(torch.nan)
+    got = runtime.forward([StepRows(kv, prefix[-1:], tree)])
+    want = [eager_logits(eager, prefix + path_tokens(tree, node))[-1] for node in range(ROOT, len(tree))]
+    assert_same(got, torch.stack(want))
+    runtime.cache.free(kv)
+    for pool in (*runtime.cache.keys, *runtime.cache.values):
+        pool[SINK_BLOCK * 16 :] = 0.0  # for the tests that follow
+
+
+def test_logits_stay_what_they_were(runtime: ModelRuntime) -> None:
+    kv = held(runtime, [1, 2, 3])
+    first = runtime.forward([StepRows(kv, [4])])
+    before = first.clone()
+    runtime.forward([StepRows(kv, [5])])
+    assert torch.equal(first, before)
+
+
+def test_recording_and_padding_write_to_the_sink_alone(checkpoint: Path) -> None:
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=128, max_step_tokens=8)
+    runtime = ModelRuntime(load(config, lambda _: None), config, kernel=PlainKernel())
+    model = cuda_graph.CapturedModel(runtime._model, runtime.cache, PlainKernel(), 8, 128)
+    model.record(again, lambda _: None)
+    size = runtime.cache.block_tokens
+    for pool in (*runtime.cache.keys, *runtime.cache.values):
+        assert pool[SINK_BLOCK * size : NUM_OWN_BLOCKS * size].any()
+        pool[SINK_BLOCK * size : NUM_OWN_BLOCKS * size] = 0.0
+        assert not pool.any()
+
+
+@pytest.mark.parametrize(
+    ("max_step_tokens", "sizes"), [(1, [1]), (5, [8, 4, 2, 1]), (512, [256, 128, 64, 32, 16, 8, 4, 2, 1])]
+)
+def test_the_largest_is_recorded_first_and_there_are_few(
+    checkpoint: Path, max_step_tokens: int, sizes: list[int]
+) -> None:
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, max_step_tokens=max_step_tokens)
+    runtime = ModelRuntime(load(config, lambda _: None), config)
+    model = cuda_graph.CapturedModel(runtime._model, runtime.cache, PlainKernel(), max_step_tokens, 512)
+    forms = list(model._forms())
+    assert list(dict.fromkeys(form.num_rows for form in forms)) == sizes
+    assert len(set(forms)) == len(forms) == 3 * len(sizes) - 1
+    assert forms[0].num_values == max(form.num_values for form in forms)
+
+
+def test_what_no_form_has_room_for_runs_as_it_would_and_is_counted(recorded: ModelRuntime, eager: Any) -> None:
+    rng = random.Random(7)
+    many, deep = tokens(rng, 300), TokenTree(tuple(tokens(rng, 40)), (ROOT, *range(38), ROOT))
+    recorded.num_eager_steps = 0
+    kv = recorded.cache.new_sequence()
+    assert_same(recorded.forward([StepRows(kv, many)]), eager_logits(eager, many)[-1:])
+    assert recorded.num_eager_steps == 1
+    got = recorded.forward([StepRows(kv, [9], deep)])
+    assert_same(got[-2:], torch.stack([eager_logits(eager, [*many, 9, *path_tokens(deep, n)])[-1] for n in (38, 39)]))
+    assert recorded.num_eager_steps == 2
+
+
+def test_a_model_with_windows_has_its_trees_gathered(tmp_path: Path) -> None:
+    runtime, eager = warm(checkpoints.write("mistral", tmp_path), max_step_tokens=32), checkpoints.build("mistral")
+    rng = random.Random(8)
+    prefix, tree = tokens(rng, 40), random_tree(rng, 6)
+    kv = held(runtime, prefix[:30])
+    got = runtime.forward([StepRows(kv, prefix[30:])])
+    assert_same(got, eager_logits(eager, prefix)[-1:])
+    assert runtime.num_eager_steps == 0
+    got = runtime.forward([StepRows(kv, [9], tree)])
+    want = [eager_logits(eager, [*prefix, 9, *path_tokens(tree, node)])[-1] for node in range(ROOT, len(tree))]
+    assert_same(got, torch.stack(want))
+    assert runtime.num_eager_steps == 1
+
+
+def fails(work: Callable[[], None]) -> Callable[[], None]:
+    raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def forgets(work: Callable[[], None]) -> Callable[[], None]:
+    """What it records does nothing."""
+    work()
+    return lambda: None
+
+
+def forgets_trees(work: Any) -> Callable[[], None]:
+    """So does this, for steps with trees."""
+    (form,) = work.args
+    return forgets(work) if form.num_ancestors else again(work)
+
+
+def forgets_company(work: Any) -> Callable[[], None]:
+    """And this for a row of each of several sequences."""
+    (form,) = work.args
+    return forgets(work) if form.longest == 1 and form.num_rows > 1 else again(work)
+
+
+@pytest.mark.parametrize(
+    ("family", "recorder", "reason"),
+    [
+        ("gemma2", again, "a layer gathers KV, and where that lies is in no tensor"),
+        ("llama", fails, "operation not permitted when stream is capturing"),
+        ("llama", forgets, "the compiled model's logits are off by"),
+        ("llama", forgets_trees, "the compiled model's logits are off by"),
+        ("llama", forgets_company, "the compiled model's logits are off by"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_and_serves(
+    family: str, recorder: Recorder, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="workers.runtime.runtime"):
+        runtime = warm(checkpoints.write(family, tmp_path), recorder, max_step_tokens=16)
+    (line,) = [record.getMessage() for record in caplog.records if "compiled" in record.getMessage()]
+    assert line.startswith(f"{runtime.info.name} does not run compiled, so that every step takes longer: {reason}")
+    kv, prompt = runtime.cache.new_sequence(), tokens(random.Random(9), 10)
+    got = runtime.forward([StepRows(kv, prompt)])
+    assert_same(got, eager_logits(checkpoints.build(family), prompt)[-1:])
+    assert runtime.num_eager_steps == 1
+
+
+def test_where_kv_is_gathered_nothing_is_recorded(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, max_step_tokens=8, compile=True)
+    runtime = ModelRuntime(load(config, lambda _: None), config, recorder=again)
+    with caplog.at_level(logging.WARNING, logger="workers.runtime.runtime"):
+        runtime.warm_up(lambda _: None)
+    assert "its attention gathers KV" in caplog.text
+
+
+def test_an_engine_writes_what_it_writes_without(recorded: ModelRuntime, checkpoint: Path) -> None:
+    """Prompts, plain steps, trees and chains of which some guesses stand, of two sessions."""
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024)
+    plain = ModelRuntime(load(config, lambda _: None), config)
+    texts = []
+    for runtime in (recorded, plain):
+        engine = TargetEngine(runtime, config, EPOCH)
+        drivers = [Driver(engine, tokens(random.Random(seed), 20 + seed), session=str(seed)) for seed in range(2)]
+        for driver in drivers:
+            first = driver.run(1)[0]
+            for block in (chain(first, wrong(first)), TokenTree((1, 2, 3, 4), (ROOT, ROOT, 1, 0)), EMPTY_BLOCK):
+                driver.verify(block)
+            guess = driver.run(1)[0]
+            driver.verify(TokenTree((guess, wrong(guess), guess), (ROOT, ROOT, 0)))
+        texts.append([list(driver.log.tokens) for driver in drivers])
+        engine.release(["0", "1"])
+    assert texts[0] == texts[1]
+
+
+def test_progress_is_shown(checkpoint: Path) -> None:
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, max_step_tokens=8, compile=True)
+    lines: list[str] = []
+    ModelRuntime(load(config, lambda _: None), config, kernel=PlainKernel(), recorder=again).warm_up(lines.append)
+    assert lines[0] == "recording steps of up to 8 rows"
+    assert lines[1].startswith("recorded 11 of 11 forms of steps in ")
+
+
+def test_inputs_are_copied_to_where_they_were() -> None:
+    inputs = Inputs(5, torch.device("cpu"))
+    before = inputs.values.data_ptr()
+    inputs.set(torch.tensor([1, 2, 3, 4, 5], dtype=torch.int32).numpy())
+    inputs.set(torch.tensor([7, 8], dtype=torch.int32).numpy())
+    assert inputs.values.tolist() == [7, 8, 3, 4, 5]
+    assert inputs.values.data_ptr() == before
+
+
+def test_cuda_is_asked_to_record_after_a_first_run_and_in_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class FakeGraph:
+        def replay(self) -> None:
+            events.append("replay")
+
+    signature = inspect.signature(torch.cuda.graph.__init__)
+
+    @contextmanager
+    def fake_graph(*args: Any, **kwargs: Any) -> Iterator[None]:
+        bound = signature.bind(None, *args, **kwargs).arguments
+        assert (bound["pool"], bound["stream"]) == ("the pool", "the stream")
+        assert bound["capture_error_mode"] == "thread_local"
+        events.append("begin")
+        yield
+        events.append("end")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: "the stream")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", fake_graph)
+    replay = CudaRecorder(torch.device("cuda"))(lambda: events.append("work"))
+    replay()
+    assert events == ["work", "begin", "work", "end", "replay"]

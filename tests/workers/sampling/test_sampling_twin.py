@@ -1,0 +1,200 @@
+"""The torch twin gives what the numpy reference gives, row by row, whatever else is in the batch."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.exact import noise, sampling
+from core.exact.acceptance import sound_prefix
+from core.exact.noise import Purpose
+from core.records import Sampling
+from core.speculation.token_tree import TokenTree
+from tests.workers.step.readbacks import at_once
+from workers.sampling import gumbel
+from workers.sampling import sampler as twin
+from workers.sampling.sampler import Row
+
+pytestmark = pytest.mark.thorough
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 23
+PROMPT = [3, 3, 5]
+U64 = st.integers(0, 2**64 - 1)
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-3, 0.3, 1.0, 1.7, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 3, VOCAB_SIZE, 2**31 - 1]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.5, 1e-6, 5e-324]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 0.7, 1.0, 5e-324]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.8, 0.1, 10.0]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5, 2.0, -2.0, 5e-324]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 2.0, -2.0, -5e-324]),
+    logit_bias=st.sampled_from([(), (), ((4, 50.0), (7, -100.0), (4, -20.0), (10**6, 1.0)), ((3, 100.0), (5, 5e-324))]),
+    min_tokens=st.sampled_from([0, 0, 2]),
+    suppressed_ids=st.sampled_from([(), (1, 4), (22, 23)]),
+    seed=U64,
+)
+
+
+@st.composite
+def rows(draw):
+    output = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6))
+    return Row(draw(samplings), len(PROMPT) + len(output), [*PROMPT, *output], len(PROMPT))
+
+
+def random_logits(num_rows, seed=0):
+    """With ties and masked entries, as real rows have them."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=4, size=(num_rows, VOCAB_SIZE)).round(1).astype(np.float32)
+    logits[generator.random(logits.shape) < 0.05] = -np.inf
+    return torch.from_numpy(logits)
+
+
+@given(batch=st.lists(rows(), min_size=1, max_size=5), is_greedy=st.booleans(), seed=st.integers(0, 10**6))
+def test_what_is_drawn_of_scores_is_what_is_drawn_of_the_distribution(batch, is_greedy, seed):
+    """Where all rows are greedy none is made."""
+    batch = [replace(row, sampling=replace(row.sampling, temperature=0.0)) for row in batch] if is_greedy else batch
+    scores = twin.adjusted(random_logits(len(batch), seed), batch)
+    expected = twin.perturbed(twin.distribution(scores, batch), batch).argmax(dim=-1)
+    assert twin.draw(scores, batch).tolist() == expected.tolist()
+
+
+def test_of_several_that_are_alike_the_lowest_is_drawn():
+    greedy = Row(Sampling(temperature=0.0), len(PROMPT), PROMPT, len(PROMPT))
+    scores = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-math.inf, -1.0, -math.inf, -1.0]])
+    assert twin.draw(scores, [greedy] * 2).tolist() == [1, 1]
+
+
+@settings(deadline=None, max_examples=200)
+@given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
+def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
+    logits = random_logits(len(batch), seed)
+    untouched = logits.clone()
+    log_p = twin.process(logits, batch)
+    assert log_p.dtype == torch.float32
+    assert torch.equal(logits, untouched)
+    for row, raw, ours in zip(batch, logits.numpy(), log_p.numpy(), strict=True):
+        expected = sampling.log_probs(raw, row.sampling, row.tokens, row.prompt_len)
+        assert np.array_equal(np.isfinite(ours), np.isfinite(expected))
+        kept = np.isfinite(expected)
+        assert ours[kept] == pytest.approx(expected[kept], abs=2e-5, rel=1e-5)
+
+
+@settings(deadline=None, max_examples=100)
+@given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
+def test_coupled_samples_equal_the_reference(batch, seed):
+    log_p = twin.process(random_logits(len(batch), seed), batch)
+    expected = [
+        sampling.sample_coupled(row_log_p.astype(np.float64), row.sampling, row.position)
+        for row, row_log_p in zip(batch, log_p.numpy(), strict=True)
+    ]
+    samples = twin.sample_coupled(log_p, batch)
+    assert samples.dtype == torch.int64
+    assert samples.tolist() == expected
+
+
+def test_rows_of_one_position_share_their_noise():
+    """Siblings of a tree stand at one position; their samples differ only through p."""
+    row = Row(Sampling(seed=5), 9, [], 0)
+    logits = random_logits(1).expand(3, -1)
+    assert len(set(twin.sample_coupled(twin.process(logits, [row] * 3), [row] * 3).tolist())) == 1
+
+
+@settings(deadline=None)
+@given(
+    keys=st.lists(st.tuples(U64, st.integers(0, 2**32 - 1), st.integers(0, 63), st.sampled_from(Purpose)), min_size=1)
+)
+def test_noise_is_equal_bit_for_bit(keys):
+    keys = [noise.key(*key) for key in keys]
+    expected = noise.gumbel_rows(keys, 103)
+    on_device = gumbel._gumbel_on_device(torch.tensor(keys), 103)
+    assert on_device.dtype == torch.float32
+    assert np.array_equal(on_device.numpy(), expected)
+    assert np.array_equal(gumbel.gumbel_rows(keys + keys, 103, CPU).numpy(), np.concatenate([expected, expected]))
+
+
+def test_noise_is_equal_bit_for_bit_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    keys = [noise.key(2**63 + seed, seed, seed % 5, Purpose.SHARED) for seed in range(64)]
+    on_gpu = gumbel.gumbel_rows(keys, 10_001, torch.device("cuda"))
+    assert np.array_equal(on_gpu.cpu().numpy(), noise.gumbel_rows(keys, 10_001))
+
+
+def test_unusable_rows_are_told_apart():
+    logits = torch.zeros(5, 4)
+    logits[1, 2], logits[2, 0], logits[3], logits[4, 1] = math.nan, math.inf, -math.inf, -math.inf
+    assert twin.bad_rows(logits).tolist() == [False, True, True, True, False]
+
+
+@settings(deadline=None, max_examples=300)
+@given(row=rows(), raw=st.lists(st.floats(width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE))
+def test_any_row_of_float32_gives_a_law_or_is_told_apart(row, raw):
+    """Infinite, subnormal and huge logits under parameters at the ends of their ranges; and as the reference has it."""
+    logits = torch.tensor([raw])
+    scores = twin.adjusted(logits, [row])
+    is_bad = bool(twin.bad_rows(logits) | twin.bad_rows(scores))
+    try:
+        sampling.log_probs(logits[0].numpy(), row.sampling, row.tokens, row.prompt_len)
+    except ValueError:
+        assert is_bad
+    else:
+        assert not is_bad
+        log_p = twin.distribution(scores, [row])
+        assert float(log_p.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+        assert math.isfinite(log_p[0, twin.sample_coupled(log_p, [row])])
+
+
+def test_the_coldest_temperature_does_not_overflow():
+    row = Row(Sampling(temperature=1e-3), 4, [], 3)
+    logits = torch.tensor([[3e38, 3e38, -3e38, 0.0]])
+    assert twin.process(logits, [row]).exp().tolist() == [[0.5, 0.5, 0, 0]]
+
+
+def test_plain_rows_do_not_pay_for_sorting(monkeypatch):
+    """Nor for penalties or bias: the tokens are not even looked at."""
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    monkeypatch.setattr(torch.Tensor, "topk", None)
+    row = Row(Sampling(), 4, None, 3)  # type: ignore[arg-type]  # never read
+    assert twin.process(random_logits(2), [row, row]).exp().sum(dim=-1).tolist() == pytest.approx([1, 1])
+
+
+def draw(log_q, batch, places, top_tokens):
+    return at_once(twin.draw_guesses, *twin.cut(log_q, top_tokens), batch, places, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("top_tokens", [1, 4, 64])
+def test_guesses_are_drawn_from_the_very_q_that_is_sent(top_tokens):
+    batch = [Row(Sampling(seed=2**63 + i, temperature=0.9), 10 + i, [], 3) for i in range(40)]
+    log_q = twin.process(random_logits(40), batch)
+    places = [i % 4 for i in range(40)]
+    for i, (token, q) in enumerate(draw(log_q, batch, places, top_tokens)):
+        reference = sampling.truncate(log_q[i].numpy().astype(np.float64), top_tokens)
+        assert q.probs == pytest.approx(reference.probs, rel=1e-4)
+        assert len(q.token_ids) <= top_tokens
+        assert token == sampling.draw_guess(q, VOCAB_SIZE, batch[i].sampling.seed, batch[i].position, places[i])
+        assert len(sound_prefix(TokenTree.chain([token], [q]), VOCAB_SIZE)) == 1
+
+
+def test_a_greedy_draft_is_sure():
+    row = Row(Sampling(temperature=0), 4, [], 3)
+    log_q = twin.process(random_logits(1), [row])
+    [(token, q)] = draw(log_q, [row], [0], 8)
+    assert (q.token_ids, q.probs) == ((token,), (1.0,))
+
+
+def test_logprobs_are_those_of_the_raw_model():
+    logits = random_logits(2, seed=3)
+    expected = logits.log_softmax(dim=-1)
+    for index, (entry, token) in enumerate(zip(at_once(twin.logprobs, logits, [4, 9], 3), [4, 9], strict=True)):
+        assert entry.logprob == pytest.approx(float(expected[index, token]))
+        assert [value for _, value in entry.top] == sorted((value for _, value in entry.top), reverse=True)
+        assert all(value == pytest.approx(float(expected[index, token_id])) for token_id, value in entry.top)
+        assert entry.top[0][1] == pytest.approx(float(expected[index].max()))
+    assert at_once(twin.logprobs, logits, [4, 9], 0)[0].top == ()

@@ -1,0 +1,152 @@
+"""The attention seam: the one function of ours that Hugging Face models call, over block KV, for a flattened batch.
+
+Knows how to multiply what a plan names; must not know tokens, sampling or why a row is there. Grouped-query heads are
+packed into query rows, so that each KV head is read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from core.errors import UnsupportedModel
+from workers.attention.paged import PagedPlan
+from workers.step import Group, LayerShape, StepPlan
+
+ATTENTION = "outrider"
+"""The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
+
+
+@dataclass(slots=True)
+class LayerProbe:
+    """Given in place of a plan, it learns what each layer stores and how it calls the seam."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+
+    def note(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """Zeros in the shape of the layer's output. Raises: UnsupportedModel for a layer that attends twice."""
+        if layer in self.shapes:
+            raise UnsupportedModel(f"layer {layer} attends more than once")
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        self.windows[layer] = window
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, H, T, D]
+    key: torch.Tensor,  # [1, H_kv, T, D]
+    value: torch.Tensor,  # [1, H_kv, T, D_v]
+    attention_mask: torch.Tensor | None,
+    *,
+    plan: StepPlan | PagedPlan | LayerProbe | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Write the step's KV, then attend over what the plan lets each row see.  # [1, T, H, D_v]
+
+    Raises: UnsupportedModel when the model asks for something that a plan cannot express.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]  # torch types a module's attributes as Tensor | Module
+    if attention_mask is not None or position_bias is not None:
+        raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModel(f"layer {layer} attends in both directions")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if torch.compiler.is_exporting():  # compiled code brings its plan along itself
+        return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
+    if plan is None:
+        raise UnsupportedModel("the model does not hand keyword arguments on to its attention")
+    if isinstance(plan, LayerProbe):
+        return plan.note(layer, query, key, value, sliding_window), None
+    return Attention(scale, sliding_window, softcap, s_aux).of_layer(layer, plan, query, key, value), None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What a layer asks of its attention, beside queries, keys and values."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None  # [H]
+
+    def of_layer(
+        self, layer: int, plan: StepPlan | PagedPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """As `attend` does it, with its shapes.  # [1, T, H, D_v]"""
+        keys, values = plan.cache.keys[layer], plan.cache.values[layer]
+        keys.index_copy_(0, plan.write_slots, key[0].transpose(0, 1))
+        values.index_copy_(0, plan.write_slots, value[0].transpose(0, 1))
+        rows = query[0].transpose(0, 1)
+        if isinstance(plan, PagedPlan):
+            if self.softcap is None and self.sinks is None and plan.can_see(self.window):
+                return plan.attend(layer, rows, self.scale, self.window)[None]
+            plan = plan.gathering
+        outputs = [self._over(group, rows, keys, values) for group in plan.groups]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if plan.row_order is not None:
+            joined = joined.index_select(0, plan.row_order)
+        return joined[None]
+
+    def _over(self, group: Group, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The attention of one group's rows.  # [B*R, H, D_v]"""
+        num_seqs, num_queries, _ = group.visible.shape
+        queries = rows if group.query_rows is None else rows.index_select(0, group.query_rows)
+        queries = queries.reshape(num_seqs, num_queries, keys.shape[1], -1, rows.shape[-1])  # [B, R, H_kv, G, D]
+        heads_per_row = queries.shape[3]
+        packed = queries.transpose(1, 2).flatten(2, 3)  # [B, H_kv, R*G, D]
+        seen_keys = _gather(keys, group)
+        seen_values = _gather(values, group)
+        output = self._attention(packed, seen_keys, seen_values, group.bias(self.window, heads_per_row, rows.dtype))
+        unpacked = output.view(num_seqs, keys.shape[1], num_queries, heads_per_row, -1).transpose(1, 2)
+        return unpacked.reshape(num_seqs * num_queries, -1, output.shape[-1])
+
+    def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        is_fused = self.softcap is None and self.sinks is None and k.shape[3] == v.shape[3]
+        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # what reads the same in place would get a copy for each
+            each = [slice(product, product + 1) for product in range(len(q))]
+            return torch.cat([self._products(q[one], k[one], v[one], bias[one]) for one in each])
+        return self._products(q, k, v, bias)
+
+    def _products(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if self.softcap is None and self.sinks is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+        scores = torch.matmul(q, k.transpose(2, 3)) * self.scale
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        return torch.matmul(self._softmax((scores + bias).float()).to(v.dtype), v)
+
+    def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """Over the keys and, where heads have one, a sink that takes weight and gives nothing."""
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1)
+        num_seqs, num_kv_heads, num_rows, _ = scores.shape
+        sinks = self.sinks.float().view(1, num_kv_heads, 1, -1)
+        sinks = sinks.expand(num_seqs, -1, num_rows // sinks.shape[3], -1).reshape(num_seqs, num_kv_heads, num_rows, 1)
+        return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+def _gather(rows: torch.Tensor, group: Group) -> torch.Tensor:
+    """The KV rows of each product of a group; read in place where they adjoin.  # [B, H_kv, L, D]"""
+    if isinstance(group.source, slice):
+        found = rows[group.source]
+    else:
+        found = rows.view(-1, group.stretch_tokens, *rows.shape[1:]).index_select(0, group.source)
+    num_products, _, num_slots = group.visible.shape
+    by_reader = found.view(-1, num_slots, *rows.shape[1:]).transpose(1, 2)
+    return by_reader.expand(num_products, -1, -1, -1)  # a reader's tiles read the same
+
+
+AttentionInterface.register(ATTENTION, attend)

@@ -1,0 +1,8 @@
+"""The target and the draft engine: sessions, continuous batching, prefix sharing, and the thread they run in."""
+
+from workers.engine.base import Engine
+from workers.engine.draft import DraftEngine
+from workers.engine.target import TargetEngine
+from workers.engine.thread import EngineLoop, Receiver
+
+__all__ = ["DraftEngine", "Engine", "EngineLoop", "Receiver", "TargetEngine"]

@@ -1,0 +1,283 @@
+"""What the target and the draft engine share: sessions, continuous batching, and room for KV.
+
+An engine is a plain synchronous object: `add` requests, `step` until there is no work, collect replies. It knows no
+event loop and no Ray (`workers.engine.thread` gives it a thread), so tests drive it by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from core.config import EngineConfig
+from core.protocol import OVERTAKEN, missing_of, refusal_of
+from core.records import DraftReply, EngineStats, Missing, Refused, Sprouted, VerifyReply
+from core.speculation import TokenTree
+from workers.engine import scheduler
+from workers.engine.jobs import Job, Request
+from workers.engine.pacer import Pacer
+from workers.engine.prefill_pace import PrefillPace
+from workers.engine.prefix_cache import Prefixes
+from workers.engine.scheduler import Share
+from workers.engine.sequences import HeldSequence, SequenceStore
+from workers.runtime import Findings, ModelRuntime
+from workers.step import OutOfBlocks
+
+logger = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+Answer = tuple[int, Reply | Sprouted | Missing | Refused]
+"""A request's ticket, and the reply to it, or what has grown before there is one."""
+
+
+class Engine(ABC, Generic[Request, Reply]):
+    """Serves many sessions from one model.
+
+    Invariant: a session has at most one job; between steps its tokens and its KV agree (`check_integrity`).
+    """
+
+    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+        self.info = runtime.info
+        self.epoch = epoch
+        self._runtime = runtime
+        self._config = config
+        self._store = SequenceStore(runtime.cache)
+        self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
+        self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
+        self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
+        self._jobs: list[Job[Request]] = []
+        self._answers: list[Answer[Reply]] = []
+        self._num_steps = 0
+        self._num_rows = 0
+        self._num_preemptions = 0
+        self._step_time_s = 0.0
+        self._forward_time_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs or self._answers)
+
+    def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
+        """Make ready, so that no request pays for first use; what was found out, or is `known`, another can start with.
+
+        `machine` names the one that this runs on.
+        """
+        progress("warming up")
+        findings = self._runtime.warm_up(progress, machine, known)
+        if self._pacer is not None:
+            self._pacer.warn_of_overruns(findings.step_times_s)
+        for num_rows, seconds in findings.step_times_s:
+            self._pace.see(num_rows, self._pacer.lasts_s(num_rows, seconds) if self._pacer else seconds)
+        return findings
+
+    def close(self) -> None:
+        """Let the other ranks of the model end, if it has any; there is no step after this."""
+        self._runtime.close()
+
+    def stats(self) -> EngineStats:
+        cache = self._runtime.cache
+        return EngineStats(
+            num_sessions=len(self._store),
+            num_jobs=len(self._jobs),
+            num_blocks=cache.num_blocks,
+            num_free_blocks=cache.num_free_blocks,
+            num_steps=self._num_steps,
+            num_rows=self._num_rows,
+            num_eager_steps=self._runtime.num_eager_steps,
+            num_overruns=self._pacer.num_overruns if self._pacer else 0,
+            num_preemptions=self._num_preemptions,
+            num_adopted_tokens=self._prefixes.num_adopted_tokens if self._prefixes else 0,
+            step_time_s=self._step_time_s,
+            forward_time_s=self._forward_time_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises: AssertionError unless every block is free or owned once, and tokens agree with KV."""
+        self._store.check_integrity()
+
+    # Requests
+
+    def add(self, ticket: int, request: Request) -> None:
+        """Take a request; its reply comes from a later `step`, under the same ticket."""
+        held = self._store.find(request.stamp.session)
+        answer = self._refusal_of(request, held) or missing_of(request, held)
+        if answer is not None:
+            self._answers.append((ticket, answer))
+            return
+        if request.base.num_tokens == 0 and request.spec is not None:
+            held = self._store.open(request.stamp.session, request.spec)
+        assert held is not None, "else its base is missing"
+        self._supersede(held)
+        held.last_round, held.last_used_s = request.stamp.round, monotonic()
+        self._begin(ticket, request, held)
+
+    def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
+        """Why this message must change nothing: it is stale, malformed, or can never fit."""
+        has_ended = self._store.has_ended(request.stamp.session)
+        refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
+        return refusal or self._refusal_of_size(request)
+
+    def _refusal_of_size(self, request: Request) -> Refused | None:
+        guesses = self._needed_guesses(request)
+        num_positions = request.num_committed + max(guesses.depths, default=0)
+        num_rows = request.num_committed + len(guesses)
+        if num_positions > self.info.max_context_tokens:
+            return Refused(
+                request.stamp, f"{num_positions} tokens exceed the context of {self.info.max_context_tokens}"
+            )
+        if self._runtime.cache.num_blocks_for(num_rows) > self._runtime.cache.num_blocks:
+            return Refused(request.stamp, f"{num_rows} tokens exceed the KV cache of this engine")
+        return None
+
+    def _supersede(self, held: HeldSequence) -> None:
+        """A later message of the same session replaces the one in progress."""
+        for job in [job for job in self._jobs if job.held is held]:
+            self._answer(job, Refused(job.request.stamp, OVERTAKEN))
+
+    def _answer(self, job: Job[Request], reply: Reply | Missing | Refused) -> None:
+        self._jobs.remove(job)
+        self._answers.append((job.ticket, reply))
+
+    def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; a message that comes after its session's end stays without effect."""
+        for session in sessions:
+            if (held := self._store.find(session)) is not None:
+                self._supersede(held)
+            self._store.release(session)
+
+    def expire(self) -> list[str]:
+        """Free sessions that have said nothing for `session_timeout_s`, and name them."""
+        limit_s = monotonic() - self._config.session_timeout_s
+        busy = {job.held.session for job in self._jobs}
+        silent = [held.session for held in self._store if held.last_used_s < limit_s and held.session not in busy]
+        for session in silent:
+            self._store.drop(session)
+        return silent
+
+    # Steps
+
+    def step(self) -> list[Answer[Reply]]:
+        """One forward pass over what is ready; the replies that are complete after it."""
+        if self._jobs:
+            started_s = monotonic()
+            jobs = self._prefixes.ready(self._jobs) if self._prefixes else list(self._jobs)
+            shares = scheduler.plan(jobs, self._config.max_step_tokens, self._pace.chunk_rows)
+            self._run(self._make_room([(jobs[share.index], share) for share in shares]), started_s)
+            self._step_time_s += monotonic() - started_s
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _run(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
+        if not work:
+            return
+        batch = [job.rows(share) for job, share in work]
+        num_rows = sum(rows.num_rows for rows in batch)
+        forward_s = monotonic()
+        logits = self._runtime.forward(batch)
+        if self._pacer is not None:
+            self._pacer.wait(num_rows, forward_s)
+        self._forward_time_s += monotonic() - forward_s
+        self._num_steps += 1
+        self._num_rows += num_rows
+        for job, share in work:
+            job.took_part(started_s, num_rows)
+            job.held.log.extend(job.pending[: share.num_tokens])
+            job.pending = job.pending[share.num_tokens :]
+        if self._finish([job for job, share in work if share.is_last], logits):
+            self._pace.see(num_rows, monotonic() - forward_s)
+
+    # Room
+
+    def _make_room(self, shares: Sequence[tuple[Job[Request], Share]]) -> list[tuple[Job[Request], Share]]:
+        """The shares that have room for their KV, in order; sessions that are newer are preempted for them."""
+        if self._reserve_all(shares):
+            return list(shares)
+        work: list[tuple[Job[Request], Share]] = []
+        admitted: set[str] = set()
+        for job, share in shares:
+            is_as_planned = share.num_tokens <= len(job.pending) and share.is_last == (
+                share.num_tokens == len(job.pending)
+            )
+            if not is_as_planned:  # it was preempted a moment ago, for one before it
+                continue
+            admitted.add(job.held.session)
+            if self._reserve(job, share, admitted):
+                work.append((job, share))
+        return work
+
+    def _reserve_all(self, shares: Sequence[tuple[Job[Request], Share]]) -> bool:
+        """Make room for all shares at once, if there is as much."""
+        try:
+            self._runtime.cache.reserve_all((job.held.kv, _num_kv_rows(job, share)) for job, share in shares)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def _reserve(self, job: Job[Request], share: Share, admitted: set[str]) -> bool:
+        while True:
+            try:
+                self._runtime.cache.reserve(job.held.kv, _num_kv_rows(job, share))
+            except OutOfBlocks:
+                if not self._preempt(admitted):
+                    return False
+            else:
+                return True
+
+    def _preempt(self, protected: set[str]) -> bool:
+        """Drop KV of the newest session outside `protected`, idle ones first; whether there was one.
+
+        Idle sessions give up what is left of their guesses before any is forgotten, so that its next message is
+        answered Missing; one in progress begins again.
+        """
+        waiting = {job.held.session: job for job in self._jobs}
+        candidates = [held for held in self._store if held.session not in protected and held.kv.num_tokens]
+        idle = [held for held in candidates if held.session not in waiting]
+        guessed = [held for held in idle if len(held.tree)]
+        if guessed:
+            self._store.forget_guesses(guessed[-1])
+        elif candidates:
+            self._preempt_whole(idle[-1] if idle else candidates[-1], waiting)
+        return bool(candidates)
+
+    def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[Request]]) -> None:
+        if victim.session in waiting:
+            waiting[victim.session].begin_again()
+            self._store.truncate(victim, 0)
+        else:
+            self._store.drop(victim.session)
+        self._num_preemptions += 1
+        logger.info("KV is full: session %s was preempted", victim.session)
+
+    def _publish(self, held: HeldSequence) -> None:
+        """Let others begin with what was computed of this sequence, now that what the model says after it is sound."""
+        if self._prefixes is not None:
+            self._store.publish(held)
+
+    # What target and draft do differently
+
+    @abstractmethod
+    def _needed_guesses(self, request: Request) -> TokenTree:
+        """What the request cannot be served without, beyond its committed tokens."""
+
+    @abstractmethod
+    def _begin(self, ticket: int, request: Request, held: HeldSequence) -> None:
+        """Make `held` agree with the request, and a job of what is still to be computed."""
+
+    @abstractmethod
+    def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:
+        """Use the logits of jobs, of the kind that `_begin` makes, whose last rows were computed in this step; whether
+        that had to wait until the device was done.
+
+        The rows of `logits` are those of the jobs that want them, in order: of the last token if one was pending, then
+        of the guesses.
+        """
+
+
+def _num_kv_rows(job: Job[Any], share: Share) -> int:
+    """That its sequence has after this share of it."""
+    return job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)

@@ -1,0 +1,78 @@
+"""What an engine does about one request, from its arrival to its reply, step by step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Generic, TypeVar
+
+from core.records import DraftRequest, Timing, VerifyRequest
+from core.text import BlockHash
+from workers.engine.scheduler import Share
+from workers.engine.sequences import HeldSequence
+from workers.step import StepRows
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+
+
+@dataclass(eq=False, slots=True)
+class Job(ABC, Generic[Request]):
+    """A request in progress: first its pending tokens are computed, then (with the last of them) guesses below them."""
+
+    ticket: int
+    request: Request
+    held: HeldSequence
+    pending: list[int]
+    arrived_s: float = field(default_factory=monotonic)
+    started_s: float | None = None
+    num_passes: int = 0
+    num_rows: int = 0
+    prompt_hashes: list[BlockHash] = field(default_factory=list)
+    """Of all that the job computes, where its sequence began empty and `workers.engine.prefix_cache` has looked."""
+
+    @property
+    @abstractmethod
+    def num_tree_rows(self) -> int:
+        """Guesses that are computed in the step that takes the last pending token, or in the next if none is left."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a round waits for it."""
+        return True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether earlier steps have taken a part of it."""
+        return self.num_passes > 0
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether anybody asks what follows the last pending token and the guesses."""
+        return True
+
+    @abstractmethod
+    def last_rows(self) -> StepRows:
+        """All that is pending, and the guesses that go with it."""
+
+    def rows(self, share: Share) -> StepRows:
+        """What a share of this job adds to its step."""
+        if share.is_last:
+            return self.last_rows()
+        return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
+
+    def begin_again(self) -> None:
+        """What had been computed is pending once more; its KV is about to be freed."""
+        self.pending = [*self.held.log.tokens, *self.pending]
+
+    def took_part(self, started_s: float, num_rows: int) -> None:
+        """A step of `num_rows` rows, the company's included, that began at `started_s`."""
+        self.started_s = started_s if self.started_s is None else self.started_s
+        self.num_passes += 1
+        self.num_rows += num_rows
+
+    def timing(self) -> Timing:
+        """What the job has cost until now."""
+        now_s = monotonic()
+        started_s = now_s if self.started_s is None else self.started_s
+        return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)

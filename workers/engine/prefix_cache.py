@@ -1,0 +1,59 @@
+"""Prompts that begin alike are computed once: a new sequence begins with the KV that others have left.
+
+Decides who adopts what, and who does best to wait for somebody that is computing the same. Must not know where KV lies
+(`workers.step.kv_cache`) or what is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from core.text import BlockHash, block_hashes
+from workers.engine.jobs import Job
+from workers.engine.sequences import SequenceStore
+
+WORTH_WAITING: Final = 0.5
+"""A sequence waits for another that is computing at least this share of what it lacks,"""
+MIN_AWAITED_TOKENS: Final = 64
+"""if it is so many tokens: fewer are computed sooner than a further step."""
+
+
+class Prefixes:
+    """Common beginnings of the sequences of one engine."""
+
+    def __init__(self, store: SequenceStore, block_tokens: int) -> None:
+        self._store = store
+        self._block_tokens = block_tokens
+        self.num_adopted_tokens = 0
+
+    def ready(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
+        """The jobs that should go on now; those that hold nothing begin with what can be adopted."""
+        coming: set[BlockHash] = set()
+        ready = []
+        for job in jobs:
+            if not job.held.kv.num_tokens:
+                self._look_at(job)
+                if self._should_wait(job, coming):
+                    continue
+                self._adopt(job)
+            if job.pending and job.wants_logits:  # others are not published: nobody has seen that they are sound
+                coming.update(job.prompt_hashes)
+            ready.append(job)
+        return ready
+
+    def _look_at(self, job: Job[Any]) -> None:
+        """Its last token stays with a job: somebody asks what follows it."""
+        if not job.prompt_hashes:
+            job.prompt_hashes = block_hashes(job.pending[:-1], self._block_tokens)
+
+    def _should_wait(self, job: Job[Any], coming: set[BlockHash]) -> bool:
+        lacking = job.prompt_hashes[self._store.num_adoptable(job.prompt_hashes) :]
+        num_coming = next((count for count, lacked in enumerate(lacking) if lacked not in coming), len(lacking))
+        is_long = num_coming * self._block_tokens >= MIN_AWAITED_TOKENS
+        return is_long and num_coming >= WORTH_WAITING * len(lacking)
+
+    def _adopt(self, job: Job[Any]) -> None:
+        num_tokens = self._store.adopt(job.held, job.prompt_hashes, job.pending)
+        job.pending = job.pending[num_tokens:]
+        self.num_adopted_tokens += num_tokens

@@ -1,0 +1,275 @@
+"""The target engine: extends prefixes and judges blocks. Its word is the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from torch import Tensor
+
+from core.config import EngineConfig
+from core.exact import Outcome
+from core.protocol import Continuations, refusal_of_offer
+from core.records import (
+    Continuation,
+    Refused,
+    SequenceSpec,
+    TargetRequest,
+    TokenLogprobs,
+    Verdict,
+    Verification,
+    VerifyReply,
+    VerifyRequest,
+)
+from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
+from workers.engine.base import Engine
+from workers.engine.jobs import Job
+from workers.engine.sequences import HeldSequence
+from workers.parallel import Rank, load_runtime, log_loss
+from workers.runtime import ModelRuntime
+from workers.sampling import Row, sampler, verify
+from workers.step import Readback, StepRows, upload
+
+_UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, or its penalties and bias on them"
+
+
+@dataclass(eq=False, slots=True)
+class VerifyJob(Job[VerifyRequest]):
+    """A prefix to extend, and a block to judge below it."""
+
+    @property
+    def block(self) -> TokenTree:
+        return self.request.block
+
+    @property
+    def num_tree_rows(self) -> int:
+        return len(self.block)
+
+    def last_rows(self) -> StepRows:
+        return StepRows(self.held.kv, self.pending, self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A job whose logits are there: its stretch of them, and what its rows draw."""
+
+    job: VerifyJob
+    start: int
+    rows: list[Row]
+    block: TokenTree
+
+    @property
+    def verification(self) -> Verification:
+        """Greedy decoding is the same under all three; coupled needs no q for it."""
+        spec = self.job.held.spec
+        return spec.verification if spec.needs_q else Verification.COUPLED
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """The logits of a step, what bias and penalties make of them, and the rows that give no distribution."""
+
+    logits: Tensor
+    scores: Tensor
+    is_bad: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Sequence[Row]) -> _Scored:
+        scores = sampler.adjusted(logits, rows)
+        is_bad = sampler.bad_rows(logits)
+        return cls(logits, scores, is_bad if scores is logits else is_bad | sampler.bad_rows(scores))
+
+
+class TargetEngine(Engine[VerifyRequest, VerifyReply]):
+    """Verifies blocks of many sessions at once. Prefill is verifying an empty block after a long suffix."""
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig,
+        epoch: int,
+        progress: Callable[[str], None],
+        rank: Rank | None = None,
+        on_loss: Callable[[str], None] = log_loss,
+    ) -> TargetEngine:
+        """The engine; where ranks share the model it is the first, and `workers.parallel` says what becomes of it.
+
+        Raises: StartupError.
+        """
+        return cls(load_runtime(config, progress, rank, on_loss), config, epoch)
+
+    def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int) -> None:
+        super().__init__(runtime, config, epoch)
+        self._continuations: Continuations[int] = Continuations()
+        self.take_offers: Callable[[], None] = _nothing
+        """Called before verdicts are given, for offers that have come since the step began."""
+
+    def add(self, ticket: int, request: TargetRequest) -> None:
+        """As `Engine.add`; or take the offer of a continuation."""
+        session = request.stamp.session
+        if isinstance(request, Continuation):
+            refused = self._refusal_of_offer(request)
+            self._answers += self._continuations.offer(ticket, request) if refused is None else [(ticket, refused)]
+            return
+        self._answers += self._continuations.drop(session, before=request.stamp.round)
+        super().add(ticket, request)
+
+    def release(self, sessions: Sequence[str]) -> None:
+        super().release(sessions)
+        for session in sessions:
+            self._answers += self._continuations.drop(session)
+
+    def expire(self) -> list[str]:
+        silent = super().expire()
+        for session in self._continuations.sessions:
+            if self._store.find(session) is None:
+                self._answers += self._continuations.drop(session)
+        return silent
+
+    def _refusal_of_offer(self, offer: Continuation) -> Refused | None:
+        held = self._store.find(offer.stamp.session)
+        return refusal_of_offer(
+            offer,
+            held,
+            epoch=self.epoch,
+            has_ended=self._store.has_ended(offer.stamp.session),
+            is_verifying=any(job.held is held for job in self._jobs),
+            vocab_size=self.info.vocab_size,
+        )
+
+    def _needed_guesses(self, request: VerifyRequest) -> TokenTree:
+        return request.block
+
+    def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
+        rebased = self._store.follow(held, held.rebase_to_verify(request))
+        self._jobs.append(VerifyJob(ticket, request, held, rebased.pending))
+
+    def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
+        left = list(_stretches(jobs))
+        scored = _Scored.of(logits, [row for item in left for row in item.rows])
+        while left:
+            left = self._judge(left, scored)
+        return bool(jobs)
+
+    def _judge(self, items: Sequence[_Judged], scored: _Scored) -> list[_Judged]:
+        """Answer all but those with a guess that has led the model to NaN; these as they are to be judged again.
+
+        Everything that decides is read back at once: the host waits a second time for log probabilities alone.
+        """
+        readback = Readback()
+        is_bad = readback.ask(scored.is_bad)
+        asked = [
+            (of_kind, self._ask(verification, of_kind, scored.scores, readback))
+            for verification in Verification
+            if (of_kind := [item for item in items if item.verification is verification])
+        ]
+        readback.wait()
+        sound: list[tuple[_Judged, Outcome]] = []
+        again: list[_Judged] = []
+        for item, outcome in chain.from_iterable(zip(of_kind, outcomes(), strict=True) for of_kind, outcomes in asked):
+            root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
+            if root:
+                self._roll_back(item.job, ())
+                self._answer(item.job, Refused(item.job.request.stamp, _UNSOUND, is_final=True))
+            elif any(guesses):
+                again.append(_without_guesses(item))
+            else:
+                sound.append((item, outcome))
+        self._conclude(sound, scored.logits)
+        return again
+
+    @staticmethod
+    def _ask(
+        verification: Verification, items: Sequence[_Judged], scores: Tensor, readback: Readback
+    ) -> Callable[[], list[Outcome]]:
+        index = [item.start + row for item in items for row in range(len(item.rows))]
+        chosen = scores if len(index) == len(scores) else scores[upload(index, scores.device)]
+        rows = [row for item in items for row in item.rows]
+        blocks = [item.block for item in items]
+        if verification is Verification.COUPLED:
+            return verify.follow(blocks, sampler.draw(chosen, rows), readback)
+        return verify.verify(verification, blocks, sampler.distribution(chosen, rows), rows, readback)
+
+    def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
+        readback = Readback()
+        asked = [_logprobs(item, outcome, logits, readback) for item, outcome in judged]
+        readback.wait()
+        for item, (path, _) in judged:
+            self._roll_back(item.job, path)
+            self._publish(item.job.held)
+        verified = [
+            (item.job.request, item.job.held.log, self._verdict(item.job, outcome, tuple(logprobs())))
+            for (item, outcome), logprobs in zip(judged, asked, strict=True)
+        ]
+        self.take_offers()
+        verdicts, following, refused = self._continuations.after_pass(verified, self._can_go_on)
+        for (item, _), verdict in zip(judged, verdicts, strict=True):
+            self._answer(item.job, verdict)
+        self._answers += refused
+        for ticket, request in following:
+            super().add(ticket, request)
+
+    @staticmethod
+    def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Verdict:
+        path, next_token = outcome
+        return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing())
+
+    def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
+        """Not after an end-of-sequence token: only the orchestrator knows whether the text goes on behind it."""
+        is_end = not set(committed).isdisjoint(self.info.eos_token_ids)
+        return not is_end and self._refusal_of(request, self._store.find(request.stamp.session)) is None
+
+    def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
+        """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""
+        held = job.held
+        self._runtime.cache.compact(held.kv, len(held.log), path)
+        held.log.extend(job.block.tokens[node] for node in path)
+
+
+def _nothing() -> None:
+    """Who drives an engine by hand makes its offers between steps."""
+
+
+def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
+    start = 0
+    for job in jobs:
+        yield _Judged(job, start, _rows(job), job.block)
+        start += 1 + len(job.block)
+
+
+def _without_guesses(item: _Judged) -> _Judged:
+    """The root alone: plain decoding might never have gone where a guess has led the model to NaN."""
+    return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
+
+
+def _rows(job: VerifyJob) -> list[Row]:
+    """What the root and each node draw, one position below themselves."""
+    spec, num_committed = job.held.spec, len(job.held.log)
+    paths = _paths(job) if spec.sampling.has_penalties else [()] * (1 + len(job.block))
+    depths = (0, *job.block.depths)
+    return [
+        Row(spec.sampling, num_committed + depth, path, spec.prompt_len)
+        for depth, path in zip(depths, paths, strict=True)
+    ]
+
+
+def _paths(job: VerifyJob) -> list[Sequence[int]]:
+    """All tokens before what the root and each node draw: penalties count them."""
+    paths: list[Sequence[int]] = [list(job.held.log.tokens)]
+    for token, parent in zip(job.block.tokens, job.block.parents, strict=True):
+        paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
+    return paths
+
+
+def _logprobs(
+    item: _Judged, outcome: Outcome, logits: Tensor, readback: Readback
+) -> Callable[[], Sequence[TokenLogprobs]]:
+    """Of each emitted token, from the row that drew it: the root's for the first, then each accepted node's."""
+    spec: SequenceSpec = item.job.held.spec
+    if spec.num_logprobs is None:
+        return tuple
+    path, next_token = outcome
+    index = [item.start, *(item.start + 1 + node for node in path)]
+    tokens = [*(item.job.block.tokens[node] for node in path), next_token]
+    return sampler.logprobs(logits[upload(index, logits.device)], tokens, spec.num_logprobs, readback)

@@ -1,0 +1,262 @@
+"""Gives an engine a thread of its own, and its callers an event loop that stays free.
+
+All of an engine runs on that one thread, so it needs no locks; orders reach it through a queue, and replies go to
+whoever posted the requests, as soon as the step that completes them has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, Generic, Protocol, TypeVar
+
+from core.errors import WorkerLost
+from core.records import (
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    Missing,
+    Refused,
+    Sprouted,
+    VerifyReply,
+    VerifyRequest,
+)
+from workers.engine.base import Engine
+from workers.engine.target import TargetEngine
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
+Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
+Result = TypeVar("Result")
+
+EXPIRY_PERIOD_S = 5.0
+
+
+class Receiver(Protocol):
+    """Who has posted requests. Called on the engine's thread: neither method may wait, or raise."""
+
+    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
+        """What one step has completed, each with the number of its request."""
+        ...
+
+    def lose(self, end: WorkerLost) -> None:
+        """The engine has ended, and answers nothing that is still open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """Puts what is said into a queue of another thread's event loop; a Receiver."""
+
+    loop: asyncio.AbstractEventLoop
+    said: asyncio.Queue[Any]
+
+    def take(self, replies: Sequence[tuple[int, Any]]) -> None:
+        for _, reply in replies:
+            self.loop.call_soon_threadsafe(self.said.put_nowait, reply)
+
+    def lose(self, end: WorkerLost) -> None:
+        self.loop.call_soon_threadsafe(self.said.put_nowait, end)
+
+
+@dataclass(eq=False, slots=True)
+class _Call(Generic[Reply]):
+    """The replies to one batch, filled in as they are ready; a Receiver."""
+
+    future: Future[list[Reply]]
+    replies: list[Any]
+    num_open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_open = len(self.replies)
+
+    def take(self, replies: Sequence[tuple[int, Reply | Missing | Refused]]) -> None:
+        for index, reply in replies:
+            self.replies[index] = reply
+        self.num_open -= len(replies)
+        if self.num_open == 0 and self.future.set_running_or_notify_cancel():
+            self.future.set_result(self.replies)
+
+    def lose(self, end: WorkerLost) -> None:
+        _fail(self.future, end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Something to do on the engine's thread, and whom to tell if it cannot be done any more."""
+
+    run: Callable[[], None]
+    lose: Callable[[WorkerLost], None]
+
+
+class EngineLoop(Generic[Request, Reply]):
+    """Runs one engine until `close`. Any event loop, or several, may share it."""
+
+    def __init__(self, engine: Engine[Request, Reply]) -> None:
+        self._engine = engine
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._offers: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        """Continuations, which are of use until the step in progress ends, and not after it."""
+        if isinstance(engine, TargetEngine):
+            engine.take_offers = self._take_offers
+        self._calls: dict[int, tuple[Receiver, int, float]] = {}
+        self._num_requests = 0
+        self._door = threading.Lock()
+        self._end: WorkerLost | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def submit(self, batch: Sequence[Request]) -> list[Reply]:
+        """One reply for each request, in order, when the last of them is ready. Raises: WorkerLost."""
+        if not batch:
+            return []
+        call: _Call[Reply] = _Call(Future(), [None] * len(batch))
+        self.post(list(enumerate(batch)), call)
+        return await asyncio.wrap_future(call.future)
+
+    def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
+        """Have `receiver` told the reply to each request, under its number, as soon as there is one.
+
+        From any thread. Raises: WorkerLost.
+        """
+        ordered_s = monotonic()
+        offers = [each for each in batch if isinstance(each[1], Continuation)]
+        others = [each for each in batch if not isinstance(each[1], Continuation)]
+        if others:
+            self._order(_Order(lambda: self._add(others, receiver, ordered_s), receiver.lose))
+        if offers:
+            self._offers.put(_Order(lambda: self._add(offers, receiver), receiver.lose))
+            self._order(_Order(self._take_offers, receiver.lose))  # where no step takes them up
+
+    async def replies(self, request: Request) -> AsyncIterator[Any]:
+        """What the engine says to a request that it answers more than once; what is `Sprouted` is not the last.
+
+        Raises: WorkerLost.
+        """
+        said: asyncio.Queue[Any] = asyncio.Queue()
+        self.post([(0, request)], _Queued(asyncio.get_running_loop(), said))
+        while True:
+            each = await said.get()
+            if isinstance(each, WorkerLost):
+                raise each
+            yield each
+            if not isinstance(each, Sprouted):
+                return
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold, before the next step. Raises: WorkerLost."""
+        await self.ask(lambda engine: engine.release(sessions))
+
+    async def ask(self, question: Callable[[Engine[Request, Reply]], Result]) -> Result:
+        """The answer of `question`, asked on the engine's thread between two steps. Raises: WorkerLost."""
+        future: Future[Result] = Future()
+        self._order(_Order(lambda: self._answer(question, future), lambda end: _fail(future, end)))
+        return await asyncio.wrap_future(future)
+
+    async def close(self) -> None:
+        """Let the step in progress end, then stop; whoever still waits is told WorkerLost."""
+        self._shut(WorkerLost("the engine was closed"))
+        self._orders.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _order(self, order: _Order) -> None:
+        with self._door:
+            if self._end is not None:
+                raise self._end
+            self._orders.put(order)
+
+    def _shut(self, end: WorkerLost) -> None:
+        """After this no order comes in, so that those in the queue are the last."""
+        with self._door:
+            self._end = self._end or end
+
+    # On the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._end is None:
+                self._take_orders()
+                if self._engine.has_work:
+                    self._step()
+        except Exception as failure:
+            logger.exception("the engine failed")
+            self._shut(WorkerLost(f"the engine failed: {failure}"))
+        self._turn_away_the_rest()
+
+    def _take_orders(self) -> None:
+        """Carry out what has been ordered; wait for it while there is nothing else to do."""
+        is_idle = not self._engine.has_work
+        try:
+            order = self._orders.get(block=is_idle, timeout=EXPIRY_PERIOD_S if is_idle else None)
+            while order is not None:
+                order.run()
+                order = self._orders.get_nowait()
+        except queue.Empty:
+            if is_idle:
+                self._engine.expire()
+
+    def _take_offers(self) -> None:
+        """What has been offered until now."""
+        try:
+            while True:
+                self._offers.get_nowait().run()
+        except queue.Empty:
+            pass
+
+    def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float | None = None) -> None:
+        """`ordered_s`: since when it has waited to be taken up; None where its reply does not wait for that."""
+        queued_s = monotonic() - ordered_s if ordered_s is not None else 0.0
+        for number, request in batch:
+            self._num_requests += 1
+            self._calls[self._num_requests] = (receiver, number, queued_s)
+            self._engine.add(self._num_requests, request)
+
+    def _answer(self, question: Callable[[Engine[Request, Reply]], Result], future: Future[Result]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(question(self._engine))
+        except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
+            future.set_exception(error)
+
+    def _step(self) -> None:
+        ready: dict[Receiver, list[tuple[int, Any]]] = {}
+        for ticket, reply in self._engine.step():
+            receiver, number, queued_s = self._calls[ticket]
+            if not isinstance(reply, Sprouted):  # after which more comes; and its timing is that of one pass
+                del self._calls[ticket]
+                reply = _with_queueing(reply, queued_s)
+            ready.setdefault(receiver, []).append((number, reply))
+        for receiver, replies in ready.items():
+            receiver.take(replies)
+
+    def _turn_away_the_rest(self) -> None:
+        assert self._end is not None, "the thread runs until the end is known"
+        waiting: set[Callable[[WorkerLost], None]] = {receiver.lose for receiver, _, _ in self._calls.values()}
+        while not self._orders.empty():
+            order = self._orders.get_nowait()
+            if order is not None:
+                waiting.add(order.lose)
+        for lose in waiting:
+            lose(self._end)
+        self._calls.clear()
+
+
+def _fail(future: Future[Any], error: WorkerLost) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def _with_queueing(reply: Any, queued_s: float) -> Any:
+    """The reply, its timing counted from the order instead of from the engine's taking it up."""
+    timing = getattr(reply, "timing", None)
+    return reply if timing is None else replace(reply, timing=replace(timing, waited_s=timing.waited_s + queued_s))

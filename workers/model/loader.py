@@ -1,0 +1,302 @@
+"""From a checkpoint directory to a model that is ready for the seam, or one clear line that says why not.
+
+Knows files, architectures and what the runtime cannot run. Must not know the KV cache, sessions or sampling.
+Weights are safetensors only, code is what transformers ships, nothing is fetched: `trust_remote_code` cannot be set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from core.config import EngineConfig
+from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
+from core.records import ModelInfo
+from workers.attention import ATTENTION, LayerProbe
+from workers.model.checkpoint import INDEX, check_stored, skeleton
+from workers.model.sliced_loader import ModelSlice
+from workers.step import LayerShape
+from workers.vocabulary import read_vocabulary
+
+SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
+ROPE_OF_THE_BATCH = {"dynamic", "longrope"}
+"""Rotary embeddings whose frequencies change, for the whole batch, once any sequence passes the original context."""
+
+PROBE_TOKENS = 4
+WINDOW_MASK = "create_sliding_window_causal_mask"
+"""What modelling code imports that masks by windows."""
+
+
+UNSAID_CONTEXT = 32_768
+"""Positions of a model that does not say how many it has, where nothing else limits them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in evaluation mode on its device, and what the runtime must know of it."""
+
+    model: Any
+    """A transformers PreTrainedModel whose attention is ours."""
+    info: ModelInfo
+    layers: tuple[LayerShape, ...]
+
+
+def load(config: EngineConfig, progress: Callable[[str], None], part: ModelSlice | None = None) -> LoadedModel:
+    """The model of `config.model`, or one rank's slice of it, checked to be one that the runtime computes exactly.
+
+    Raises: CheckpointError for missing, foreign, damaged or incomplete files; UnsupportedModel for architectures that
+    the seam does not carry, or that so many ranks cannot share.
+    """
+    if config.tensor_parallel != (part.size if part else 1):
+        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but this engine runs on its own")
+    path = Path(config.model)
+    progress(f"reading {path / 'config.json'}")
+    model_config, max_context = _check(config)
+    with _quiet_transformers():
+        progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
+        if part is None:
+            model = _read_weights(path, config, model_config)
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        else:
+            model, num_parameters = part.read(_weight_files(path), model_config, config)
+    layers = _probe_layers(model, model_config)
+    info = _describe(model, model_config, config, max_context, num_parameters)
+    progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
+    return LoadedModel(model, info, layers)
+
+
+def check(config: EngineConfig) -> None:
+    """Find what can be found without reading the weights. Raises: as `load` does."""
+    _check(config)
+
+
+def survey(config: EngineConfig) -> ModelInfo:
+    """What `load` would say of the model, found without reading a weight, in the memory of the code.
+
+    Names, shapes and types of all tensors are compared with config.json, by the headers of the files. What only a
+    forward pass shows, such as a layer that misuses the seam, is not seen. Raises: as `load` does.
+    """
+    path = Path(config.model)
+    model_config, max_context = _check(config)
+    with _quiet_transformers():
+        model = skeleton(model_config, config.dtype)
+        if (path / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    check_stored(path, _weight_files(path), model)
+    return _describe(model, model_config, config, max_context, sum(each.numel() for each in model.parameters()))
+
+
+def _check(config: EngineConfig) -> tuple[Any, int]:
+    """The model's own configuration, and how many positions of it may be used."""
+    path = Path(config.model)
+    _check_files(path)
+    with _quiet_transformers():
+        model_config = _read_config(path)
+        _check_architecture(model_config)
+        if config.tensor_parallel > 1:
+            ModelSlice(0, config.tensor_parallel).check(model_config)
+        return model_config, _context_limit(model_config, config)
+
+
+def _check_files(path: Path) -> None:
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path} has no {name}")
+    for shard in _weight_files(path):
+        if not shard.is_file():
+            raise CheckpointError(f"{path} lacks {shard.name}, which its index names")
+
+
+def _weight_files(path: Path) -> Sequence[Path]:
+    """The one file of weights, or those that the index of a sharded checkpoint names."""
+    index = path / INDEX
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    if index.is_file():
+        try:
+            return sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
+    others = sorted(
+        file.name for suffix in ("bin", "pt", "pth", "gguf", "safetensors", "h5") for file in path.glob(f"*.{suffix}")
+    )
+    found = f"found {', '.join(others)}" if others else "found no weights at all"
+    raise CheckpointError(f"{path} has no model.safetensors ({found}); only safetensors weights are loaded")
+
+
+def _read_config(path: Path) -> Any:
+    """Raises: CheckpointError for what is no config; UnsupportedModel for one that transformers has no code for."""
+    try:
+        raw = json.loads((path / "config.json").read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path / 'config.json'} is not JSON: {error}") from error
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        raise UnsupportedModel(
+            f"{path} is of model type {kind!r}, which transformers cannot build from its own code"
+        ) from error
+
+
+def _check_architecture(config: Any) -> None:
+    """Refuse what the seam cannot carry, by what the architecture says of itself."""
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoder-only language models are served")
+    if config.get_text_config() is not config:
+        raise UnsupportedModel(f"{kind} is multimodal; serve its text model as a checkpoint of its own")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        raise UnsupportedModel(f"{kind} is not a causal language model")
+    if config.architectures and model_class.__name__ not in config.architectures:
+        raise UnsupportedModel(f"{kind} here is a {config.architectures[0]}, not a {model_class.__name__}")
+    if getattr(model_class, "_is_stateful", False):
+        raise UnsupportedModel(f"{kind} has recurrent layers, whose state cannot be rolled back after a rejected guess")
+    if not model_class._supports_attention_backend:
+        raise UnsupportedModel(f"{kind} does not hand its attention to a backend, so the block KV cache cannot be used")
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModel(f"{kind} is configured to attend in both directions")
+    foreign = set(getattr(config, "layer_types", None) or ()) - SERVABLE_LAYERS
+    if foreign:
+        raise UnsupportedModel(
+            f"{kind} has layers of type {', '.join(sorted(foreign))}, which cannot be rolled back by length"
+        )
+
+
+def _context_limit(model_config: Any, config: EngineConfig) -> int:
+    """Positions that may be used.
+
+    The frequencies of dynamic and longrope embeddings are fixed below the original context; above it they would depend
+    on the longest sequence of the batch, so such a model is served up to there.
+    Raises: UnsupportedModel when the settings ask for more.
+    """
+    limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or UNSAID_CONTEXT
+    for rope in _rope_parameters(model_config):
+        if rope.get("rope_type") in ROPE_OF_THE_BATCH:
+            limit = min(limit, rope.get("original_max_position_embeddings") or limit)
+    wanted = config.max_context_tokens
+    if wanted is not None and wanted > limit:
+        raise UnsupportedModel(
+            f"max_context_tokens is {wanted}, but {config.model} can be served exactly up to {limit}"
+        )
+    return wanted or limit
+
+
+def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """The parameters of each kind of layer; most models have one kind."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        yield parameters
+    else:
+        yield from (kind for kind in parameters.values() if isinstance(kind, dict))
+
+
+def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConfig) -> Any:
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, RuntimeError) as error:
+        reason = first_line(error)
+        raise CheckpointError(f"the weights in {path} are damaged or do not fit config.json: {reason}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
+    return model.to(config.device).eval()
+
+
+@torch.inference_mode()
+def _probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
+    """What each layer stores, learnt by a small forward pass. Raises: UnsupportedModel if a layer misuses the seam."""
+    probe, device = LayerProbe(), model.device
+    rows = torch.arange(PROBE_TOKENS, device=device)[None]
+    model(input_ids=torch.zeros_like(rows), position_ids=rows, use_cache=False, logits_to_keep=rows[0], plan=probe)
+    if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
+        raise UnsupportedModel(
+            f"{config.model_type} uses attention in {len(probe.shapes)} of its {config.num_hidden_layers} layers; "
+            "the state of the others cannot be rolled back"
+        )
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind == "sliding_attention" and probe.windows[layer] is None:
+            raise UnsupportedModel(
+                f"layer {layer} of {config.model_type} does not tell its sliding window to its attention"
+            )
+    _check_windows(model, config, tells_window=any(window is not None for window in probe.windows.values()))
+    return tuple(probe.shapes[layer] for layer in range(config.num_hidden_layers))
+
+
+def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
+    """The seam goes by what a layer tells its attention, eager code by the mask that the model makes: they must agree.
+
+    Where the config says of each layer what it is, that has been looked at already.
+    Raises: UnsupportedModel where one of them has a window that the other has not.
+    """
+    window = getattr(config, "sliding_window", None)
+    makes_mask = hasattr(sys.modules[type(model).__module__], WINDOW_MASK)
+    is_reached = window is not None and window < (getattr(config, "max_position_embeddings", None) or math.inf)
+    if is_reached and not getattr(config, "layer_types", None) and tells_window != makes_mask:
+        has, has_not = ("attention", "mask") if tells_window else ("mask", "attention")
+        raise UnsupportedModel(
+            f"{config.model_type} has a sliding window of {window} in its {has}, but not in its {has_not}: "
+            "it is not clear what it computes"
+        )
+
+
+def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:
+    path = Path(config.model)
+    return ModelInfo(
+        name=path.resolve().name,
+        architecture=type(model).__name__,
+        dtype=config.dtype,
+        device=config.device,
+        num_parameters=num_parameters,
+        vocab_size=min(1 + max(read_vocabulary(path)), model.get_input_embeddings().num_embeddings),
+        max_context_tokens=max_context,
+        kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime knows better
+        eos_token_ids=_eos_token_ids(model),
+        bos_token_id=model_config.bos_token_id,
+    )
+
+
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    """From generation_config.json, which transformers fills from config.json where there is none."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.eos_token_id
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Neither warnings nor progress bars on the terminal: what matters is raised or told to `progress`."""
+    verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,183 @@
+"""Reads one rank's slice of a checkpoint: no rank ever holds a tensor that is split, or the whole model.
+
+Knows files and modules that are still without weights. Must not know what is split and why (`workers.model.sharding`
+does), nor how ranks talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import GenerationConfig
+
+from core.config import EngineConfig
+from core.errors import CheckpointError, UnsupportedModel
+from workers.model.checkpoint import renamed, skeleton
+from workers.model.sharding import VOCABULARY, Collectives, Cut, Rehearsal, Slicer
+
+MAX_COMMON_ELEMENTS = 1 << 16
+
+
+@dataclass(slots=True)
+class ModelSlice:
+    """The part of a model that rank `index` of `size` holds."""
+
+    index: int
+    size: int
+    _cuts: Sequence[Cut] = field(init=False, default=())
+    _hooks: list[RemovableHandle] = field(init=False, default_factory=list)
+
+    def check(self, model_config: Any) -> None:
+        """Raises: UnsupportedModel when so many ranks cannot share such a model; needs no weights."""
+        Slicer(self.index, self.size).cuts(_skeleton(model_config, "float32"))
+
+    def read(self, files: Sequence[Path], model_config: Any, config: EngineConfig) -> tuple[Any, int]:
+        """The model with this rank's weights, and the number of parameters that it has on all ranks together.
+
+        Until `meet` its results have the right shapes and nothing else. Raises: CheckpointError, UnsupportedModel.
+        """
+        model = _skeleton(model_config, config.dtype)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        cuts = Slicer(self.index, self.size).cuts(model)
+        try:
+            _fill(model, files, cuts, torch.device(config.device))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"the weights in {files[0].parent} are damaged: {error}") from error
+        _fill_buffers(model, torch.device(config.device))
+        if (files[0].parent / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(files[0].parent, local_files_only=True)
+        self._cuts = list(cuts.values())
+        self.meet(Rehearsal(self.size))
+        return model.eval(), num_parameters
+
+    def meet(self, collectives: Collectives) -> None:
+        """From now on the model's results are those of all ranks together."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [hook for cut in self._cuts for hook in cut.hooks(collectives)]
+
+    def common_tensors(self, model: Any) -> Iterator[Tensor]:
+        """Small parameters that every rank holds whole: its norms, above all."""
+        cut_modules = {id(cut.module) for cut in self._cuts}
+        for module in model.modules():
+            if id(module) not in cut_modules:
+                small = (value for value in module.parameters(recurse=False) if value.numel() <= MAX_COMMON_ELEMENTS)
+                yield from small
+
+
+def _skeleton(model_config: Any, dtype: str) -> Any:
+    """The model without weights. Raises: UnsupportedModel when it cannot be read in slices."""
+    model = skeleton(model_config, dtype)
+    if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
+        raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which slices in {dtype} do not")
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The tensors of a checkpoint, by the names that the model has for them."""
+
+    path: Path
+    holders: Mapping[str, tuple[Any, str]]
+    """The open file, and the name in it."""
+
+    @classmethod
+    def open(cls, files: Sequence[Path], model: Any, stack: ExitStack) -> _Files:
+        """Raises: UnsupportedModel where a checkpoint's tensors are not the model's, but are made into them."""
+        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        stored = [(name, file) for file in opened for name in file.keys()]  # noqa: SIM118  it is no mapping
+        names = _renamed([name for name, _ in stored], model)
+        return cls(files[0].parent, {name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
+
+    def check(self, wanted: Iterable[str]) -> None:
+        """Raises: CheckpointError when one of them is not there."""
+        missing = sorted(name for name in wanted if name not in self.holders)
+        if missing:
+            raise CheckpointError(f"the weights in {self.path} lack {len(missing)} tensors, the first is {missing[0]}")
+
+    def part(self, name: str, shape: torch.Size, cut: Cut | None) -> Tensor:
+        """What the cut leaves of a tensor; no more of it is read. Raises: CheckpointError when it has another shape."""
+        file, stored_name = self.holders[name]
+        whole = file.get_slice(stored_name)
+        if tuple(whole.get_shape()) != tuple(shape):
+            raise CheckpointError(
+                f"{stored_name} in {self.path} is {tuple(whole.get_shape())}, and by config.json {tuple(shape)}"
+            )
+        part: Tensor = file.get_tensor(stored_name) if cut is None else cut.of(name.rpartition(".")[2], whole)
+        return part.contiguous()
+
+
+def _renamed(names: Sequence[str], model: Any) -> Iterator[str]:
+    """What the model calls these tensors. Raises: UnsupportedModel where one is made into something else."""
+    for name, (new_name, converter) in zip(names, renamed(names, model), strict=True):
+        if converter is not None:
+            raise UnsupportedModel(f"{name} is not a weight as the model has it, and cannot be cut; use one rank")
+        yield new_name
+
+
+def _fill(model: Any, files: Sequence[Path], cuts: Mapping[str, Cut], device: torch.device) -> None:
+    """Put the rank's part of each parameter and each stored buffer where it belongs."""
+    with ExitStack() as stack:
+        stored = _Files.open(files, model, stack)
+        skeleton: dict[str, Tensor] = model.state_dict()
+        tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
+        own = [name for name in skeleton if name not in tied]
+        stored.check(own)
+        for name in own:
+            module_name, _, leaf = name.rpartition(".")
+            cut = cuts.get(module_name)
+            if cut is not None and leaf == "bias" and not cut.has_bias:
+                cut.module.register_parameter("bias", None)
+            else:
+                part = stored.part(name, skeleton[name].shape, cut)
+                _put(model, name, part.to(device=device, dtype=skeleton[name].dtype))
+        for name, source in tied.items():
+            _tie(model, name, source, cuts)
+
+
+def _put(model: Any, name: str, value: Tensor) -> None:
+    module_name, _, leaf = name.rpartition(".")
+    module: nn.Module = model.get_submodule(module_name)
+    if leaf in module._buffers:
+        module._buffers[leaf] = value
+        return
+    module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+    module._parameters[leaf]._is_hf_initialized = True  # type: ignore[union-attr]  # transformers asks for it
+
+
+def _tie(model: Any, name: str, source: str, cuts: Mapping[str, Cut]) -> None:
+    """Let `name` be what it is tied to, in the same memory: an output layer and its embedding are cut alike."""
+    cut, source_cut = (cuts.get(key.rpartition(".")[0]) for key in (name, source))
+    value: Tensor = model.get_parameter(source).data
+    if source_cut is not None and source_cut.style in VOCABULARY:
+        value = value[: source_cut.span.stop - source_cut.span.start]
+    if source_cut is None and cut is not None:
+        value = cut.of(name.rpartition(".")[2], value)
+    elif (cut and cut.span) != (source_cut and source_cut.span):
+        raise UnsupportedModel(f"{name} is tied to {source}, but they are not split alike")
+    _put(model, name, value)
+
+
+def _fill_buffers(model: Any, device: torch.device) -> None:
+    """Compute what no checkpoint holds: the frequencies of rotary embeddings, and factors."""
+    for module in model.modules():
+        names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        for name in names:
+            module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
+        if names:
+            model._init_weights(module)
+    left = [name for name, tensor in _tensors(model) if tensor.is_meta]
+    assert not left, f"without weights: {left}"
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    return chain(model.named_parameters(), model.named_buffers())

@@ -1,0 +1,71 @@
+"""What rank 0 tells its followers before each step, in integers: what has become of the KV, and what to run.
+
+Followers keep no books: which block is whose, what is accepted and what is rolled back is decided on rank 0 alone. They
+erase, copy and compute what they are told, on their own heads of KV. A roll-back is no order at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from workers.step import KVCache, SequenceKV, Span, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The content of slots `sources` goes to `targets`; without sources, blocks `targets` are erased."""
+
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+    def apply(self, cache: KVCache) -> None:
+        if self.sources:
+            cache.move(self.sources, self.targets)
+        else:
+            cache.erase(self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All edits since the last step, in order, and the step that follows them."""
+
+    edits: Sequence[Edit]
+    step: Step
+
+    def pack(self) -> list[int]:
+        """As integers: lists, each behind its length."""
+        return [value for part in self._parts() for value in (len(part), *part)]
+
+    @classmethod
+    def unpack(cls, values: Iterable[int]) -> Order:
+        parts = _lists(iter(values))
+        num_edits, num_spans = next(parts)
+        edits = [Edit(next(parts), next(parts)) for _ in range(num_edits)]
+        step = Step(next(parts), next(parts), next(parts), [])
+        step.spans.extend(_span(*islice(parts, 3)) for _ in range(num_spans))
+        return cls(edits, step)
+
+    def _parts(self) -> Iterator[Sequence[int]]:
+        yield len(self.edits), len(self.step.spans)
+        for edit in self.edits:
+            yield edit.sources
+            yield edit.targets
+        yield self.step.ids
+        yield self.step.positions
+        yield self.step.wanted
+        for span in self.step.spans:
+            yield span.first_row, span.num_chain, span.num_held, span.kv.num_tokens
+            yield span.parents
+            yield span.kv.blocks
+
+
+def _lists(values: Iterator[int]) -> Iterator[list[int]]:
+    for length in values:
+        yield list(islice(values, length))
+
+
+def _span(numbers: list[int], parents: list[int], blocks: list[int]) -> Span:
+    first_row, num_chain, num_held, num_tokens = numbers
+    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_held)

@@ -1,0 +1,171 @@
+"""A model that several processes share: rank 0 has the engine, the others follow it step by step.
+
+What an owner of such a group does (docs/parallel.md has the reasons):
+
+    start   `config.tensor_parallel` processes, all with the same config, each with a `Rank` of its own that names the
+            same address and free port of rank 0's machine. In each, set torch's threads as for any engine. Rank 0 calls
+            `TargetEngine.load(config, epoch, progress, rank, on_loss)`, the others `follow(config, rank, progress)`, at
+            the same time: both wait for each other. What fails on one rank at start is raised as StartupError by all.
+    stop    `engine.close()` on rank 0, after its last step, on the thread that ran them: each `follow` returns.
+    death   when one rank is lost, all are: `follow` raises WorkerLost within a second, `on_loss` is called on rank 0 at
+            once (from a thread of its own, also while the engine is idle), and a step on rank 0 raises WorkerLost. Then
+            every one of these processes has to end, by `os._exit` at best: on a GPU a collective that waits for a dead
+            rank holds its process back for ever. The group is replaced as a whole, on another port.
+
+Knows runtimes and the group; must not know sessions, nor who starts processes and where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError, StartupError
+from workers.model import LoadedModel, ModelSlice, loader
+from workers.parallel.commands import Edit, Order
+from workers.parallel.group import Group, Rank
+from workers.runtime import ModelRuntime, NoRoomForKV
+from workers.step import KVCache, Step
+
+__all__ = ["Rank", "follow", "load_runtime", "log_loss"]
+
+logger = logging.getLogger(__name__)
+
+
+def log_loss(reason: str) -> None:
+    """What is done about a lost rank where the owner finds out by itself."""
+    logger.error("the ranks of the model have lost each other: %s", reason)
+
+
+def load_runtime(
+    config: EngineConfig,
+    progress: Callable[[str], None],
+    rank: Rank | None = None,
+    on_loss: Callable[[str], None] = log_loss,
+) -> ModelRuntime:
+    """A runtime that has the whole model, or rank 0's, which the others follow. Raises: StartupError."""
+    if rank is None:
+        return ModelRuntime(loader.load(config, progress), config)
+    if rank.index != 0:
+        raise ConfigError(f"the engine is rank 0; rank {rank.index} follows it")
+    group = _meet(config, rank, progress, on_loss)
+    loaded = _load(config, group, progress)
+    with _all_or_none(group):
+        return LeadingRuntime(loaded, config, group)
+
+
+def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
+    """Do rank 0's steps with it, until it says that there are no more.
+
+    Raises: StartupError; WorkerLost when rank 0, or any other, is lost.
+    """
+    group = _meet(config, rank, progress, log_loss)
+    loaded = _load(config, group, progress)
+    with _all_or_none(group):
+        runtime = ModelRuntime(loaded, config, least=group.least)
+        runtime.warm_up_products()
+        while order := group.receive():
+            _obey(Order.unpack(order), runtime)
+    group.close()
+
+
+@torch.inference_mode()
+def _obey(order: Order, runtime: ModelRuntime) -> None:
+    for edit in order.edits:
+        edit.apply(runtime.cache)
+    runtime.run(order.step)
+
+
+class LeadingCache(KVCache):
+    """Rank 0's KV, which remembers what the others have yet to do to theirs."""
+
+    def __init__(self, *shape: Any) -> None:
+        super().__init__(*shape)
+        self.edits: list[Edit] = []
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        super().erase(blocks)
+        self.edits.append(Edit((), blocks))
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        super().move(sources, targets)
+        self.edits.append(Edit(sources, targets))
+
+
+class LeadingRuntime(ModelRuntime):
+    """Rank 0's runtime: what it runs, all ranks run."""
+
+    cache: LeadingCache
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, group: Group) -> None:
+        super().__init__(loaded, config, LeadingCache, least=group.least)
+        self._group = group
+
+    def run(self, step: Step) -> torch.Tensor:
+        """As ModelRuntime does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
+        edits, self.cache.edits = self.cache.edits, []
+        with _all_or_none(self._group):
+            self._group.send(Order(edits, step).pack())
+            return super().run(step)
+
+    def close(self) -> None:
+        try:
+            if self._group.lost is None:
+                self._group.send(())
+        finally:
+            self._group.close()
+
+
+@contextmanager
+def _all_or_none(group: Group) -> Iterator[None]:
+    """What one rank fails at, the others do not go on with: they would wait for it for ever."""
+    try:
+        yield
+    except NoRoomForKV:  # which all of them say
+        group.close()
+        raise
+    except BaseException:
+        group.give_up()
+        raise
+
+
+def _meet(config: EngineConfig, rank: Rank, progress: Callable[[str], None], on_loss: Callable[[str], None]) -> Group:
+    if rank.size != config.tensor_parallel:
+        raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but there are {rank.size} ranks")
+    progress(f"rank {rank.index} of {rank.size} waits for the others at {rank.master_address}:{rank.master_port}")
+    return Group(rank, config.device, on_loss, is_ordered=config.deterministic)
+
+
+def _load(config: EngineConfig, group: Group, progress: Callable[[str], None]) -> LoadedModel:
+    """This rank's slice, once all ranks have theirs of the same model. Raises: StartupError, on all ranks alike."""
+    part = ModelSlice(group.rank.index, group.rank.size)
+    try:
+        loaded = loader.load(config, progress, part)
+    except Exception as error:
+        with suppress(StartupError):  # it says what is raised here anyway
+            group.agree("", str(error))
+        group.close()
+        raise
+    try:
+        group.agree(_fingerprint(config, loaded, part))
+    except StartupError:
+        group.close()
+        raise
+    part.meet(group)
+    return loaded
+
+
+def _fingerprint(config: EngineConfig, loaded: LoadedModel, part: ModelSlice) -> str:
+    """What is the same on all ranks of one model: the settings that shape a step, and the weights that all have."""
+    digest = hashlib.sha256(repr(replace(config, model="-", device="-", num_threads=1)).encode())
+    digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers)).encode())
+    for tensor in part.common_tensors(loaded.model):
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,278 @@
+"""The forward pass as native code, made ahead of time: Python has no part in it but attention and packed products.
+
+More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export follows
+the model's code once, AOTInductor makes a library of what it saw (adr/0017). There are two of them, for one row and for
+any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, named after
+all that shaped them. What is on that disk is run: nobody else may be able to write there.
+
+Knows models and compilers. Must not know what the rows are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.export import Dim
+
+from core.errors import first_line
+from workers.attention import Attention, seam
+from workers.runtime import packed_weights
+from workers.runtime.packed_weights import PackedProduct
+from workers.step import StepPlan
+
+logger = logging.getLogger(__name__)
+
+SOURCES: Final = (__file__, seam.__file__, packed_weights.__file__)
+"""Whose change makes what was compiled before worthless."""
+ONE_ROW, MORE_ROWS = "one row", "more rows"
+EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
+"""What is compiled for, and how many rows the compiler is shown."""
+MAX_ROWS: Final = 1 << 20
+LIBRARY: Final = re.compile(r"[0-9a-f]{32}-(one-row|more-rows)\.pt2")
+UNUSED_S: Final = 60 * 86_400
+"""After which a library is deleted: each change of model, machine or torch leaves two behind."""
+OPTIONS: Final[dict[str, Any]] = {
+    "aot_inductor.package_constants_in_so": False,
+    "compile_threads": 1,  # in this process: a pool of others would outlive the start
+    "always_keep_tensor_constants": True,  # small weights would become a part of the code,
+    "joint_graph_constant_folding": False,  # and so would what is computed from them
+    "emulate_precision_casts": True,  # bfloat16 is rounded where the model rounds it, whatever is one kernel
+}
+
+
+class CannotCompile(Exception):
+    """Why this model, or this machine, has to do without."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What the operators below need and cannot be given as tensors."""
+
+    plan: StepPlan
+    products: Sequence[PackedProduct]
+
+
+class _Passes(threading.local):
+    """The pass that a thread is in."""
+
+    current: _Pass
+
+
+_passes = _Passes()
+
+
+@contextmanager
+def _in_pass(plan: StepPlan, products: Sequence[PackedProduct]) -> Iterator[None]:
+    _passes.current = _Pass(plan, products)
+    try:
+        yield
+    finally:
+        del _passes.current
+
+
+# Operators: to the compiler, black boxes that take and give tensors
+
+_LIBRARY: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("linear(Tensor rows, int index, int num_outputs) -> Tensor")
+_LIBRARY.define(
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, float? softcap, Tensor? sinks)"
+    " -> Tensor"
+)
+
+
+def _linear(rows: Tensor, index: int, num_outputs: int) -> Tensor:  # noqa: ARG001
+    return _passes.current.products[index](rows)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    output = Attention(scale, window, softcap, sinks).of_layer(layer, _passes.current.plan, query, key, value)
+    return output.contiguous()  # as was promised: compiled code does not look
+
+
+_LIBRARY.impl("linear", _linear, "CPU")
+_LIBRARY.impl("linear", lambda rows, _, num_outputs: rows.new_empty(*rows.shape[:-1], num_outputs), "Meta")
+_LIBRARY.impl("attend", _attend, "CPU")
+_LIBRARY.impl(
+    "attend", lambda query, _, value, *__: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), "Meta"
+)
+
+
+class _Logits(nn.Module):
+    """The model's forward in the terms of a step."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        output = self.model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=None
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+class CompiledModel:
+    """Computes what the model computes, but for the last bits."""
+
+    def __init__(self, model: Any, files: Mapping[str, Path]) -> None:
+        """Load what `build` has made. Raises: CannotCompile."""
+        self._products = packed_weights.packed(model)
+        module = _Logits(model)
+        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        self._weights = {name: tensor.detach() for name, tensor in tensors}  # the libraries only point to them
+        self._libraries = {rows: _load(file, self._weights) for rows, file in files.items()}
+
+    def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan) -> Tensor:
+        """Logits of the wanted rows, and perhaps of others behind them.  # [T], [T], [W] -> [W or more, vocab]"""
+        num_more = max(0, min(2, len(ids)) - len(wanted))
+        if num_more:  # the library for more rows wants more of them, too
+            wanted = torch.cat([wanted, wanted.new_zeros(num_more)])
+        run = self._libraries[ONE_ROW if len(ids) == 1 else MORE_ROWS]
+        with _in_pass(plan, self._products):
+            logits: Tensor = run([ids, positions, wanted])[0]
+        return logits
+
+
+def build(model: Any, folder: Path, least_rows: int, progress: Callable[[str], None]) -> CompiledModel:
+    """The model, compiled now or at an earlier start, for steps of `least_rows` and more. Raises: CannotCompile."""
+    if model.device.type != "cpu":
+        raise CannotCompile(f"it is on {model.device}, and native code is made for CPUs")
+    _make_private(folder)
+    name = _name_of(model)
+    files = {
+        rows: folder / f"{name}-{rows.replace(' ', '-')}.pt2"
+        for rows, example in EXAMPLES.items()
+        if example >= least_rows
+    }
+    if all(file.exists() for file in files.values()):
+        try:
+            made = CompiledModel(model, files)
+        except CannotCompile as error:
+            logger.warning("what was compiled before is of no use: %s", error)
+        else:
+            progress(f"compiled before, in {folder}")
+            _tidy(folder, [*files.values()])
+            return made
+    for rows, file in files.items():
+        progress(f"compiling for {rows} at a time, which is done once: the result is kept in {folder}")
+        began_s = monotonic()
+        _compile(_Logits(model).eval(), EXAMPLES[rows], file)
+        progress(f"compiled in {monotonic() - began_s:.0f} s")
+    _tidy(folder, [*files.values()])
+    return CompiledModel(model, files)
+
+
+def _tidy(folder: Path, used: Collection[Path]) -> None:
+    """Delete what no start has used for long, as far as it is ours to: others' files stay, and so does what an image
+    or a volume that cannot be written brings along."""
+    for file in folder.glob("*.pt2"):
+        if LIBRARY.fullmatch(file.name):
+            with suppress(OSError):
+                if file in used:
+                    file.touch()
+                elif file.stat().st_mtime < time() - UNUSED_S:
+                    file.unlink()
+
+
+def _make_private(folder: Path) -> None:
+    """What lies there is run, so it must be ours, or root's, and not everybody's. Raises: CannotCompile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+    except OSError as error:
+        raise CannotCompile(f"there is no place for the result: {error}") from error
+    if found.st_uid not in (0, os.getuid()):
+        raise CannotCompile(f"{folder} is another user's, and what lies there would be run")
+    if found.st_mode & stat.S_IWOTH:
+        raise CannotCompile(f"everybody can write to {folder}, and what lies there would be run")
+
+
+def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
+    # Three tensors, not one thrice, and of unlike sizes: what is alike in the example is taken for the same.
+    example = (torch.zeros(num_rows, dtype=torch.long), torch.arange(num_rows), torch.arange((num_rows + 1) // 2))
+    dynamic = None if num_rows == 1 else ({0: Dim.DYNAMIC},) * 3
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch about itself
+            program = torch.export.export(module, example, dynamic_shapes=dynamic)
+            _check_ranges(program)
+            with tempfile.TemporaryDirectory(dir=file.parent) as aside:  # who looks sees the file whole, or not at all
+                made = torch._inductor.aoti_compile_and_package(
+                    program, package_path=str(Path(aside) / file.name), inductor_configs=dict(OPTIONS)
+                )
+                Path(made).replace(file)
+    except CannotCompile:
+        raise
+    except Exception as error:  # torch has many kinds of them: for code that it cannot follow, for want of a compiler
+        raise CannotCompile(first_line(error)) from error
+
+
+def _check_ranges(program: torch.export.ExportedProgram) -> None:
+    """Libraries do not look whether they were made for so many rows. Raises: CannotCompile unless it is for any."""
+    for rows in program.range_constraints.values():
+        if rows.lower > 2 or rows.upper < MAX_ROWS:
+            raise CannotCompile(f"its code does something else above {rows.upper} rows, or below {rows.lower}")
+
+
+def _load(file: Path, weights: Mapping[str, Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A function of the tensors that a step has. Raises: CannotCompile."""
+    try:
+        library = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
+        names = library.get_constant_fqns()
+        if foreign := sorted(set(names) - weights.keys()):
+            raise CannotCompile(f"its code makes tensors of its own: {', '.join(foreign)}")
+        used = {name: weights[name] for name in names}
+        library.load_constants(used, check_full_update=True, user_managed=True)
+    except RuntimeError as error:
+        raise CannotCompile(f"{file}: {first_line(error)}") from error
+    run: Callable[[list[Tensor]], list[Tensor]] = library.loader.boxed_run  # without the trees around the tensors
+    return run
+
+
+def _name_of(model: Any) -> str:
+    """Names what was compiled by all that it depends on."""
+    digest = hashlib.sha256(_shape_of(model).encode())
+    for file in SOURCES:
+        digest.update(Path(file).read_bytes())
+    products = [(product.shape, product.has_bias) for product in packed_weights.packed(model)]
+    digest.update(repr((type(model).__name__, model.dtype, products, torch.get_num_threads(), _machine())).encode())
+    return digest.hexdigest()[:32]
+
+
+def _shape_of(model: Any) -> str:
+    """What the checkpoint says of the model, but for where it lies."""
+    settings = model.config.to_dict()
+    settings.pop("_name_or_path", None)
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _machine() -> tuple[str, ...]:
+    """What the compiler makes code for, and who does."""
+    flags = Path("/proc/cpuinfo")
+    features = (
+        next((line for line in flags.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+        if flags.exists()
+        else ""
+    )
+    return (torch.__version__, transformers.__version__, torch.backends.cpu.get_cpu_capability(), features)

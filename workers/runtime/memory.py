@@ -1,0 +1,112 @@
+"""How much memory a device has left, and how much KV that makes.
+
+Knows devices and what the kernel says of this process; must not know models, beyond the sizes of what they need.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError, StartupError
+from workers.step import NUM_OWN_BLOCKS, LayerShape
+
+MAX_SLOTS = (1 << 31) - 1
+"""What 32-bit integers can name."""
+MAX_BLOCKS = 1 << 18
+"""Millions of tokens; the books on each block take memory, too."""
+GIB = 1 << 30
+
+
+class NoRoomForKV(StartupError):
+    """The device has no memory for a block; all ranks that share a model say so together."""
+
+
+def free_bytes(device: torch.device, num_ranks: int = 1, root: Path = Path("/")) -> int | None:
+    """What one of `num_ranks` processes may still take there; None where nobody can tell.
+
+    Ranks share a host's memory, of which control groups, and so containers, may allow less than there is.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu" and (root / "proc/meminfo").exists():
+        return min([_available(root), *_left_in_groups(root)]) // num_ranks
+    return None
+
+
+def _available(root: Path) -> int:
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Files of a version of control groups."""
+
+    limit: str
+    current: str
+    inactive: str
+    """Line of memory.stat: files that nobody reads, which make room."""
+
+
+_VERSION_1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Of each control group around this process that has a limit."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            yield from _left(root / "sys/fs/cgroup", group, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            yield from _left(root / "sys/fs/cgroup/memory", group, _VERSION_1)
+
+
+def _left(top: Path, group: str, names: _Names) -> Iterator[int]:
+    folder = top / group.lstrip("/")  # which a container may not see: then those above it count
+    for each in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
+        limit = _text(each / names.limit).strip()
+        if limit.isdigit():
+            counts = dict(line.split() for line in _text(each / "memory.stat").splitlines())
+            yield int(limit) - int(_text(each / names.current)) + int(counts.get(names.inactive, 0))
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def num_kv_blocks(
+    config: EngineConfig,
+    layers: Sequence[LayerShape],
+    dtype: torch.dtype,
+    least: Callable[[int], int] = int,
+) -> int:
+    """Blocks of KV: for as many tokens as were asked for, or as there is memory for now.
+
+    `least` answers the least of what all ranks say that share the model. Raises: NoRoomForKV; ConfigError where nobody
+    can tell how much memory there is.
+    """
+    if config.kv_cache_tokens is not None:
+        return -(-config.kv_cache_tokens // config.block_tokens)
+    device = torch.device(config.device)
+    free = free_bytes(device, config.tensor_parallel)
+    if free is None:
+        raise ConfigError(f"nobody can tell how much memory is free on {device} of {sys.platform}: set kv_cache_tokens")
+    of_token = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in layers) * dtype.itemsize
+    num_tokens = min(int(free * config.kv_memory_share) // of_token, MAX_SLOTS)
+    num_blocks = least(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
+    if num_blocks < 1:
+        raise NoRoomForKV(
+            f"there is no room for KV: {free / GIB:.3g} GiB are free on {device}, of which kv_memory_share lets "
+            f"{config.kv_memory_share:g} be taken, and a block of {config.block_tokens} tokens takes "
+            f"{of_token * config.block_tokens / GIB:.3g}"
+            + (" (if that is enough, then another rank has less)" if config.tensor_parallel > 1 else "")
+        )
+    return num_blocks

@@ -1,0 +1,178 @@
+"""What the draft says about the token after each row: candidates in order, how sure it is, and its own draw.
+
+Knows logits, sampling parameters and noise, by `workers.sampling.sampler`; must not know trees, models or sessions.
+Three kinds of rows differ in what orders their candidates and which law is theirs: greedy ones, coupled ones, and those
+that are verified against q.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from core.records import Sampling, Verification
+from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
+from workers.sampling import sampler
+from workers.sampling.sampler import Row
+from workers.step import Readback, upload
+
+
+class Kind(Enum):
+    """How a row's candidates are found."""
+
+    GREEDY = auto()
+    """By logits; how sure they are is read off the law at temperature 1, because q itself is one-hot."""
+    COUPLED = auto()
+    """By log q and the noise that the target draws with, so that the first is the token that q's own sample is."""
+    DRAWN = auto()
+    """By q cut to its likeliest tokens; where a sample is wanted it is drawn from just that."""
+
+    @classmethod
+    def of(cls, spec: Sampling, verification: Verification) -> Kind:
+        if spec.is_greedy:
+            return cls.GREEDY
+        return cls.COUPLED if verification is Verification.COUPLED else cls.DRAWN
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which row this is, and what is wanted of it."""
+
+    row: Row
+    kind: Kind
+    sample: int | None = None
+    """Place, in its block, of the guess to draw; None where none is drawn."""
+    num_ranks: int = MAX_RANKS
+    """Candidates that are of use, where they are ordered by score: each takes time on the engine's thread."""
+
+
+CPU_CACHE_NUMBERS = 1 << 18
+"""A megabyte, which is a core's own cache."""
+_Draw: TypeAlias = tuple[int, SparseDistribution]
+_Found: TypeAlias = Callable[[], list[Candidates]]
+_Sound: TypeAlias = Callable[[], list[Candidates | None]]
+_NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
+
+
+def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
+    """The candidates of each row of `logits` [R, V], when they have been read back.
+
+    None for a row whose scores, after bias and penalties, give no distribution (`sampling.bad_rows`).
+    """
+    asked = [
+        (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
+        for index in _batches(places, logits)
+        for batch in [[places[i] for i in index]]
+    ]
+
+    def found() -> list[Candidates | None]:
+        by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
+        return [by_row[i] for i in range(len(places))]
+
+    return found
+
+
+def _rows(logits: Tensor, index: Sequence[int]) -> Tensor:
+    """These rows, in place where they adjoin."""
+    first, end = index[0], index[-1] + 1
+    return logits[first:end] if end - first == len(index) else logits[upload(list(index), logits.device)]
+
+
+def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
+    """Rows of one kind; on a CPU no more of them than its cache holds, or each step would go through memory."""
+    most = max(1, CPU_CACHE_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(places)
+    for kind in Kind:
+        index = [i for i, place in enumerate(places) if place.kind is kind]
+        yield from (index[start : start + most] for start in range(0, len(index), most))
+
+
+def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
+    rows = [place.row for place in places]
+    scores = sampler.adjusted(logits, rows)
+    num_ranks = max(place.num_ranks for place in places)
+    if kind is Kind.GREEDY:
+        return _ranked(scores, scores, num_ranks, readback)
+    log_q = sampler.distribution(scores, rows)
+    if kind is Kind.COUPLED:
+        return _ranked(sampler.perturbed(log_q, rows), log_q, num_ranks, readback)
+    is_bad = readback.ask(sampler.bad_rows(scores))
+    found = _drawn(log_q, places, q_top_tokens, readback)
+    return lambda: [
+        None if is_unsound else candidates for is_unsound, candidates in zip(is_bad.values, found(), strict=True)
+    ]
+
+
+def _ranked(scores: Tensor, log_q: Tensor, num_ranks: int, readback: Readback) -> _Sound:
+    """The first `num_ranks` candidates by score [R, V], and the entropy of `log_q` [R, V].
+
+    The largest score tells whether a row is sound: what makes NaN or infinity of it has done so to all of `log_q`.
+    """
+    values, ids = sampler.largest(scores, num_ranks)
+    most = values[:, :1]
+    sureness = _sureness(scores, most)
+    of_q = sureness if log_q is scores else _sureness(log_q, log_q.amax(dim=-1, keepdim=True))
+    shares = (values - most).exp_() * sureness[:, :1]
+    asked = [readback.ask(tensor) for tensor in (values, ids, shares, sureness[:, 0], of_q[:, 1])]
+    return lambda: [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), strict=True)]
+
+
+def _of_row(
+    values: list[float], ids: list[int], shares: list[float], confidence: float, entropy: float
+) -> Candidates | None:
+    """Of several that come first alike, the first is the lowest, as `argmax` has it, unless there are more of them than
+    candidates: then it is any."""
+    if not math.isfinite(values[0]):
+        return None
+    num_first, num_ranks = values.count(values[0]), len(values) - values.count(-math.inf)
+    ranked = (*sorted(ids[:num_first]), *ids[num_first:num_ranks])
+    return Candidates(ranked, confidence, entropy, shares=tuple(shares[:num_ranks]))
+
+
+def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
+    probs, ids = sampler.cut(log_q, q_top_tokens)
+    wanted = [i for i, place in enumerate(places) if place.sample is not None]
+    draw_wanted: Callable[[], list[_Draw]] = list
+    if wanted:
+        index = upload(wanted, ids.device)
+        rows, samples = [places[i].row for i in wanted], [places[i].sample or 0 for i in wanted]
+        draw_wanted = sampler.draw_guesses(probs[index], ids[index], rows, samples, log_q.shape[1], readback)
+
+    def draws() -> list[_Draw]:
+        by_row = dict(zip(wanted, draw_wanted(), strict=True))
+        return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
+
+    counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
+    log_probs = probs.log()
+    return _candidates(ids[:, :MAX_RANKS], counts, _sureness(log_probs, log_probs[:, :1]), draws, readback)
+
+
+def _sureness(scores: Tensor, most: Tensor) -> Tensor:
+    """The largest probability, and the entropy in nats, of the softmax of `scores` [R, V], whose largest are `most`
+    [R, 1].  # [R, 2]
+
+    With z = score - max and Z = sum e^z they are 1 / Z and log Z - (sum z e^z) / Z. What is clamped weighs nothing.
+    """
+    z = (scores - most).clamp_(min=-80.0)
+    weights = z.exp()
+    total = weights.sum(dim=-1)
+    return torch.stack([1 / total, total.log() - torch.linalg.vecdot(weights, z) / total], dim=1)
+
+
+def _candidates(
+    ids: Tensor, counts: Tensor, sureness: Tensor, draws: Callable[[], list[_Draw]], readback: Readback
+) -> _Found:
+    """One for each row: the first `counts` [R] of `ids` [R, M], likeliest first; how sure the first is, and q's entropy
+    [R, 2]."""
+    asked = [readback.ask(tensor) for tensor in (ids, counts, sureness)]
+    return lambda: [
+        Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
+        for row_ids, count, (confidence, entropy), (sampled, q) in zip(
+            *(wanted.values for wanted in asked), draws(), strict=True
+        )
+    ]

@@ -1,0 +1,74 @@
+"""Rows of noise by key, on any device: the twin of `core.exact.noise`, bit for bit.
+
+Knows keys and torch; must not know what the noise is for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from core.exact import Key, noise
+from workers.step import upload
+
+
+def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
+    """Gumbel noise [R, V], bit for bit as `core.exact.noise.gumbel_rows`; what was asked for lately is remembered."""
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    unique = _NOISE.rows(list(places), vocab_size, device)
+    return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]
+
+
+class NoiseCache:
+    """Rows of noise by key. A draft asks for those of one position in every pass until the position is committed, and a
+    row costs more than a pass of a small model."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rows: OrderedDict[tuple[Key, int, torch.device], Tensor] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def rows(self, keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
+        """The noise [R, V] of distinct keys."""
+        with self._lock:
+            names = [(key, vocab_size, device) for key in keys]
+            missing = [name for name in names if name not in self._rows]
+            if missing:
+                fresh = _new_gumbel_rows([key for key, _, _ in missing], vocab_size, device)
+                self._rows.update(zip(missing, fresh.unbind(), strict=True))
+                self._num_bytes += fresh.nbytes
+            for name in names:
+                self._rows.move_to_end(name)
+            found = torch.stack([self._rows[name] for name in names])
+            while self._num_bytes > self._max_bytes:
+                _, row = self._rows.popitem(last=False)
+                self._num_bytes -= row.nbytes
+            return found
+
+
+_NOISE = NoiseCache(max_bytes=1 << 26)
+
+
+def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
+    """On a CPU numpy does it in half the time."""
+    if device.type == "cpu":
+        return torch.from_numpy(noise.gumbel_rows(keys, vocab_size))
+    return _gumbel_on_device(upload(list(keys), device), vocab_size)
+
+
+def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
+    """Not to be compiled: a fused multiply-add would change the last bit."""
+    blocks = torch.arange(-(-vocab_size // 4), device=keys.device)
+    bits = torch.stack(noise.words(blocks, *keys[:, :, None].unbind(dim=1)), dim=-1)
+    gumbel: Tensor = noise.gumbel_of(bits.flatten(1).double(), _frexp)
+    return gumbel.float()[:, :vocab_size]
+
+
+def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    mantissa, exponent = torch.frexp(x)
+    return mantissa, exponent.double()

@@ -1,0 +1,278 @@
+"""From logits to p, and from p to tokens, for a batch of rows on any device: the twin of `core.exact.sampling`.
+
+Knows sampling parameters, noise and torch; must not know models, caches or sessions. Rows that ask for no bias, penalty
+or truncation do not pay for those of their batch that do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.exact import TOP_P_SLACK, Purpose, noise
+from core.records import Sampling, TokenLogprobs
+from core.speculation import SparseDistribution
+from workers.sampling.gumbel import gumbel_rows
+from workers.step import Readback, upload
+
+_NEVER = -math.inf
+GROUP_TOKENS = 16
+FEW_SCORES = 1 << 15
+"""Of so many `topk` finds the largest sooner than the dozen operators that spare it most of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of logits and all that its distribution depends on."""
+
+    sampling: Sampling
+    position: int
+    """Index, in the whole sequence, of the token that this row draws."""
+    tokens: Sequence[int]
+    """All before `position`, guesses on the path to this row included; read only if `sampling.has_penalties`."""
+    prompt_len: int
+
+    @property
+    def num_output(self) -> int:
+        return self.position - self.prompt_len
+
+
+def bad_rows(scores: Tensor) -> Tensor:
+    """Rows [R] that give no distribution: a NaN or +inf among the scores [R, V], or none finite. Ask first."""
+    return ~scores.amax(dim=-1).isfinite()
+
+
+def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """log p [R, V] in float32, by the steps of `core.exact.log_probs`; `logits` [R, V] are left as they are."""
+    return distribution(adjusted(logits, rows), rows)
+
+
+def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Logits [R, V] in float32 after bias and penalties: the first half of `process`. The very tensor that was given,
+    if it is float32 and no row asks for any."""
+    logits = logits.float()
+    return _penalised(_biased(logits, rows), rows) if any(map(_is_adjusted, _samplings(rows))) else logits
+
+
+def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """log p [R, V] of adjusted logits, by temperature and truncation: the second half of `process`."""
+    if all(sampling.is_greedy for sampling in _samplings(rows)):
+        return _one_hot(logits)
+    is_greedy = [row.sampling.is_greedy for row in rows]
+    log_p = _min_p(_top_p(_top_k(_tempered(logits, rows), rows), rows), rows).log_softmax(dim=-1)
+    if any(is_greedy):
+        log_p = torch.where(_column(is_greedy, logits.device), _one_hot(logits), log_p)
+    return log_p
+
+
+def _samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
+    """Those of the rows; the rows of one sequence have one in common, which is answered once."""
+    return {id(row.sampling): row.sampling for row in rows}.values()
+
+
+def _is_adjusted(sampling: Sampling) -> bool:
+    return bool(sampling.logit_bias or sampling.min_tokens or sampling.has_penalties)
+
+
+def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    return upload(list(values), device, dtype)[:, None]
+
+
+def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    vocab_size = logits.shape[1]
+    biases = [
+        (index, token_id, bias)
+        for index, row in enumerate(rows)
+        for token_id, bias in row.sampling.logit_bias
+        if 0 <= token_id < vocab_size
+    ]
+    suppressed = [
+        (index, token_id)
+        for index, row in enumerate(rows)
+        if row.num_output < row.sampling.min_tokens
+        for token_id in row.sampling.suppressed_ids
+        if 0 <= token_id < vocab_size
+    ]
+    if biases:
+        index, ids, values = (upload(part, logits.device) for part in zip(*biases, strict=True))
+        logits = logits.index_put((index, ids), values.float(), accumulate=True)
+    if suppressed:
+        index, ids = upload(suppressed, logits.device).T
+        logits = logits.index_put((index, ids), logits.new_full((), _NEVER))
+    return logits
+
+
+def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    chosen = [index for index, row in enumerate(rows) if row.sampling.has_penalties]
+    if not chosen:
+        return logits
+    index = upload(chosen, logits.device)
+    subset, subset_rows = logits[index], [rows[i] for i in chosen]
+    seen = _counts([row.tokens for row in subset_rows], subset) > 0
+    counts = _counts([row.tokens[row.prompt_len :] for row in subset_rows], subset)
+    repetition, frequency, presence = (
+        _column([getattr(row.sampling, name) for row in subset_rows], logits.device)
+        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    )
+    repeated = torch.where(subset > 0, subset / repetition, subset * repetition)
+    subset = torch.where(seen, repeated, subset) - frequency * counts - presence * counts.clamp(max=1)
+    return logits.index_copy(0, index, subset)
+
+
+def _counts(token_lists: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """How often each row's list names each id, in the shape and dtype of `like` [R, V]."""
+    lengths = [len(tokens) for tokens in token_lists]
+    ids = np.fromiter(chain.from_iterable(token_lists), np.int64, sum(lengths))
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    index, ids_there = upload(np.stack([rows, ids]), like.device)
+    return torch.zeros_like(like).index_put((index, ids_there), like.new_ones(()), accumulate=True)
+
+
+def _one_hot(logits: Tensor) -> Tensor:
+    """log p of greedy decoding; `argmax` takes the lowest id of several."""
+    return torch.full_like(logits, _NEVER).scatter(1, argmax(logits)[:, None], 0.0)
+
+
+def _tempered(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Logits over temperature, the largest of each row 0, so that no temperature overflows."""
+    temperatures = _column([row.sampling.temperature or 1.0 for row in rows], logits.device)
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
+
+
+def _top_k(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    vocab_size = logits.shape[1]
+    ks = [row.sampling.top_k if row.sampling.top_k < vocab_size else 0 for row in rows]
+    if not any(ks):
+        return logits
+    k = _column(ks, logits.device)
+    threshold = logits.topk(max(ks)).values.gather(1, (k - 1).clamp(min=0))
+    return logits.masked_fill((logits < threshold) & (k > 0), _NEVER)
+
+
+def _top_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    chosen = [index for index, row in enumerate(rows) if row.sampling.top_p < 1 and not row.sampling.is_greedy]
+    if not chosen:
+        return logits
+    index = upload(chosen, logits.device)
+    top_p = _column([rows[i].sampling.top_p for i in chosen], logits.device, torch.float64)
+    subset = logits[index]
+    ordered, order = subset.sort(dim=-1, descending=True, stable=True)
+    probs = ordered.double().softmax(dim=-1)
+    is_dropped = probs.cumsum(dim=-1) - probs >= top_p - TOP_P_SLACK
+    is_dropped[:, 0] = False
+    mask = torch.zeros_like(is_dropped).scatter(1, order, is_dropped)
+    return logits.index_copy(0, index, subset.masked_fill(mask, _NEVER))
+
+
+def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    min_ps = [row.sampling.min_p for row in rows]
+    if not any(min_ps):
+        return logits
+    threshold = _column([math.log(min_p) if min_p else _NEVER for min_p in min_ps], logits.device)
+    return logits.masked_fill(logits < threshold, _NEVER)
+
+
+def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
+    """The token [R] that both sides draw in coupled mode: argmax of log p + shared noise, greedy rows without noise."""
+    return argmax(perturbed(log_p, rows))
+
+
+def draw(scores: Tensor, rows: Sequence[Row]) -> Tensor:
+    """`sample_coupled` of adjusted logits [R, V]; greedy decoding asks for no distribution."""
+    if all(sampling.is_greedy for sampling in _samplings(rows)):
+        return argmax(scores)
+    return sample_coupled(distribution(scores, rows), rows)
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """The lowest id [R] of the largest score of each row [R, V]. On a CPU by numpy, which takes a tenth of the time."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(scores.numpy().argmax(axis=-1))
+    return scores.argmax(dim=-1)
+
+
+def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
+    """log p + shared noise [R, V], which orders the tokens of coupled mode; greedy rows without noise."""
+    chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+    if not chosen:
+        return log_p
+    keys = [noise.key(rows[i].sampling.seed, rows[i].position, 0, Purpose.SHARED) for i in chosen]
+    gumbel = gumbel_rows(keys, log_p.shape[1], log_p.device)
+    if len(chosen) == len(rows):
+        return log_p + gumbel
+    return log_p.index_add(0, upload(chosen, log_p.device), gumbel)
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row and where they are [R, count], in order, as `topk` gives them.
+
+    They are among the `count` of G strided groups that have the largest maxima, which are found at a fraction of what
+    `topk` over a vocabulary takes.
+    """
+    num_rows, vocab_size = scores.shape
+    num_groups = vocab_size // GROUP_TOKENS
+    if num_groups < count or scores.numel() <= FEW_SCORES:
+        values, ids = scores.topk(min(count, vocab_size))
+        return values, ids
+    grouped = num_groups * GROUP_TOKENS
+    ids = torch.arange(vocab_size, device=scores.device)
+    groups = scores[:, :grouped].view(num_rows, GROUP_TOKENS, num_groups).amax(dim=1).topk(count).indices
+    members = groups[:, None] + ids[:grouped:num_groups, None]  # [R, GROUP_TOKENS, count]
+    candidates = torch.cat([members.flatten(1), ids[grouped:].expand(num_rows, -1)], dim=1)
+    values, index = scores.gather(1, candidates).topk(count)
+    return values, candidates.gather(1, index)
+
+
+def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
+    """q as rejection and block mode define it: the likeliest `top_tokens`, renormalised.
+
+    Probabilities and token ids [R, M], likeliest first.
+    """
+    log_probs, ids = largest(log_q, top_tokens)
+    return log_probs.softmax(dim=-1), ids
+
+
+def draw_guesses(
+    probs: Tensor, ids: Tensor, rows: Sequence[Row], row_index: Sequence[int], vocab_size: int, readback: Readback
+) -> Callable[[], list[tuple[int, SparseDistribution]]]:
+    """A guess for each row from its q [R, M], which is `cut` already, and that q: when they have been read back.
+
+    `row_index` is each guess's place in its block, from 0.
+    """
+    keys = [
+        noise.key(row.sampling.seed, row.position, place, Purpose.DRAFT)
+        for row, place in zip(rows, row_index, strict=True)
+    ]
+    gumbel = gumbel_rows(keys, vocab_size, probs.device).gather(1, ids)
+    picks = (probs.double().log().float() + gumbel).argmax(dim=-1)
+    asked = [readback.ask(tensor) for tensor in (picks, ids, probs)]
+    return lambda: [
+        (token_ids[pick], _sparse(token_ids, row_probs))
+        for pick, token_ids, row_probs in zip(*(wanted.values for wanted in asked), strict=True)
+    ]
+
+
+def _sparse(token_ids: list[int], probs: list[float]) -> SparseDistribution:
+    num_positive = sum(prob > 0 for prob in probs)  # they come likeliest first
+    return SparseDistribution(tuple(token_ids[:num_positive]), tuple(probs[:num_positive]))
+
+
+def logprobs(
+    raw_logits: Tensor, token_ids: Sequence[int], num_top: int, readback: Readback
+) -> Callable[[], list[TokenLogprobs]]:
+    """For each row of `raw_logits` [N, V] the log probability of its token and the `num_top` likeliest: when they have
+    been read back."""
+    log_p = raw_logits.float().log_softmax(dim=-1)
+    values, ids = log_p.topk(min(num_top, log_p.shape[1]))
+    chosen = log_p.gather(1, _column(token_ids, log_p.device)).flatten()
+    asked = [readback.ask(tensor) for tensor in (chosen, ids, values)]
+    return lambda: [
+        TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
+        for logprob, top_ids, top_values in zip(*(wanted.values for wanted in asked), strict=True)
+    ]

@@ -1,0 +1,303 @@
+"""Keys and values of all sequences in one pool of fixed-size blocks; roll back by length, compact after a tree.
+
+Knows which block belongs to whom. Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever
+they stand for.
+Sequences share blocks that are full: who has written one publishes it under the hash of all that it follows from, and a
+new sequence adopts those whose hashes are the beginning of its own. Who has to write into a block that others read, or
+may come to read, gets a copy first. A published block that nobody uses any more keeps its content until the room is
+needed, least recently used first.
+Two blocks belong to nobody: padded block tables point to one that is never written, padding rows write to the other,
+so that what a broken sequence leaves in a padding row is read by no one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+
+import torch
+
+from core.text import BlockHash
+from workers.step.transfer import upload
+
+BLANK_BLOCK = 0
+"""Read where a block table is padded; all zeros for ever."""
+SINK_BLOCK = 1
+"""Written by padding rows; never read."""
+NUM_OWN_BLOCKS = 2
+
+
+class OutOfBlocks(Exception):
+    """The pool has too few free blocks; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer stores for one token."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(eq=False, slots=True)
+class SequenceKV:
+    """The blocks of one sequence, in order; only `KVCache` changes it. Invariant: `num_tokens` rows fit into them."""
+
+    blocks: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    """Rows whose KV is valid."""
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of a host in pages of its own, not taken before they are written: an allocator may hand out used ones."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # not each system has huge pages, and KV does without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+class KVCache:
+    """A pool of KV blocks; every block is blank, used by one sequence or more, or kept for its content.
+
+    Invariant: a block that two sequences use is published, and what is published is never written.
+    """
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        num_slots = (NUM_OWN_BLOCKS + num_blocks) * block_tokens
+        # One tensor per layer: views of one big one defeat the compiler.
+        self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
+        self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
+        self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.device = device
+        self._blank = dict.fromkeys(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))  # a set that keeps its order
+        self._kept: dict[int, int] = {}  # and when it was last used, oldest first
+        self._num_users: Counter[int] = Counter()
+        self._published: dict[BlockHash, int] = {}
+        self._hash_of: dict[int, BlockHash] = {}
+        self._sequences: set[SequenceKV] = set()
+        self._clock = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be had: blank ones, and those that are kept only for their content."""
+        return len(self._blank) + len(self._kept)
+
+    def new_sequence(self) -> SequenceKV:
+        """An empty sequence; it holds no block until `reserve` or `adopt`."""
+        seq = SequenceKV()
+        self._sequences.add(seq)
+        return seq
+
+    def num_published(self, hashes: Iterable[BlockHash]) -> int:
+        """How many of these blocks, from the first on, could be adopted."""
+        count = 0
+        for block_hash in hashes:
+            if block_hash not in self._published:
+                break
+            count += 1
+        return count
+
+    def adopt(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> int:
+        """Begin an empty sequence with the published blocks of these hashes, up to the first that is missing.
+
+        Answers how many rows they hold; these are valid now.
+        """
+        assert not seq.blocks, "only an empty sequence begins with blocks of others"
+        seq.blocks = [self._published[block_hash] for block_hash in hashes[: self.num_published(hashes)]]
+        for block in seq.blocks:
+            self._kept.pop(block, None)
+            self._num_users[block] += 1
+        seq.num_tokens = len(seq.blocks) * self.block_tokens
+        return seq.num_tokens
+
+    def publish(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> None:
+        """Let others begin with the first blocks of a sequence, one for each hash. All their rows must be valid."""
+        assert len(hashes) * self.block_tokens <= seq.num_tokens, "only full blocks are published"
+        for block, block_hash in zip(seq.blocks, hashes, strict=False):
+            if block not in self._hash_of and block_hash not in self._published:
+                self._published[block_hash] = block
+                self._hash_of[block] = block_hash
+
+    def reserve(self, seq: SequenceKV, num_tokens: int) -> None:
+        """Make room for `num_tokens` rows in all. Raises: OutOfBlocks."""
+        self.reserve_all([(seq, num_tokens)])
+
+    def reserve_all(self, wanted: Iterable[tuple[SequenceKV, int]]) -> None:
+        """Make room for each sequence's total of rows, or for none of them, and for these rows to be written.
+
+        Raises: OutOfBlocks.
+        """
+        unready = [(seq, num_tokens) for seq, num_tokens in wanted if not self._is_ready(seq, num_tokens)]
+        if not unready:
+            return
+        lacking = [(seq, max(0, self.num_blocks_for(num_tokens) - len(seq.blocks))) for seq, num_tokens in unready]
+        to_copy = [
+            (seq, place) for seq, _ in lacking for place in self._places_to_write(seq) if self._is_shared(seq, place)
+        ]
+        num_needed = sum(count for _, count in lacking) + len(to_copy)
+        if num_needed > self.num_free_blocks:
+            raise OutOfBlocks(f"{num_needed} KV blocks needed, {self.num_free_blocks} free")
+        for seq, _ in lacking:
+            self._withdraw(seq)
+        copies = [(seq, place, self._take(None)) for seq, place in to_copy]
+        taken = [self._append_block(seq) for seq, count in lacking for _ in range(count)]
+        if taken or copies:
+            self.erase(taken + [block for _, _, block in copies])
+        for copy in copies:
+            self._replace(*copy)
+
+    def extend(self, seq: SequenceKV, num_tokens: int) -> None:
+        """Count `num_tokens` further rows as valid; they have been written by the step that ends now."""
+        assert self.num_blocks_for(seq.num_tokens + num_tokens) <= len(seq.blocks), "rows beyond the block table"
+        written = seq.blocks[seq.num_tokens // self.block_tokens :]
+        assert self._hash_of.keys().isdisjoint(written), "rows were written that others may read"
+        seq.num_tokens += num_tokens
+
+    def truncate(self, seq: SequenceKV, num_tokens: int) -> None:
+        """Roll back to the first `num_tokens` rows and let go of the blocks behind them."""
+        assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
+        seq.num_tokens = num_tokens
+        num_kept = self.num_blocks_for(num_tokens)
+        for block in reversed(seq.blocks[num_kept:]):  # a beginning is of more use than an end: it is kept for longer
+            self._let_go(block)
+        del seq.blocks[num_kept:]
+
+    def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
+        """Keep `base_tokens` rows and, right behind them, the rows at offsets `path` after them; drop the rest."""
+        assert all(a < b for a, b in pairwise(path)), "a path goes down the tree"
+        assert not path or base_tokens + path[-1] < seq.num_tokens, "a path ends within the rows written"
+        moves = [(offset, row) for row, offset in enumerate(path) if offset != row]
+        if moves:
+            first = (base_tokens + moves[0][1]) // self.block_tokens
+            assert self._hash_of.keys().isdisjoint(seq.blocks[first:]), "guesses are not published"
+            sources = [self.slot(seq, base_tokens + offset) for offset, _ in moves]
+            self.move(sources, [self.slot(seq, base_tokens + row) for _, row in moves])
+        self.truncate(seq, base_tokens + len(path))
+
+    def free(self, seq: SequenceKV) -> None:
+        """Let go of all blocks; the sequence must not be used again."""
+        assert seq in self._sequences, "freed twice, or of another cache"
+        self.truncate(seq, 0)
+        self._sequences.remove(seq)
+
+    def slot(self, seq: SequenceKV, row: int) -> int:
+        """Where row `row` of the sequence lies in each layer's tensor."""
+        return seq.blocks[row // self.block_tokens] * self.block_tokens + row % self.block_tokens
+
+    def slots(self, seq: SequenceKV, first: int, end: int) -> list[int]:
+        """The slots of rows `first` to `end`."""
+        blocks, size = seq.blocks, self.block_tokens
+        return [blocks[row // size] * size + row % size for row in range(first, end)]
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN."""
+        index = self._slot_tensor(blocks)
+        for rows in self._by_block:
+            rows.index_fill_(0, index, 0.0)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy what lies in the slots `sources` to the slots `targets`, in all layers at once."""
+        source, target = self._slot_tensor(sources), self._slot_tensor(targets)
+        for rows in (*self.keys, *self.values):
+            rows.index_copy_(0, target, rows.index_select(0, source))
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def check_integrity(self) -> None:
+        """Raises: AssertionError unless every block is accounted for once, and every length fits its table."""
+        users = Counter(block for seq in self._sequences for block in seq.blocks)
+        assert users == +self._num_users, "a block's users are miscounted"
+        shared = {block for block, count in users.items() if count > 1}
+        assert shared <= self._hash_of.keys(), "a block that was not published has two owners"
+        assert not (self._blank.keys() | self._kept.keys()) & users.keys(), "a free block has an owner"
+        assert not self._blank.keys() & self._hash_of.keys(), "a blank block is published"
+        assert self._kept.keys() <= self._hash_of.keys(), "a block is kept for nothing"
+        everything = self._blank.keys() | self._kept.keys() | users.keys()
+        assert everything == set(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + self.num_blocks)), "a block is lost"
+        assert {block: name for name, block in self._published.items()} == self._hash_of, "a hash leads elsewhere"
+        for seq in self._sequences:
+            assert len(set(seq.blocks)) == len(seq.blocks), "a sequence has a block twice"
+            assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
+
+    def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
+        """Whether there is room for so many rows, and what is to be written is nobody else's."""
+        return num_tokens <= len(seq.blocks) * self.block_tokens and self._hash_of.keys().isdisjoint(
+            seq.blocks[seq.num_tokens // self.block_tokens :]
+        )
+
+    def _places_to_write(self, seq: SequenceKV) -> range:
+        """Places in the block table of the next row and all after it."""
+        return range(seq.num_tokens // self.block_tokens, len(seq.blocks))
+
+    def _is_shared(self, seq: SequenceKV, place: int) -> bool:
+        return self._num_users[seq.blocks[place]] > 1
+
+    def _withdraw(self, seq: SequenceKV) -> None:
+        """Publish no longer what the sequence is going to write and nobody else uses."""
+        for place in self._places_to_write(seq):
+            if seq.blocks[place] in self._hash_of and not self._is_shared(seq, place):
+                self._unpublish(seq.blocks[place])
+
+    def _replace(self, seq: SequenceKV, place: int, copy: int) -> None:
+        """`copy` takes the place of a block that others use, with its rows as far as they are valid."""
+        block, first = seq.blocks[place], place * self.block_tokens
+        sources = [self.slot(seq, row) for row in range(first, seq.num_tokens)]
+        self._let_go(block)
+        self._num_users[copy] += 1
+        seq.blocks[place] = copy
+        if sources:
+            self.move(sources, [self.slot(seq, row) for row in range(first, seq.num_tokens)])
+
+    def _append_block(self, seq: SequenceKV) -> int:
+        block = self._take(seq.blocks[-1] + 1 if seq.blocks else None)
+        self._num_users[block] += 1
+        seq.blocks.append(block)
+        return block
+
+    def _take(self, wished: int | None) -> int:
+        """A block: the one wished for, if nothing of worth is in it, so that attention can often read KV in place."""
+        block = wished if wished in self._blank or self._is_stale(wished) else next(iter(self._blank or self._kept))
+        assert block is not None
+        self._blank.pop(block, None)
+        if block in self._kept:
+            del self._kept[block]
+            self._unpublish(block)
+        return block
+
+    def _is_stale(self, block: int | None) -> bool:
+        """Whether a block is kept that was last used in the older half of the time that any kept one was."""
+        if block not in self._kept or self._blank:
+            return False
+        oldest = next(iter(self._kept.values()))
+        return self._kept[block] <= (oldest + self._clock) // 2
+
+    def _let_go(self, block: int) -> None:
+        """One user less; the last one leaves a block to be kept for its content, if that is published."""
+        self._num_users[block] -= 1
+        if self._num_users[block]:
+            return
+        del self._num_users[block]
+        self._clock += 1
+        if block in self._hash_of:
+            self._kept[block] = self._clock
+        else:
+            self._blank[block] = None
+
+    def _unpublish(self, block: int) -> None:
+        del self._published[self._hash_of.pop(block)]
+
+    def _slot_tensor(self, slots: Sequence[int]) -> torch.Tensor:
+        return upload(list(slots), self.device, torch.int64)

@@ -1,0 +1,334 @@
+"""What one forward pass writes and reads: planned once for a step, shared by all layers.
+
+Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Sequences with few rows and KV of
+like length go into one padded group; a prefill chunk is a group of its own. A node of a tree sees what was there before
+the tree, the chain above it, its ancestors and itself; its position is its depth, which sliding windows compare.
+
+A mask gives each node that, but not bit for bit what a chain would: where keys lie decides in which order they are
+summed up. So where bits count a tree is read branch by branch, the slots of each in the order of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.speculation import ROOT
+from workers.step.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache, SequenceKV
+from workers.step.transfer import upload
+
+MAX_GROUPED_ROWS = 32
+"""A sequence with more rows than this is a prefill chunk and is not padded together with others."""
+
+MIN_BUCKET_TOKENS = 256
+"""KV lengths up to this share a group; above, a group spans a factor of two, which bounds the padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What shapes are rounded up to: the last bits of a row depend on the shape that it is computed in."""
+
+    min_rows: int = 1
+    """Least rows of every matrix product."""
+    row_multiple: int = 1
+    """And what their number is a multiple of."""
+    query_rows: int | None = None
+    """Of a product of attention: who has more brings several such tiles, who has fewer is padded. None: as many as
+    there are."""
+    kv_tokens: int = 1
+    """What the number of slots that are read is a multiple of; a multiple of the block size."""
+    by_branch: bool = False
+    """Whether each branch of a tree is read as the chain that it is."""
+
+    def rows(self, count: int) -> int:
+        """Rows to compute where `count` are wanted."""
+        return round_up(max(count, self.min_rows), self.row_multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
+
+    Of the tree's nodes the first `num_held` are no rows of this step; theirs lie at the end of the sequence's KV.
+    """
+
+    kv: SequenceKV
+    first_row: int
+    num_chain: int
+    parents: tuple[int, ...] = ()
+    num_held: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_chain + len(self.parents) - self.num_held
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv.num_tokens + self.num_rows
+
+    @property
+    def root(self) -> int:
+        """The KV row of the tree's root, which is also its position."""
+        return self.kv.num_tokens - self.num_held + self.num_chain - 1
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + self.num_rows)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    def correct(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """As `Reader` says: of what follows the root, a node sees its ancestors and itself."""
+        lineage = _lineage(self.parents)
+        nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
+        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_held :]
+        key_positions[nodes] = self.root + lineage.sum(axis=1)
+        query_positions[:] = key_positions[query_positions]
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        return self.kv.blocks, cache.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Rows of a span that go straight down its tree, and all KV rows that the last of them sees, root first."""
+
+    span: Span
+    rows: list[int]
+    seen: list[int]
+
+    @property
+    def num_kv(self) -> int:
+        return len(self.seen)
+
+    @property
+    def is_chain(self) -> bool:
+        return True
+
+    def correct(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """As `Reader` says: there is nothing to correct."""
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        return [cache.slot(self.span.kv, row) for row in self.seen], 1
+
+
+class Reader(Protocol):
+    """What is one line of a group: rows of the step that read the same KV."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def num_kv(self) -> int:
+        """Slots that they read, those written in this step included."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each row sees all slots before its own."""
+        ...
+
+    def correct(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """What a chain would see becomes what a tree's rows see, and where they stand.  # [R, L], [R], [L]"""
+        ...
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        """Where to read, and how many slots each entry stands for: blocks, or slot by slot."""
+        ...
+
+
+@dataclass(slots=True)
+class Group:
+    """Attention products of one shape, in one call: B of them, with R query rows and L slots each.
+
+    They are readers, or tiles of one reader, which read the same.
+    """
+
+    query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
+    source: torch.Tensor | slice  # [B*N] or [N] stretches of KV, or the one stretch of slots that holds them all
+    stretch_tokens: int  # slots of each of those stretches
+    visible: torch.Tensor  # [B, R, L]
+    query_positions: torch.Tensor  # [B, R]
+    key_positions: torch.Tensor  # [B, L] or [1, L]
+    _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to the scores, 0 or -inf; made once for each kind of layer.  # [B, 1, R*G, L]"""
+        key = (window, heads_per_row, dtype)
+        if key not in self._biases:
+            self._biases[key] = self._make_bias(window, heads_per_row, dtype)
+        return self._biases[key]
+
+    def _make_bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
+        visible = self.visible
+        if window is not None:
+            visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
+        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+        per_head = bias[:, :, None].expand(-1, -1, heads_per_row, -1)  # [B, R, G, L]
+        return per_head.reshape(len(bias), 1, -1, bias.shape[2])
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Where the rows of a step are written, and what each of them reads."""
+
+    cache: KVCache
+    write_slots: torch.Tensor  # [T]
+    groups: tuple[Group, ...]
+    row_order: torch.Tensor | None  # [T] rows of the groups' joined outputs; None when they are in order
+
+
+def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
+    """The plan of a step of `num_rows` rows; those that belong to no span are padding, seen by nobody."""
+    readers = [reader for span in spans for reader in (_branches(span) if tiling.by_branch else [span])]
+    groups: list[Group] = []
+    padded: list[tuple[Reader, int]] = []
+    for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
+        is_in_place = len(readers) == 1 and tiling.query_rows is None  # else padding would have tiles of its own
+        longest = num_rows if is_in_place else max(len(reader.rows) for reader in members)
+        num_queries = round_up(longest, tiling.query_rows or 1)
+        groups.append(_plan_group(cache, members, num_queries, num_rows, tiling))
+        padded += [(reader, num_queries) for reader in members]
+    is_in_order = len(groups) == 1 and groups[0].query_rows is None
+    row_order = None if is_in_order else upload(_row_order(padded, num_rows), cache.device)
+    return StepPlan(cache, _write_slots(cache, spans, num_rows), tuple(groups), row_order)
+
+
+def _row_order(padded: Sequence[tuple[Reader, int]], num_rows: int) -> list[int]:
+    """Where each row of the step is among the outputs of all readers, each padded to so many."""
+    order = [0] * num_rows
+    offset = 0
+    for reader, num_queries in padded:
+        for place, row in enumerate(reader.rows, offset):
+            order[row] = place
+        offset += num_queries
+    return order
+
+
+def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.Tensor:
+    slots = [SINK_BLOCK * cache.block_tokens] * num_rows
+    for span in spans:
+        slots[span.first_row : span.first_row + span.num_rows] = cache.slots(span.kv, span.kv.num_tokens, span.num_kv)
+    return upload(slots, cache.device)
+
+
+def _branches(span: Span) -> Sequence[Reader]:
+    """The span's rows as chains: the first child of a node goes on where the node is, others begin a branch."""
+    if span.is_chain:
+        return [span]
+    above = {ROOT: list(range(span.root + 1))}
+    chain = Branch(span, list(range(span.first_row, span.first_row + span.num_chain)), above[ROOT][:])
+    branches, tips = [chain] if span.num_chain else [], {ROOT: chain} if span.num_chain else {}
+    for node, parent in enumerate(span.parents):
+        above[node] = [*above[parent], span.root + 1 + node]
+        if node < span.num_held:
+            continue
+        branch = tips.pop(parent, None)
+        if branch is None:
+            branch = Branch(span, [], above[parent][:])
+            branches.append(branch)
+        branch.rows.append(span.first_row + span.num_chain + node - span.num_held)
+        branch.seen.append(span.root + 1 + node)
+        tips[node] = branch
+    return branches
+
+
+def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[Reader]]:
+    """Readers that are padded together; one with more rows than `most_rows` stays alone."""
+    groups: dict[tuple[int, int], list[Reader]] = {}
+    for index, reader in enumerate(readers):
+        alone = index if len(reader.rows) > most_rows else -1
+        bucket = (max(reader.num_kv, MIN_BUCKET_TOKENS) - 1).bit_length()
+        groups.setdefault((alone, bucket), []).append(reader)
+    return list(groups.values())
+
+
+def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num_rows: int, tiling: Tiling) -> Group:
+    num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
+    rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
+    seen = _visibility(members, num_queries, num_blocks * cache.block_tokens)
+    visible, query_positions, key_positions = (upload(part, cache.device) for part in seen)
+    source, stretch_tokens = _source(cache, members, num_blocks)
+    tile = tiling.query_rows or num_queries
+    return Group(
+        query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
+        source=source,
+        stretch_tokens=stretch_tokens,
+        visible=visible.view(-1, tile, visible.shape[2]),
+        query_positions=query_positions.view(-1, tile),
+        key_positions=key_positions,
+    )
+
+
+def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> list[int]:
+    """`rows`, and then whatever follows in the step: what padding computes is read by nobody."""
+    return [*rows, *(min(rows[-1] + 1 + row, num_rows - 1) for row in range(num_queries - len(rows)))]
+
+
+def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple[torch.Tensor | slice, int]:
+    """Blocks that adjoin are read in place; others are gathered, padded with the blank block."""
+    sources = [reader.source(cache) for reader in members]
+    stretch_tokens = min(tokens for _, tokens in sources)
+    if len(sources) == 1 and stretch_tokens == cache.block_tokens:
+        blocks = sources[0][0][:num_blocks]
+        if blocks == list(range(blocks[0], blocks[0] + num_blocks)):
+            return slice(blocks[0] * cache.block_tokens, (blocks[0] + num_blocks) * cache.block_tokens), stretch_tokens
+    length = num_blocks * cache.block_tokens // stretch_tokens
+    tables = [_cut_up(entries, tokens // stretch_tokens)[:length] for entries, tokens in sources]
+    padded = [table + [BLANK_BLOCK] * (length - len(table)) for table in tables]
+    return upload(padded, cache.device).flatten(), stretch_tokens
+
+
+def _cut_up(entries: list[int], parts: int) -> list[int]:
+    """Each stretch as `parts` shorter ones."""
+    return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
+
+
+def _visibility(
+    members: Sequence[Reader], num_queries: int, num_slots: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L]
+
+    Rows beyond a reader's see as much as its last one in a chain: nobody reads them, but no row may see nothing.
+    """
+    num_rows = np.array([[len(reader.rows)] for reader in members])
+    num_kv = np.array([[reader.num_kv] for reader in members])
+    query_positions = num_kv - num_rows + np.minimum(np.arange(num_queries), num_rows - 1)
+    key_positions = np.tile(np.arange(num_slots), (len(members), 1))
+    visible = key_positions[:, None, :] <= query_positions[:, :, None]
+    for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
+        if not reader.is_chain:
+            reader.correct(*parts)
+    return visible, query_positions, key_positions
+
+
+def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """True where the column is the row's node or one of its ancestors.  # [N, N]"""
+    num_nodes = len(parents)
+    up = np.array([num_nodes if parent == ROOT else parent for parent in parents] + [num_nodes])
+    lineage = np.zeros((num_nodes, num_nodes + 1), dtype=np.bool_)
+    rows = node = np.arange(num_nodes)
+    while len(rows):
+        lineage[rows, node] = True
+        node = up[node]
+        is_below = node < num_nodes
+        rows, node = rows[is_below], node[is_below]
+    return lineage[:, :num_nodes]
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `count`."""
+    return -(-count // multiple) * multiple
