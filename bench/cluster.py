@@ -23,7 +23,7 @@ from bench.traffic import PLAINLY, connected, request, run
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.settings import override
 from outrider_client import AsyncClient
-from simulation.report import Sample, render
+from simulation.report import Sample, scaling_picture
 
 MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
@@ -120,7 +120,7 @@ async def _ramp(up: Nodes, jobs: Sequence[Expected], args: argparse.Namespace) -
     _say("no streams")
     samples += await _watch(load, args.level_s)
     if args.svg:
-        args.svg.write_text(render(samples))
+        args.svg.write_text(scaling_picture(samples))
     return [*_counts(samples), *_tallied("load rises and falls", load.tally)]
 
 

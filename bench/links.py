@@ -26,7 +26,7 @@ from bench.results import Result, spread
 from bench.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from core.config import FleetConfig
 from deploy.app import APPLICATION, build, fleet_resources
-from deploy.cli import Client
+from deploy.client import Client
 from deploy.launch import local_cluster
 from deploy.settings import DEMO_SETTINGS, parse_fleet
 from protos.outrider.v1 import generation_pb2 as pb

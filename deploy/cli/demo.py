@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from core.errors import StartupError
 from deploy.cli import terminal
-from deploy.cli.client import CallFailed, Client, Completion
+from deploy.client import CallFailed, Client, Completion
 from deploy.launch import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb

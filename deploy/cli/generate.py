@@ -19,7 +19,7 @@ import grpc
 
 from core.records import Policy
 from deploy.cli import terminal
-from deploy.cli.client import CallFailed, Client, Completion
+from deploy.client import CallFailed, Client, Completion
 from deploy.trace import Stream, export
 from protos.outrider.v1 import generation_pb2 as pb
 

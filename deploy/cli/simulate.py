@@ -21,7 +21,17 @@ from core.results import as_json
 from deploy.cli import simulate_day, terminal
 from deploy.settings import read_config
 from simulation.engines import PRESETS, RECORDED_TEMPERATURES, Hardware, HopLaw, large_target, small_draft, steady_law
-from simulation.report import Comparison, compare, plain, run, sequential, speed_svg, table
+from simulation.report import (
+    Comparison,
+    advice_of,
+    compare,
+    comparison_lines,
+    comparison_results,
+    plain,
+    run,
+    sequential,
+    speed_picture,
+)
 from simulation.scenario import Arrivals, Closed, Scenario
 
 MIN_STREAMS = 16
@@ -106,13 +116,13 @@ def _simulate_rounds(args: argparse.Namespace) -> int:
     scenario = scenario_of(args)
     began_s = time.monotonic()
     comparison = compare(scenario)
-    results = table.results(comparison, _settings(args))
-    sys.stdout.write("\n".join([_heading(args, scenario), "", *table.lines(comparison), ""]))
-    sys.stdout.write(f"\n{table.advice(comparison)}\n")
+    results = comparison_results(comparison, _settings(args))
+    sys.stdout.write("\n".join([_heading(args, scenario), "", *comparison_lines(comparison), ""]))
+    sys.stdout.write(f"\n{advice_of(comparison)}\n")
     if args.json is not None:
         args.json.write_text(as_json(results))
     if args.plot is not None:
-        args.plot.write_text(speed_svg.render(comparison, by_streams(scenario, comparison)))
+        args.plot.write_text(speed_picture(comparison, by_streams(scenario, comparison)))
     terminal.say(f"simulated in {time.monotonic() - began_s:.0f} s")
     return 0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from core.config import DraftScaling, OrchestratorScaling, ServiceConfig, TargetScaling
 from core.results import Result
-from simulation.report import REVERSAL_S, ROLES, TICK_S, Day, Demand, Sample, Scaling, render, simulate_day
+from simulation.report import REVERSAL_S, ROLES, TICK_S, Day, Demand, Sample, Scaling, scaling_picture, simulate_day
 
 MAX_REPLICAS = 64
 DRAWN_S = 120.0
@@ -85,4 +85,6 @@ def results(day: Day) -> list[Result]:
 def draw(day: Day) -> str:
     """An SVG of sessions and replicas over the day."""
     every = round(DRAWN_S / TICK_S)
-    return render([Sample(moment.at_s, moment.num_sessions, moment.num_replicas) for moment in day.moments[::every]])
+    return scaling_picture(
+        [Sample(moment.at_s, moment.num_sessions, moment.num_replicas) for moment in day.moments[::every]]
+    )

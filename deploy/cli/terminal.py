@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TextIO
 
-from deploy.cli.client import Completion
+from deploy.client import Completion
 from protos.outrider.v1 import generation_pb2 as pb
 
 GUESSED = "\x1b[32m"

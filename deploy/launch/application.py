@@ -30,7 +30,7 @@ WIND_DOWN_TIMEOUT_S = 5.0
 
 def check_pair(config: ServiceConfig) -> None:
     """Find the common mistakes before anything is started. Raises: StartupError."""
-    from workers.model import loader  # imports torch, which replicas of this module's deployments do without
+    from workers.model import check_checkpoint  # imports torch, which replicas of this module's deployments do without
 
     Gate(tokens_path(config.orchestrator.tokens_file))
     target = _directory("target", config.target)
@@ -39,7 +39,7 @@ def check_pair(config: ServiceConfig) -> None:
     else:
         check_same_vocabulary(target, _directory("draft", config.draft))
     for worker_config in filter(None, (config.target, config.draft)):
-        loader.check(worker_config.engine)
+        check_checkpoint(worker_config.engine)
         Certificates.of(worker_config.engine.link_tls)
 
 

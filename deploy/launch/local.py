@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from core.config import EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app
-from deploy.cli import Client
+from deploy.client import Client
 from deploy.launch import application
 from deploy.launch.cluster import Endpoints, local_cluster
 

@@ -1,8 +1,10 @@
 """What simulated runs come to: comparisons, days of load, pictures."""
 
-from simulation.report.compare import Comparison, Run, compare, plain, run, sequential, sweep
+from simulation.report.comparison import Comparison, Run, compare, plain, run, sequential, sweep
 from simulation.report.day import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, simulate_day
-from simulation.report.scaling_svg import Sample, render
+from simulation.report.scaling_svg import Sample, scaling_picture
+from simulation.report.speed_svg import speed_picture
+from simulation.report.table import advice_of, comparison_lines, comparison_results
 
 __all__ = [
     "REVERSAL_S",
@@ -14,11 +16,15 @@ __all__ = [
     "Run",
     "Sample",
     "Scaling",
+    "advice_of",
     "compare",
+    "comparison_lines",
+    "comparison_results",
     "plain",
-    "render",
     "run",
+    "scaling_picture",
     "sequential",
     "simulate_day",
+    "speed_picture",
     "sweep",
 ]

@@ -27,7 +27,7 @@ class Sample:
     num_replicas: Mapping[str, int]
 
 
-def render(samples: Sequence[Sample]) -> str:
+def scaling_picture(samples: Sequence[Sample]) -> str:
     """The text of the SVG file: one panel for the load, one for each deployment, over the same time."""
     panels = [_Panel("sessions", SESSIONS_COLOR, samples, lambda sample: sample.num_sessions)]
     panels += [_Panel(f"{role} replicas", color, samples, _replicas_of(role)) for role, color in COLORS.items()]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from simulation.report.compare import Comparison
+from simulation.report.comparison import Comparison
 
 COLORS = {
     "plain": "#8a9099",
@@ -48,7 +48,7 @@ class Panel:
     lines: Sequence[Line]
 
 
-def render(comparison: Comparison, by_streams: Mapping[str, Points]) -> str:
+def speed_picture(comparison: Comparison, by_streams: Mapping[str, Points]) -> str:
     """The text of the SVG file."""
     panels = [_by_gamma(comparison), _by_streams(by_streams)]
     step = LEFT_PX + WIDTH_PX + LABEL_PX + RIGHT_PX

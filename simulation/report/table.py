@@ -11,7 +11,7 @@ from typing import Any
 
 from core.results import Result
 from simulation.measure import Percentiles, Report
-from simulation.report.compare import Comparison, Run
+from simulation.report.comparison import Comparison, Run
 
 WORTH_IT = 1.02
 """A gain that is worth a second model."""
@@ -47,7 +47,7 @@ FIGURES = (
 )
 
 
-def lines(comparison: Comparison) -> Iterator[str]:
+def comparison_lines(comparison: Comparison) -> Iterator[str]:
     """The table: a line for each figure, a column for each way."""
     columns = [_title(run) for run in comparison.runs]
     names = [f"{figure.name}, {figure.unit}".rstrip(", ") for figure in FIGURES]
@@ -68,7 +68,7 @@ def _title(run: Run) -> str:
     return f"in turn ({run.verification.value}, gamma {run.gamma})"
 
 
-def advice(comparison: Comparison) -> str:
+def advice_of(comparison: Comparison) -> str:
     """What to do, in words."""
     plain, in_turn, pipelined = comparison.runs
     best = max(comparison.runs, key=lambda run: run.rate)
@@ -86,7 +86,7 @@ def advice(comparison: Comparison) -> str:
     )
 
 
-def results(comparison: Comparison, settings: Mapping[str, Any]) -> list[Result]:
+def comparison_results(comparison: Comparison, settings: Mapping[str, Any]) -> list[Result]:
     """Every figure of every way, and all that was tried in turn."""
     found = [
         Result(f"{run.name}: {figure.name}", round(figure.of(run.report), 3), figure.unit, settings=_of(run, settings))

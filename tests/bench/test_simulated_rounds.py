@@ -8,7 +8,7 @@ import pytest
 
 from bench import rounds, simulated_rounds
 from bench.simulated_rounds import CHAIN_GOALS, TREE_GOALS, add_arguments, measure
-from simulation.report.compare import Run
+from simulation.report.comparison import Run
 
 
 def arguments(*argv):

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from deploy.cli import main
-from deploy.cli.client import CallFailed, Client
+from deploy.client import CallFailed, Client
 from deploy.launch.local import served
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc

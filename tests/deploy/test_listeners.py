@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.config import LINK_PORTS
-from deploy.cli.client import CallFailed, Client
+from deploy.client import CallFailed, Client
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.link.address import LinkAddress
 from deploy.link.frames import HEADER_BYTES, framed

@@ -17,7 +17,7 @@ from orchestrator.policy.adaptive import passes_worth
 from simulation.engines.hardware import EngineLaw, HopLaw
 from simulation.engines.presets import PRESETS, Hardware
 from simulation.engines.texts import Agreement, SteadyLaw
-from simulation.report.compare import plain, sequential
+from simulation.report.comparison import plain, sequential
 from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
 
 TARGET_S, DRAFT_S, HOP_S = 0.020, 0.002, 0.001

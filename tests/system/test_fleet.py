@@ -9,7 +9,7 @@ from ray import serve
 
 from bench.traffic import Way, request
 from deploy.app import APPLICATION, build, fleet_resources
-from deploy.cli.client import CallFailed, Client
+from deploy.client import CallFailed, Client
 from deploy.launch.cluster import local_cluster
 from deploy.settings import DEMO_DIRECTORY, DEMO_SETTINGS, parse_fleet
 from protos.outrider.v1 import generation_pb2 as pb

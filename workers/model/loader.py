@@ -77,7 +77,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], part: ModelSlice
     return LoadedModel(model, info, layers)
 
 
-def check(config: EngineConfig) -> None:
+def check_checkpoint(config: EngineConfig) -> None:
     """Find what can be found without reading the weights. Raises: as `load` does."""
     _check(config)
 

@@ -10,7 +10,7 @@ import pytest
 from core.errors import Unavailable
 from core.records import Verification
 from deploy.cli import main, terminal
-from deploy.cli.client import CallFailed, Client
+from deploy.client import CallFailed, Client
 from deploy.launch import local
 from protos.outrider.v1 import generation_pb2 as pb
 from tests import checkpoints

@@ -18,7 +18,7 @@ from deploy.cli.simulate import MIN_STREAMS, add_simulate, by_streams, scenario_
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.engines.presets import PRESETS
 from simulation.report import speed_svg, table
-from simulation.report.compare import compare
+from simulation.report.comparison import compare
 from simulation.scenario import Arrivals, Closed
 from tests.simulation.chaos.test_mutations import PLANTED
 
@@ -142,7 +142,7 @@ def test_the_whole_command(tmp_path, capsys):
 
 def test_the_table_has_every_figure_of_every_way(quick):
     _, comparison = quick
-    heading, *rows = table.lines(comparison)
+    heading, *rows = table.comparison_lines(comparison)
     assert heading.split()[0] == "plain"
     assert len(rows) == len(table.FIGURES)
     assert len({len(row) for row in (heading, *rows)}) == 1, "columns stand below each other"
@@ -152,7 +152,7 @@ def test_the_table_has_every_figure_of_every_way(quick):
 
 def test_the_advice_is_the_fastest_way(quick):
     _, comparison = quick
-    say = table.advice
+    say = table.advice_of
     assert say(with_rates(comparison, 40, 40.5, 30)).startswith("Decode plainly: drafting gains nothing here (1.01x")
     in_turn = say(with_rates(comparison, 40, 80, 60))
     assert in_turn.startswith("Draft and verify in turn")
@@ -163,7 +163,7 @@ def test_the_advice_is_the_fastest_way(quick):
 
 def test_results_have_all_that_was_tried(quick):
     _, comparison = quick
-    results = table.results(comparison, {"streams": 1})
+    results = table.comparison_results(comparison, {"streams": 1})
     tried = [each for each in results if each.name.startswith("tried in turn")]
     assert {(each.settings["gamma"], each.settings["verification"]) for each in tried} == {
         (run.gamma, run.verification.value) for run in comparison.sequential
@@ -177,7 +177,7 @@ def test_results_have_all_that_was_tried(quick):
 def test_the_picture_shows_what_was_measured(quick):
     described, comparison = quick
     streams = by_streams(described, comparison)
-    root = ElementTree.fromstring(speed_svg.render(comparison, streams))
+    root = ElementTree.fromstring(speed_svg.speed_picture(comparison, streams))
     texts = [element.text for element in root.iter(f"{SVG}text")]
     for name in ("plain", "pipelined", "in turn", "in turn, coupled", "in turn, rejection", "in turn, block"):
         assert name in texts, name
@@ -192,7 +192,9 @@ def test_the_picture_shows_what_was_measured(quick):
 def test_names_of_lines_do_not_cover_each_other(quick):
     _, comparison = quick
     same = with_rates(comparison, 50, 50, 50)
-    root = ElementTree.fromstring(speed_svg.render(same, {"plain": [(1, 9), (2, 9)], "pipelined": [(1, 9), (2, 9)]}))
+    root = ElementTree.fromstring(
+        speed_svg.speed_picture(same, {"plain": [(1, 9), (2, 9)], "pipelined": [(1, 9), (2, 9)]})
+    )
     labels = [element for element in root.iter(f"{SVG}text") if "fill" in element.get("style", "")]
     for panel in (labels[:-2], labels[-2:]):
         heights = sorted(float(label.get("y")) for label in panel)
@@ -203,7 +205,7 @@ def test_points_stand_where_their_values_belong(quick):
     """Twice the speed is twice as high above the axis."""
     _, comparison = quick
     flat = {"plain": [(1, 50.0), (2, 100.0)], "pipelined": [(1, 200.0), (2, 400.0)]}
-    root = ElementTree.fromstring(speed_svg.render(comparison, flat))
+    root = ElementTree.fromstring(speed_svg.speed_picture(comparison, flat))
     heights = {
         float(circle.find(f"{SVG}title").text): speed_svg.HEIGHT_PX - float(circle.get("cy"))
         for circle in list(root.iter(f"{SVG}circle"))[-4:]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.traffic import Way, request
-from deploy.cli.client import Client
+from deploy.client import Client
 from deploy.launch.local import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb

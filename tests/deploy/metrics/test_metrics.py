@@ -24,7 +24,7 @@ from core.errors import (
     UnknownModel,
     WorkerLost,
 )
-from deploy.cli.client import CallFailed, Client
+from deploy.client import CallFailed, Client
 from deploy.launch.cluster import Endpoints
 from deploy.launch.local import served
 from deploy.launch.probe import engine_of

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from core.errors import StartupError, Unavailable
-from deploy.cli.client import CallFailed, Client
 from deploy.cli.main import EXIT_CUT_OFF
+from deploy.client import CallFailed, Client
 from deploy.launch import application, cluster, local
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.cli.serve_command import Serving, command_serving

@@ -12,7 +12,7 @@ from core.speculation.calibration import miss_curve
 from simulation.engines.laws import rejection_acceptance, steady_law
 from simulation.engines.presets import PRESETS, large_target, small_draft
 from simulation.engines.recorded import TraceLaw
-from simulation.report.compare import compare, plain, sequential
+from simulation.report.comparison import compare, plain, sequential
 from simulation.scenario import Closed, Scenario, simulate
 
 SMALL = Scenario(load=Closed(1, 4), max_tokens=40, speculation=SpeculationConfig(lookup=False))

@@ -86,7 +86,7 @@ def test_what_cannot_be_shared_is_refused_before_its_weights_are_read(family, ov
     path = checkpoints.write(family, tmp_path, **overrides)
     (path / "model.safetensors").write_bytes(b"nobody reads this")
     with pytest.raises(UnsupportedModel, match=reason):
-        loader.check(config_of(path, size))
+        loader.check_checkpoint(config_of(path, size))
 
 
 def test_what_is_not_asked_for_is_refused(checkpoint):
