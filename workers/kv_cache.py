@@ -77,6 +77,8 @@ class KVCache:
         # One tensor per layer: views of one big one defeat the compiler.
         self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
         self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
+        self.by_head = [(k.transpose(0, 1)[None], v.transpose(0, 1)[None]) for k, v in zip(self.keys, self.values, strict=True)]
+        """The same, as attention reads them: of each layer keys and values [1, H, S, D]."""
         self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
