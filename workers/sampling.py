@@ -25,7 +25,7 @@ from workers.transfer import Readback, upload
 
 _NEVER = -math.inf
 GROUP_TOKENS = 16
-FEW_SCORES = 1 << 15
+FEW_SCORES = 1 << 14
 """Of so many `topk` finds the largest sooner than the dozen operators that spare it most of them."""
 
 

@@ -10,7 +10,7 @@ from core.growth import Candidates
 from core.records import DraftRequest, GrownTree, Sprouted, Timing
 from core.speculation.chances import MAX_TOLD
 from core.speculation.grower import Grower
-from core.trees import Steady, TokenTree
+from core.trees import Measure, Steady, TokenTree
 from workers.candidates import Kind, Place
 from workers.jobs import Job
 from workers.sampling import Row
@@ -86,7 +86,8 @@ class SteadyJob(Job[DraftRequest]):
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
         sample = depth if spec.needs_q else None
         # chances are shared out among those that follow the first
-        return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
+        has_entropy = self.steady.measure is Measure.ENTROPY
+        return Place(row, Kind.of(spec.sampling, spec.verification), sample, MAX_TOLD + 1, has_entropy)
 
     def hold(self, found: Sequence[Candidates]) -> None:
         """What the model says after each of `places`, of which the grower is still to be told."""
