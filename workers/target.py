@@ -185,13 +185,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _ask(
         verification: Verification, items: Sequence[_Judged], scores: Tensor, readback: Readback
     ) -> Callable[[], list[Outcome]]:
-        index = [item.start + row for item in items for row in range(len(item.rows))]
-        chosen = scores if len(index) == len(scores) else scores[upload(index, scores.device)]
         rows = [row for item in items for row in item.rows]
+        if len(rows) < len(scores):
+            index = [item.start + row for item in items for row in range(len(item.rows))]
+            scores = scores[upload(index, scores.device)]
         blocks = [item.block for item in items]
         if verification is Verification.COUPLED:
-            return verify.follow(blocks, sampling.draw(chosen, rows), readback)
-        return verify.verify(verification, blocks, sampling.distribution(chosen, rows), rows, readback)
+            return verify.follow(blocks, sampling.draw(scores, rows), readback)
+        return verify.verify(verification, blocks, sampling.distribution(scores, rows), rows, readback)
 
     def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
         readback = Readback()
@@ -248,6 +249,8 @@ def _without_guesses(item: _Judged) -> _Judged:
 def _rows(job: VerifyJob) -> list[Row]:
     """What the root and each node draw, one position below themselves."""
     spec, num_committed = job.held.spec, len(job.held.log)
+    if sampling.is_argmax(spec.sampling):
+        return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
     paths = _paths(job) if spec.sampling.has_penalties else [()] * (1 + len(job.block))
     depths = (0, *job.block.depths)
     return [
