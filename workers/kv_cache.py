@@ -52,6 +52,8 @@ class SequenceKV:
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
     """Rows whose KV is valid."""
+    is_suspect: bool = False
+    """Whether NaN may be among what it has left in blocks: then it finds none of it again."""
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -170,6 +172,10 @@ class KVCache:
         assert self._hash_of.keys().isdisjoint(written), "rows were written that others may read"
         seq.num_tokens += num_tokens
 
+    def suspect(self, seq: SequenceKV) -> None:
+        """Something that is no number was computed for this sequence: from now on its new blocks are blank."""
+        seq.is_suspect = True
+
     def truncate(self, seq: SequenceKV, num_tokens: int) -> None:
         """Roll back to the first `num_tokens` rows and let go of the blocks behind them."""
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
@@ -273,7 +279,7 @@ class KVCache:
         block, user = self._take(seq.blocks[-1] + 1 if seq.blocks else None)
         self._num_users[block] += 1
         seq.blocks.append(block)
-        return block, user is seq
+        return block, user is seq and not seq.is_suspect
 
     def _take(self, wished: int | None) -> tuple[int, SequenceKV | None]:
         """A block, and whose rows are in it: the one wished for, if nothing of worth is in it, so that attention can

@@ -171,6 +171,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         again: list[_Judged] = []
         for item, outcome in chain.from_iterable(zip(of_kind, outcomes(), strict=True) for of_kind, outcomes in asked):
             root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
+            if root or any(guesses):
+                self._runtime.cache.suspect(item.job.held.kv)
             if root:
                 self._roll_back(item.job, ())
                 self._answer(item.job, Refused(item.job.request.stamp, _UNSOUND, is_final=True))
