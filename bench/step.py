@@ -21,6 +21,7 @@ from bench.engines import GREEDY, Stream, load_engine, new_stream, play
 from bench.results import Result, at_most, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
+from core.speculation.chances import MAX_TOLD
 from core.trees import ROOT, TokenTree
 from deploy.settings import DEMO_DIRECTORY
 from workers.candidates import Kind, Place, propose
@@ -246,7 +247,8 @@ def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
             began = Cost.now()
             logits = runtime.forward([StepRows(kv, [1], block)])
             readback = Readback()
-            places = [Place(Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS), Kind.GREEDY)] * num_rows
+            row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
+            places = [Place(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1, has_entropy=False)] * num_rows  # as an engine asks
             found = propose(logits, places, 0, readback)
             readback.wait()
             found()
