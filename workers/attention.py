@@ -142,7 +142,8 @@ def _gather(pool: torch.Tensor, group: Group) -> torch.Tensor:
     if isinstance(group.source, slice):
         found = pool.narrow(2, group.source.start, num_slots)
     else:
-        stretches = pool[0].transpose(0, 1).unflatten(0, (-1, group.stretch_tokens))  # [N, S, H, D]
+        slots = pool[0].transpose(0, 1)
+        stretches = slots.view(-1, group.stretch_tokens, *slots.shape[1:])  # [N, S, H, D]
         found = stretches.index_select(0, group.source).view(-1, num_slots, *stretches.shape[2:]).transpose(1, 2)
     return found if len(found) == num_products else found.expand(num_products, -1, -1, -1)  # tiles read the same
 

@@ -141,7 +141,8 @@ def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: f
 
 def _entropy(log_p: Tensor) -> Tensor:
     """In nats, of each row of log p [R, V]. What is clamped weighs nothing.  # [R]"""
-    return -torch.linalg.vecdot(log_p.exp(), log_p.clamp(min=-80.0))
+    entropies: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p.clamp(min=-80.0))
+    return entropies
 
 
 def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
