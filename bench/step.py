@@ -21,7 +21,7 @@ from bench.engines import GREEDY, Stream, load_engine, new_stream, play
 from bench.results import Result, at_most, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
-from core.speculation import ROOT, TokenTree
+from core.speculation import MAX_TOLD, ROOT, TokenTree
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
 from workers.runtime import ModelRuntime
@@ -244,7 +244,9 @@ def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
             began = Cost.now()
             logits = runtime.forward([StepRows(kv, [1], block)])
             readback = Readback()
-            places = [Place(Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS), Kind.GREEDY)] * num_rows
+            row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
+            place = Place(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1, has_entropy=False)  # as an engine asks
+            places = [place] * num_rows
             found = propose(logits, places, 0, readback)
             readback.wait()
             found()

@@ -102,6 +102,8 @@ class HeldTree:
 
         Answers the nodes whose KV is kept, in order: `path`, then those below it.
         """
+        if not self.tokens:
+            return []
         top = path[-1] if path else ROOT
         kept = self._below(top) if keeps_below else []
         number = {top: ROOT} | {old: new for new, old in enumerate(kept)}

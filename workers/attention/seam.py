@@ -86,32 +86,29 @@ class Attention:
         self, layer: int, plan: StepPlan | PagedPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """As `attend` does it, with its shapes.  # [1, T, H, D_v]"""
-        keys, values = plan.cache.keys[layer], plan.cache.values[layer]
-        keys.index_copy_(0, plan.write_slots, key[0].transpose(0, 1))
-        values.index_copy_(0, plan.write_slots, value[0].transpose(0, 1))
-        rows = query[0].transpose(0, 1)
+        keys, values = plan.cache.by_head[layer]  # [1, H_kv, S, D]
+        keys.index_copy_(2, plan.write_slots, key)
+        values.index_copy_(2, plan.write_slots, value)
         if isinstance(plan, PagedPlan):
             if self.softcap is None and self.sinks is None and plan.can_see(self.window):
-                return plan.attend(layer, rows, self.scale, self.window)[None]
+                return plan.attend(layer, query[0].transpose(0, 1), self.scale, self.window)[None]
             plan = plan.gathering
-        outputs = [self._over(group, rows, keys, values) for group in plan.groups]
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        if plan.row_order is not None:
-            joined = joined.index_select(0, plan.row_order)
-        return joined[None]
+        outputs = [self._over(group, query, keys, values) for group in plan.groups]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return joined if plan.row_order is None else joined.index_select(1, plan.row_order)
 
-    def _over(self, group: Group, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The attention of one group's rows.  # [B*R, H, D_v]"""
+    def _over(self, group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The attention of one group's rows.  # [1, B*R, H, D_v]"""
         num_seqs, num_queries, _ = group.visible.shape
-        queries = rows if group.query_rows is None else rows.index_select(0, group.query_rows)
-        queries = queries.reshape(num_seqs, num_queries, keys.shape[1], -1, rows.shape[-1])  # [B, R, H_kv, G, D]
-        heads_per_row = queries.shape[3]
-        packed = queries.transpose(1, 2).flatten(2, 3)  # [B, H_kv, R*G, D]
-        seen_keys = _gather(keys, group)
-        seen_values = _gather(values, group)
-        output = self._attention(packed, seen_keys, seen_values, group.bias(self.window, heads_per_row, rows.dtype))
-        unpacked = output.view(num_seqs, keys.shape[1], num_queries, heads_per_row, -1).transpose(1, 2)
-        return unpacked.reshape(num_seqs * num_queries, -1, output.shape[-1])
+        num_heads, num_kv_heads = query.shape[1], keys.shape[1]
+        heads_per_row = num_heads // num_kv_heads
+        rows = query if group.query_rows is None else query.index_select(2, group.query_rows)
+        by_reader = rows.reshape(num_kv_heads, heads_per_row, num_seqs, num_queries, -1)  # [H_kv, G, B, R, D]
+        packed = by_reader.permute(2, 0, 3, 1, 4).reshape(num_seqs, num_kv_heads, num_queries * heads_per_row, -1)
+        bias = group.bias(self.window, heads_per_row, query.dtype)
+        output = self._attention(packed, _gather(keys, group), _gather(values, group), bias)
+        unpacked = output.view(num_seqs, num_kv_heads, num_queries, heads_per_row, -1).transpose(1, 2)
+        return unpacked.reshape(1, num_seqs * num_queries, num_heads, -1)
 
     def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         is_fused = self.softcap is None and self.sinks is None and k.shape[3] == v.shape[3]
@@ -138,15 +135,16 @@ class Attention:
         return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
 
 
-def _gather(rows: torch.Tensor, group: Group) -> torch.Tensor:
-    """The KV rows of each product of a group; read in place where they adjoin.  # [B, H_kv, L, D]"""
-    if isinstance(group.source, slice):
-        found = rows[group.source]
-    else:
-        found = rows.view(-1, group.stretch_tokens, *rows.shape[1:]).index_select(0, group.source)
+def _gather(pool: torch.Tensor, group: Group) -> torch.Tensor:
+    """The KV rows of each product of a group, of [1, H, S, D]; read in place where they adjoin.  # [B, H, L, D]"""
     num_products, _, num_slots = group.visible.shape
-    by_reader = found.view(-1, num_slots, *rows.shape[1:]).transpose(1, 2)
-    return by_reader.expand(num_products, -1, -1, -1)  # a reader's tiles read the same
+    if isinstance(group.source, slice):
+        found = pool.narrow(2, group.source.start, num_slots)
+    else:
+        slots = pool[0].transpose(0, 1)
+        stretches = slots.view(-1, group.stretch_tokens, *slots.shape[1:])  # [N, S, H, D]
+        found = stretches.index_select(0, group.source).view(-1, num_slots, *stretches.shape[2:]).transpose(1, 2)
+    return found if len(found) == num_products else found.expand(num_products, -1, -1, -1)  # tiles read the same
 
 
 AttentionInterface.register(ATTENTION, attend)

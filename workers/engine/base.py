@@ -124,8 +124,9 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def _refusal_of_size(self, request: Request) -> Refused | None:
         guesses = self._needed_guesses(request)
-        num_positions = request.num_committed + max(guesses.depths, default=0)
-        num_rows = request.num_committed + len(guesses)
+        num_rows = num_positions = request.num_committed + len(guesses)
+        if num_rows > self.info.max_context_tokens:
+            num_positions = request.num_committed + max(guesses.depths, default=0)
         if num_positions > self.info.max_context_tokens:
             return Refused(
                 request.stamp, f"{num_positions} tokens exceed the context of {self.info.max_context_tokens}"

@@ -184,6 +184,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         reason = "NaN or infinite scores of the draft for this sequence"
         is_kept = job.held.spec.needs_q and job.grower.has_root
         self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
+        self._runtime.cache.suspect(job.held.kv)
         self._store.forget_guesses(job.held)
         self._steady.pop(job.held.session, None)
 

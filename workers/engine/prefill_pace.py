@@ -6,12 +6,15 @@ a GPU hundreds are nearly free, on a CPU eight may double it. So it is learned.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from core.config import MIN_CHUNK_TOKENS
 from core.costs import PassCost
 
 PRIOR_S: Final = 0.01
+MAX_UNREAD: Final = 256
+"""Passes: cutting a prompt then takes some milliseconds at most, of a step that takes longer."""
 
 
 class PrefillPace:
@@ -23,13 +26,16 @@ class PrefillPace:
         while self._sizes[-1] > MIN_CHUNK_TOKENS:
             self._sizes.append(max(MIN_CHUNK_TOKENS, self._sizes[-1] // 2))
         self._cost = PassCost(PRIOR_S)
+        self._unread: deque[tuple[int, float]] = deque(maxlen=MAX_UNREAD)
 
     def see(self, num_rows: int, seconds: float) -> None:
-        """A forward pass of so many rows took so long."""
-        self._cost.see(num_rows, seconds)
+        """A forward pass of so many rows took so long; that is looked at when there is a prompt to cut."""
+        self._unread.append((num_rows, seconds))
 
     def chunk_rows(self, num_decoding: int) -> int:
         """Rows of prefill that may join `num_decoding` others."""
+        while self._unread:
+            self._cost.see(*self._unread.popleft())
         curve = self._cost.curve()
         limit_s = self._stretch * curve(num_decoding)
         return next((rows for rows in self._sizes if curve(num_decoding + rows) <= limit_s), self._sizes[-1])

@@ -169,6 +169,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         again: list[_Judged] = []
         for item, outcome in chain.from_iterable(zip(of_kind, outcomes(), strict=True) for of_kind, outcomes in asked):
             root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
+            if root or any(guesses):
+                self._runtime.cache.suspect(item.job.held.kv)
             if root:
                 self._roll_back(item.job, ())
                 self._answer(item.job, Refused(item.job.request.stamp, _UNSOUND, is_final=True))
@@ -183,13 +185,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     def _ask(
         verification: Verification, items: Sequence[_Judged], scores: Tensor, readback: Readback
     ) -> Callable[[], list[Outcome]]:
-        index = [item.start + row for item in items for row in range(len(item.rows))]
-        chosen = scores if len(index) == len(scores) else scores[upload(index, scores.device)]
         rows = [row for item in items for row in item.rows]
+        if len(rows) < len(scores):
+            index = [item.start + row for item in items for row in range(len(item.rows))]
+            scores = scores[upload(index, scores.device)]
         blocks = [item.block for item in items]
         if verification is Verification.COUPLED:
-            return verify.follow(blocks, sampler.draw(chosen, rows), readback)
-        return verify.verify(verification, blocks, sampler.distribution(chosen, rows), rows, readback)
+            return verify.follow(blocks, sampler.draw(scores, rows), readback)
+        return verify.verify(verification, blocks, sampler.distribution(scores, rows), rows, readback)
 
     def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
         readback = Readback()
@@ -246,6 +249,8 @@ def _without_guesses(item: _Judged) -> _Judged:
 def _rows(job: VerifyJob) -> list[Row]:
     """What the root and each node draw, one position below themselves."""
     spec, num_committed = job.held.spec, len(job.held.log)
+    if sampler.is_argmax(spec.sampling):
+        return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
     paths = _paths(job) if spec.sampling.has_penalties else [()] * (1 + len(job.block))
     depths = (0, *job.block.depths)
     return [

@@ -110,6 +110,8 @@ class ModelRuntime:
         self._check(batch)
         self.cache.reserve_all((item.kv, item.kv.num_tokens + item.num_rows) for item in batch)
         step = lay_out(batch)
+        assert min(step.ids) >= 0, f"token id {min(step.ids)}"
+        assert max(step.ids) < self._num_embeddings, f"token id {max(step.ids)} of {self._num_embeddings}"
         logits = self.run(self._padded(step))[: len(step.wanted)]
         for item in batch:
             self.cache.extend(item.kv, item.num_rows)
@@ -183,9 +185,6 @@ class ModelRuntime:
             assert item.num_rows > 0, "a step of a sequence has a row at least"
             assert not (item.tokens and item.num_held), "tokens come before the nodes of a tree"
             assert 0 <= item.num_held <= item.kv.num_tokens - bool(item.tree and not item.tokens), "a tree has a root"
-            ids = item.ids
-            assert min(ids) >= 0, f"token id {min(ids)}"
-            assert max(ids) < self._num_embeddings, f"token id {max(ids)} of {self._num_embeddings}"
 
     def run(self, step: Step) -> torch.Tensor:
         """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""

@@ -50,6 +50,8 @@ class Place:
     """Place, in its block, of the guess to draw; None where none is drawn."""
     num_ranks: int = MAX_RANKS
     """Candidates that are of use, where they are ordered by score: each takes time on the engine's thread."""
+    has_entropy: bool = True
+    """Whether the entropy of q is wanted; else it is 0."""
 
 
 CPU_CACHE_NUMBERS = 1 << 18
@@ -63,7 +65,7 @@ _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
     """The candidates of each row of `logits` [R, V], when they have been read back.
 
-    None for a row whose scores, after bias and penalties, give no distribution (`sampling.bad_rows`).
+    None for a row whose scores, after bias and penalties, give no distribution (`sampler.bad_rows`).
     """
     asked = [
         (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
@@ -95,12 +97,11 @@ def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
 def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
     rows = [place.row for place in places]
     scores = sampler.adjusted(logits, rows)
-    num_ranks = max(place.num_ranks for place in places)
     if kind is Kind.GREEDY:
-        return _ranked(scores, scores, num_ranks, readback)
+        return _ranked(scores, None, places, readback)
     log_q = sampler.distribution(scores, rows)
     if kind is Kind.COUPLED:
-        return _ranked(sampler.perturbed(log_q, rows), log_q, num_ranks, readback)
+        return _ranked(sampler.perturbed(log_q, rows), log_q, places, readback)
     is_bad = readback.ask(sampler.bad_rows(scores))
     found = _drawn(log_q, places, q_top_tokens, readback)
     return lambda: [
@@ -108,30 +109,39 @@ def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: 
     ]
 
 
-def _ranked(scores: Tensor, log_q: Tensor, num_ranks: int, readback: Readback) -> _Sound:
-    """The first `num_ranks` candidates by score [R, V], and the entropy of `log_q` [R, V].
+def _ranked(scores: Tensor, log_q: Tensor | None, places: Sequence[Place], readback: Readback) -> _Sound:
+    """The first candidates by score [R, V], and the entropy of q: of the softmax of the scores, where `log_q` is None.
 
     The largest score tells whether a row is sound: what makes NaN or infinity of it has done so to all of `log_q`.
     """
-    values, ids = sampler.largest(scores, num_ranks)
-    most = values[:, :1]
-    sureness = _sureness(scores, most)
-    of_q = sureness if log_q is scores else _sureness(log_q, log_q.amax(dim=-1, keepdim=True))
-    shares = (values - most).exp_() * sureness[:, :1]
-    asked = [readback.ask(tensor) for tensor in (values, ids, shares, sureness[:, 0], of_q[:, 1])]
-    return lambda: [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), strict=True)]
+    values, ids = sampler.largest(scores, max(place.num_ranks for place in places))
+    log_p = scores.log_softmax(dim=-1)
+    asked = [readback.ask(tensor) for tensor in (values, ids, log_p.gather(1, ids).exp_())]
+    has_entropy = any(place.has_entropy for place in places)
+    entropies = readback.ask(_entropy(log_p if log_q is None else log_q)) if has_entropy else None
+
+    def found() -> list[Candidates | None]:
+        of_q = entropies.values if entropies is not None else [0.0] * len(places)
+        return [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), of_q, strict=True)]
+
+    return found
 
 
-def _of_row(
-    values: list[float], ids: list[int], shares: list[float], confidence: float, entropy: float
-) -> Candidates | None:
+def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
     """Of several that come first alike, the first is the lowest, as `argmax` has it, unless there are more of them than
     candidates: then it is any."""
     if not math.isfinite(values[0]):
         return None
     num_first, num_ranks = values.count(values[0]), len(values) - values.count(-math.inf)
-    ranked = (*sorted(ids[:num_first]), *ids[num_first:num_ranks])
-    return Candidates(ranked, confidence, entropy, shares=tuple(shares[:num_ranks]))
+    if num_first > 1:
+        ids = [*sorted(ids[:num_first]), *ids[num_first:]]
+    return Candidates(tuple(ids[:num_ranks]), shares[0], entropy, shares=tuple(shares[:num_ranks]))
+
+
+def _entropy(log_p: Tensor) -> Tensor:
+    """In nats, of each row of log p [R, V]. What is clamped weighs nothing.  # [R]"""
+    entropies: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p.clamp(min=-80.0))
+    return entropies
 
 
 def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
@@ -148,31 +158,10 @@ def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: 
         return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
 
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
-    log_probs = probs.log()
-    return _candidates(ids[:, :MAX_RANKS], counts, _sureness(log_probs, log_probs[:, :1]), draws, readback)
-
-
-def _sureness(scores: Tensor, most: Tensor) -> Tensor:
-    """The largest probability, and the entropy in nats, of the softmax of `scores` [R, V], whose largest are `most`
-    [R, 1].  # [R, 2]
-
-    With z = score - max and Z = sum e^z they are 1 / Z and log Z - (sum z e^z) / Z. What is clamped weighs nothing.
-    """
-    z = (scores - most).clamp_(min=-80.0)
-    weights = z.exp()
-    total = weights.sum(dim=-1)
-    return torch.stack([1 / total, total.log() - torch.linalg.vecdot(weights, z) / total], dim=1)
-
-
-def _candidates(
-    ids: Tensor, counts: Tensor, sureness: Tensor, draws: Callable[[], list[_Draw]], readback: Readback
-) -> _Found:
-    """One for each row: the first `counts` [R] of `ids` [R, M], likeliest first; how sure the first is, and q's entropy
-    [R, 2]."""
-    asked = [readback.ask(tensor) for tensor in (ids, counts, sureness)]
+    asked = [readback.ask(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
     return lambda: [
         Candidates(tuple(row_ids[:count]), confidence, entropy, sampled, q)
-        for row_ids, count, (confidence, entropy), (sampled, q) in zip(
+        for row_ids, count, confidence, entropy, (sampled, q) in zip(
             *(wanted.values for wanted in asked), draws(), strict=True
         )
     ]

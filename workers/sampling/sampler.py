@@ -23,7 +23,7 @@ from workers.step import Readback, upload
 
 _NEVER = -math.inf
 GROUP_TOKENS = 16
-FEW_SCORES = 1 << 15
+FEW_SCORES = 1 << 14
 """Of so many `topk` finds the largest sooner than the dozen operators that spare it most of them."""
 
 
@@ -37,14 +37,22 @@ class Row:
     tokens: Sequence[int]
     """All before `position`, guesses on the path to this row included; read only if `sampling.has_penalties`."""
     prompt_len: int
+    """With the position, read only unless `is_argmax`."""
 
     @property
     def num_output(self) -> int:
         return self.position - self.prompt_len
 
 
+def is_argmax(sampling: Sampling) -> bool:
+    """Whether each token is the one with the largest logit, wherever it stands."""
+    return sampling.is_greedy and not _is_adjusted(sampling)
+
+
 def bad_rows(scores: Tensor) -> Tensor:
     """Rows [R] that give no distribution: a NaN or +inf among the scores [R, V], or none finite. Ask first."""
+    if scores.device.type == "cpu":  # by numpy, as `argmax`
+        return torch.from_numpy(~np.isfinite(scores.numpy().max(axis=-1)))
     return ~scores.amax(dim=-1).isfinite()
 
 

@@ -52,6 +52,8 @@ class SequenceKV:
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0
     """Rows whose KV is valid."""
+    is_suspect: bool = False
+    """Whether NaN may be among what it has left in blocks: then it finds none of it again."""
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -77,11 +79,15 @@ class KVCache:
         # One tensor per layer: views of one big one defeat the compiler.
         self.keys = [_zeros((num_slots, s.num_kv_heads, s.key_dim), dtype, device) for s in shapes]
         self.values = [_zeros((num_slots, s.num_kv_heads, s.value_dim), dtype, device) for s in shapes]
+        pairs = zip(self.keys, self.values, strict=True)
+        self.by_head = [(keys.transpose(0, 1)[None], values.transpose(0, 1)[None]) for keys, values in pairs]
+        """The same, as attention reads them: of each layer keys and values [1, H, S, D]."""
         self._by_block = [rows.view(-1, block_tokens, *rows.shape[1:]) for rows in (*self.keys, *self.values)]
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.device = device
-        self._blank = dict.fromkeys(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))  # a set that keeps its order
+        self._blank: dict[int, SequenceKV | None] = dict.fromkeys(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
+        """And whose rows are still in it; in the order in which they were let go."""
         self._kept: dict[int, int] = {}  # and when it was last used, oldest first
         self._num_users: Counter[int] = Counter()
         self._published: dict[BlockHash, int] = {}
@@ -151,10 +157,11 @@ class KVCache:
             raise OutOfBlocks(f"{num_needed} KV blocks needed, {self.num_free_blocks} free")
         for seq, _ in lacking:
             self._withdraw(seq)
-        copies = [(seq, place, self._take(None)) for seq, place in to_copy]
+        copies = [(seq, place, self._take(None)[0]) for seq, place in to_copy]
         taken = [self._append_block(seq) for seq, count in lacking for _ in range(count)]
-        if taken or copies:
-            self.erase(taken + [block for _, _, block in copies])
+        foreign = [block for block, is_own in taken if not is_own] + [block for _, _, block in copies]
+        if foreign:
+            self.erase(foreign)
         for copy in copies:
             self._replace(*copy)
 
@@ -165,13 +172,17 @@ class KVCache:
         assert self._hash_of.keys().isdisjoint(written), "rows were written that others may read"
         seq.num_tokens += num_tokens
 
+    def suspect(self, seq: SequenceKV) -> None:
+        """Something that is no number was computed for this sequence: from now on its new blocks are blank."""
+        seq.is_suspect = True
+
     def truncate(self, seq: SequenceKV, num_tokens: int) -> None:
         """Roll back to the first `num_tokens` rows and let go of the blocks behind them."""
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
         seq.num_tokens = num_tokens
         num_kept = self.num_blocks_for(num_tokens)
         for block in reversed(seq.blocks[num_kept:]):  # a beginning is of more use than an end: it is kept for longer
-            self._let_go(block)
+            self._let_go(block, seq)
         del seq.blocks[num_kept:]
 
     def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
@@ -202,7 +213,9 @@ class KVCache:
         return [blocks[row // size] * size + row % size for row in range(first, end)]
 
     def erase(self, blocks: Sequence[int]) -> None:
-        """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN."""
+        """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN. What a
+        sequence has left itself it may find again: rejected guesses, mostly, behind which it goes on in the next step.
+        """
         index = self._slot_tensor(blocks)
         for rows in self._by_block:
             rows.index_fill_(0, index, 0.0)
@@ -255,27 +268,29 @@ class KVCache:
         """`copy` takes the place of a block that others use, with its rows as far as they are valid."""
         block, first = seq.blocks[place], place * self.block_tokens
         sources = [self.slot(seq, row) for row in range(first, seq.num_tokens)]
-        self._let_go(block)
+        self._let_go(block, None)
         self._num_users[copy] += 1
         seq.blocks[place] = copy
         if sources:
             self.move(sources, [self.slot(seq, row) for row in range(first, seq.num_tokens)])
 
-    def _append_block(self, seq: SequenceKV) -> int:
-        block = self._take(seq.blocks[-1] + 1 if seq.blocks else None)
+    def _append_block(self, seq: SequenceKV) -> tuple[int, bool]:
+        """The next block of a sequence, and whether nothing is in it but what the sequence has left there itself."""
+        block, user = self._take(seq.blocks[-1] + 1 if seq.blocks else None)
         self._num_users[block] += 1
         seq.blocks.append(block)
-        return block
+        return block, user is seq and not seq.is_suspect
 
-    def _take(self, wished: int | None) -> int:
-        """A block: the one wished for, if nothing of worth is in it, so that attention can often read KV in place."""
+    def _take(self, wished: int | None) -> tuple[int, SequenceKV | None]:
+        """A block, and whose rows are in it: the one wished for, if nothing of worth is in it, so that attention can
+        often read KV in place."""
         block = wished if wished in self._blank or self._is_stale(wished) else next(iter(self._blank or self._kept))
         assert block is not None
-        self._blank.pop(block, None)
+        user = self._blank.pop(block, None)
         if block in self._kept:
             del self._kept[block]
             self._unpublish(block)
-        return block
+        return block, user
 
     def _is_stale(self, block: int | None) -> bool:
         """Whether a block is kept that was last used in the older half of the time that any kept one was."""
@@ -284,7 +299,7 @@ class KVCache:
         oldest = next(iter(self._kept.values()))
         return self._kept[block] <= (oldest + self._clock) // 2
 
-    def _let_go(self, block: int) -> None:
+    def _let_go(self, block: int, seq: SequenceKV | None) -> None:
         """One user less; the last one leaves a block to be kept for its content, if that is published."""
         self._num_users[block] -= 1
         if self._num_users[block]:
@@ -294,7 +309,7 @@ class KVCache:
         if block in self._hash_of:
             self._kept[block] = self._clock
         else:
-            self._blank[block] = None
+            self._blank[block] = seq
 
     def _unpublish(self, block: int) -> None:
         del self._published[self._hash_of.pop(block)]

@@ -88,6 +88,8 @@ class Span:
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
         """As `Reader` says: of what follows the root, a node sees its ancestors and itself."""
+        if self.is_chain:
+            return
         lineage = _lineage(self.parents)
         nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
         visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_held :]
@@ -157,12 +159,13 @@ class Group:
     They are readers, or tiles of one reader, which read the same.
     """
 
+    device: torch.device
     query_rows: torch.Tensor | None  # [B*R] rows of the step; None stands for all rows in order
     source: torch.Tensor | slice  # [B*N] or [N] stretches of KV, or the one stretch of slots that holds them all
     stretch_tokens: int  # slots of each of those stretches
-    visible: torch.Tensor  # [B, R, L]
-    query_positions: torch.Tensor  # [B, R]
-    key_positions: torch.Tensor  # [B, L] or [1, L]
+    visible: NDArray[np.bool_]  # [B, R, L]
+    query_positions: NDArray[np.int64]  # [B, R]
+    key_positions: NDArray[np.int64]  # [B, L] or [1, L]
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
@@ -176,9 +179,8 @@ class Group:
         visible = self.visible
         if window is not None:
             visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
-        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
-        per_head = bias[:, :, None].expand(-1, -1, heads_per_row, -1)  # [B, R, G, L]
-        return per_head.reshape(len(bias), 1, -1, bias.shape[2])
+        hidden = upload(np.repeat(~visible, heads_per_row, axis=1)[:, None], self.device)
+        return torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,16 +261,16 @@ def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[R
 def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num_rows: int, tiling: Tiling) -> Group:
     num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
     rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
-    seen = _visibility(members, num_queries, num_blocks * cache.block_tokens)
-    visible, query_positions, key_positions = (upload(part, cache.device) for part in seen)
+    visible, query_positions, key_positions = _visibility(members, num_queries, num_blocks * cache.block_tokens)
     source, stretch_tokens = _source(cache, members, num_blocks)
     tile = tiling.query_rows or num_queries
     return Group(
+        device=cache.device,
         query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
         source=source,
         stretch_tokens=stretch_tokens,
-        visible=visible.view(-1, tile, visible.shape[2]),
-        query_positions=query_positions.view(-1, tile),
+        visible=visible.reshape(-1, tile, visible.shape[2]),
+        query_positions=query_positions.reshape(-1, tile),
         key_positions=key_positions,
     )
 
@@ -300,33 +302,31 @@ def _cut_up(entries: list[int], parts: int) -> list[int]:
 def _visibility(
     members: Sequence[Reader], num_queries: int, num_slots: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L]
+    """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L] or [1, L]
 
     Rows beyond a reader's see as much as its last one in a chain: nobody reads them, but no row may see nothing.
     """
-    num_rows = np.array([[len(reader.rows)] for reader in members])
-    num_kv = np.array([[reader.num_kv] for reader in members])
-    query_positions = num_kv - num_rows + np.minimum(np.arange(num_queries), num_rows - 1)
-    key_positions = np.tile(np.arange(num_slots), (len(members), 1))
-    visible = key_positions[:, None, :] <= query_positions[:, :, None]
-    for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
-        if not reader.is_chain:
+    sizes = np.array([(reader.num_kv, len(reader.rows)) for reader in members])
+    num_kv, num_rows = sizes[:, :1], sizes[:, 1:]
+    query_positions = np.minimum(num_kv - num_rows + np.arange(num_queries), num_kv - 1)
+    key_positions = np.arange(num_slots)[None]
+    visible = key_positions <= query_positions[:, :, None]
+    if not all(reader.is_chain for reader in members):
+        key_positions = np.repeat(key_positions, len(members), axis=0)
+        for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
             reader.correct(*parts)
     return visible, query_positions, key_positions
 
 
 def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
     """True where the column is the row's node or one of its ancestors.  # [N, N]"""
-    num_nodes = len(parents)
-    up = np.array([num_nodes if parent == ROOT else parent for parent in parents] + [num_nodes])
-    lineage = np.zeros((num_nodes, num_nodes + 1), dtype=np.bool_)
-    rows = node = np.arange(num_nodes)
-    while len(rows):
-        lineage[rows, node] = True
-        node = up[node]
-        is_below = node < num_nodes
-        rows, node = rows[is_below], node[is_below]
-    return lineage[:, :num_nodes]
+    num_nodes, num_bytes = len(parents), -(-len(parents) // 8)
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append(1 << node | (0 if parent == ROOT else bits[parent]))
+    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in bits), np.uint8)
+    by_node = packed.reshape(num_nodes, num_bytes)
+    return np.unpackbits(by_node, axis=1, count=num_nodes, bitorder="little").view(np.bool_)
 
 
 def round_up(count: int, multiple: int) -> int:

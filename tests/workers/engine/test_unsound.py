@@ -163,6 +163,7 @@ def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(targ
     poison(target, spoil, row)
     spoilt, verdict = together(target, [bad.verify_request(block), good.verify_request(block)])
     assert judged(verdict) == judged(want)
+    assert [target._store.find(driver.session).kv.is_suspect for driver in (bad, good)] == [True, False]
     if row == 0:
         assert isinstance(spoilt, Refused)
     else:
