@@ -217,15 +217,14 @@ class Told:
         columns = [getattr(self, name) for name in COLUMNS]
         if any(column.shape != (len(self.tokens),) for column in columns):
             raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
-        # as lists: there are few nodes, for which numpy asks as much as for hundreds
-        parents, _, ranks, chances, leads = (column.tolist() for column in columns)
-        if not (all(0.0 < chance <= 1.0 for chance in chances) and all(0.0 <= lead <= 1.0 for lead in leads)):
+        if len(self) and not (_are_within(self.chances, 1.0) and self.chances.min() > 0.0 and _are_within(self.leads, 1.0)):
             raise ValueError("a chance or a lead that is told is none")
-        if not all(ROOT <= parent < number for number, parent in enumerate(parents, self.first)):
+        numbers = np.arange(self.first, self.first + len(self))
+        if len(self) and not (self.parents.min() >= ROOT and (self.parents < numbers).all()):
             raise ValueError("a node is told of before its parent")
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
             raise ValueError("each node that was drawn has the law that it was drawn from")
-        if self.first < 0 or not ROOT <= self.root < self.first or min(ranks, default=0) < 0:
+        if self.first < 0 or not ROOT <= self.root < self.first or (len(self) and self.ranks.min() < 0):
             raise ValueError("a number or a rank that is told is below 0")
 
     def __len__(self) -> int:
@@ -239,6 +238,11 @@ class Told:
 
     def __hash__(self) -> int:
         return hash((self.first, self.root, len(self)))
+
+
+def _are_within(values: Floats, most: float) -> bool:
+    """Whether all are from 0 to `most`; what is no number is not."""
+    return bool(values.min() >= 0.0 and values.max() <= most)
 
 
 def num_branches(parents: Sequence[int]) -> int:
