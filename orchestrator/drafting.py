@@ -222,6 +222,8 @@ class Drafting:
         began_s = now_s - timing.computed_s
         self._pilot.saw_pass(timing)
         self._stats.record_draft(began_s, now_s)
+        if not self._stats.is_traced:
+            return
         self._keep_trace()
         self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
 

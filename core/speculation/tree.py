@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, count, groupby, islice
+from itertools import chain, count, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -33,22 +33,30 @@ class Node:
 
     __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "lead", "numbers", "q", "rank", "token")
 
-    def __init__(self, token: int) -> None:
+    def __init__(
+        self,
+        token: int,
+        numbers: tuple[int, ...] = (),
+        rank: int = UNRANKED,
+        chance: float = 0.0,
+        lead: float = 0.0,
+        q: SparseDistribution = NO_Q,
+    ) -> None:
         self.token = token
         self.children: dict[int, Node] = {}
         """Those that have been looked at, by token, in the order in which they came."""
-        self.numbers: tuple[int, ...] = ()
+        self.numbers = numbers
         """That the draft has for it: one, or none, but where it has told of it twice."""
-        self.rank = UNRANKED
+        self.rank = rank
         """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
-        self.lead = 0.0
-        """How sure the draft was at the parent."""
-        self.chance = 0.0
+        self.chance = chance
         """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
+        self.lead = lead
+        """How sure the draft was at the parent."""
+        self.q = q
+        """What it was drawn from, where the draft samples."""
         self.guessed = 0.0
         """The same by the guessers, for this root; 0 where none guesses the node."""
-        self.q: SparseDistribution = NO_Q
-        """What it was drawn from, where the draft samples."""
         self.is_passed = False
         """Whether another token has been committed behind it."""
 
@@ -76,7 +84,7 @@ class Part:
     __slots__ = ("_nodes", "parents", "reach")
 
     def __init__(
-        self, nodes: Sequence[Node] = (), reach: Sequence[float] = (), parents: Sequence[int] = ()
+        self, nodes: Sequence[Node] = (), reach: Sequence[float] | Floats = (), parents: Sequence[int] = ()
     ) -> None:
         self._nodes = tuple(nodes)
         self.reach: Floats = np.array(reach, np.float64)
@@ -198,11 +206,14 @@ class SpeculationTree:
 
     def _hang(self, told: Told, root: Node | None) -> None:
         """`root` is what the draft calls so; None where that is too long ago."""
+        if not len(told):
+            return
         columns = [getattr(told, name).tolist() for name in ("tokens", "ranks", "chances", "leads")]
         columns.append(told.q or [NO_Q] * len(told))
-        end, unseen, passed = 0, self._unseen, self._passed
-        for parent, alike in groupby(told.parents.tolist()):
-            start, end = end, end + len(list(alike))
+        unseen, passed, parents = self._unseen, self._passed, told.parents.tolist()
+        ends = np.flatnonzero(told.parents[1:] != told.parents[:-1]) + 1
+        for start, end in pairwise((0, *ends.tolist(), len(parents))):
+            parent = parents[start]
             run = (told.first + start, range(start, end), columns)
             if parent == ROOT:
                 if root is not None:
@@ -219,16 +230,19 @@ class SpeculationTree:
         first, places, (tokens, ranks, chances, leads, laws) = run
         children = above.children
         for number, place in enumerate(places, first):
-            node = children.get(tokens[place])
-            if node is None:
-                if above.is_passed:
-                    continue  # no verdict can lead there any more
-                node = children[tokens[place]] = Node(tokens[place])
-            node.numbers += (number,)
-            if node.is_passed:
-                self._passed[number] = node
-            if node.rank == UNRANKED:
-                node.rank, node.chance, node.lead, node.q = ranks[place], chances[place], leads[place], laws[place]
+            token = tokens[place]
+            node = children.get(token)
+            if node is not None:
+                self._name(node, number)
+                if node.rank == UNRANKED:
+                    node.rank, node.chance, node.lead, node.q = ranks[place], chances[place], leads[place], laws[place]
+            elif not above.is_passed:  # else no verdict can lead there any more
+                children[token] = Node(token, (number,), ranks[place], chances[place], leads[place], laws[place])
+
+    def _name(self, node: Node, number: int) -> None:
+        node.numbers += (number,)
+        if node.is_passed:
+            self._passed[number] = node
 
     def _children(self, node: Node) -> dict[int, Node]:
         """All of them, by token. Whoever asks has asked for those of its parent."""
