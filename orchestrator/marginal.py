@@ -97,7 +97,8 @@ class MarginalPilot(TreePilot):
         `reach` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
         """
         seconds = self._seconds(len(reach), branches)
-        gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * (seconds - seconds[0])
+        gained: Floats = self.rate * (seconds[0] - seconds)
+        gained[1:] += reach.cumsum()
         return gained
 
     def _seconds(self, num_nodes: int, branches: Ints | None) -> Floats:

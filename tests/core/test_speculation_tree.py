@@ -386,5 +386,6 @@ def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
         gone.append(weakref.ref(tree._children(tree._root)[2]))
         tree.reroot([1, 7 if round_ % 2 else 3])
     assert len(tree._trail) == 16
-    assert len(tree._unseen) < 100 and len(tree._passed) < 50
+    assert len(tree._unseen) < 100
+    assert len(tree._passed) < 50
     assert sum(each() is not None for each in gone) == 0, "without waiting for the collector of cycles"
