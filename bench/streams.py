@@ -121,8 +121,9 @@ async def _measure(engines: Mapping[str, Connection], num_repeats: int, num_roun
         with _busy(num_busy):
             for repeat in range(num_repeats):
                 print(f"... {num_busy} busy processes, repeat {repeat + 1} of {num_repeats}", flush=True)
-                for way, line in lines.items():
-                    turns[way].append(await line.turn(num_rounds))
+                for place in range(len(WAYS)):
+                    way = WAYS[(repeat + place) % len(WAYS)]  # each is first, second and last as often as the others
+                    turns[way].append(await lines[way].turn(num_rounds))
         for way in WAYS:
             results += _results(f"{way}, {num_busy} busy", turns[way])
     for line in lines.values():

@@ -9,10 +9,10 @@ tells is never looked at, so what it tells of a place is kept as it came until s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, count, islice, pairwise
+from itertools import chain, count, pairwise
 from typing import Any
 
 import numpy as np
@@ -253,8 +253,9 @@ class SpeculationTree:
 
     def _look_below(self, node: Node) -> None:
         """Make nodes of all that was told of what follows it, in the order in which it was told."""
-        unseen = self._unseen
-        for run in sorted(run for number in node.numbers for run in unseen.pop(number, ())):
+        unseen, numbers = self._unseen, node.numbers
+        runs = [run for number in numbers for run in unseen.pop(number, ())]
+        for run in runs if len(numbers) == 1 else sorted(runs):
             self._see(node, run)
 
     def _child(self, node: Node, token: int) -> Node:
@@ -290,27 +291,25 @@ class SpeculationTree:
 
     # Taking
 
-    def _likeliest(self, max_depth: int) -> Iterator[tuple[Node, float, int]]:
-        """Each node, the chance that the text gets there, and which of these is its parent. Chances fall, and parents
-        come before their children.
-        """
+    def best(self, num_nodes: int, max_depth: int) -> Part:
+        """The likeliest nodes, likeliest first: each comes after its parent, which is likelier."""
+        nodes, reached, parents = list[Node](), list[float](), list[int]()
         order, heap = count(), list[tuple[float, int, int, int, Node]]()
         reach, depth, node = 1.0, 0, self._root
-        for place in count(ROOT):
+        while len(nodes) < num_nodes:
             if depth < max_depth:
+                place = len(nodes) - 1  # `ROOT` at first
                 for child in self._children(node).values():
                     chance = child.chance if child.chance > child.guessed else child.guessed
                     heappush(heap, (-reach * chance, next(order), depth + 1, place, child))
             if not heap:
-                return
+                break
             reach, _, depth, parent, node = heappop(heap)
             reach = -reach
-            yield node, reach, parent
-
-    def best(self, num_nodes: int, max_depth: int) -> Part:
-        """The likeliest nodes, likeliest first: each comes after its parent, which is likelier."""
-        found = list(islice(self._likeliest(max_depth), max(num_nodes, 0)))
-        return Part(*zip(*found, strict=True)) if found else EMPTY_PART
+            nodes.append(node)
+            reached.append(reach)
+            parents.append(parent)
+        return Part(nodes, reached, parents)
 
     def first_chain(self, max_depth: int) -> Part:
         """The draft's first candidate of the root, its first candidate of that, and so on: as far as it has told."""
