@@ -54,7 +54,7 @@ class GrpcStream:
     """As `deploy.link.client.Link`, over one bidirectional stream."""
 
     def __init__(self, port: int) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self._channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self._stream = self._channel.stream_stream(METHOD)()
         self._numbers = count()
         self._open: dict[int, tuple[asyncio.Future[Any], Callable[[Sprouted], None] | None]] = {}
