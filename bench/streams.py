@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -54,7 +54,7 @@ class GrpcStream:
     """As `deploy.link.client.Link`, over one bidirectional stream."""
 
     def __init__(self, port: int) -> None:
-        self._channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self._channel = cast("Any", grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         self._stream = self._channel.stream_stream(METHOD)()
         self._numbers = count()
         self._open: dict[int, tuple[asyncio.Future[Any], Callable[[Sprouted], None] | None]] = {}
