@@ -35,6 +35,8 @@ class Economy:
     """What a branch adds to a pass of the target."""
     _verify_times: list[NDArray[np.float64]] = field(default_factory=list, init=False, repr=False, compare=False)
     """What `verify_times` has found."""
+    _rows_worth: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What `rows_worth` has."""
 
     @property
     def is_shared(self) -> bool:
@@ -63,4 +65,7 @@ class Economy:
 
     def rows_worth(self) -> int:
         """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""
-        return max(WIDTHS, key=lambda rows: math.log1p(2.0 * rows) / self.draft_pass_s(self.num_drafting * rows))
+        if not self._rows_worth:
+            per_s = [math.log1p(2.0 * rows) / self.draft_pass_s(self.num_drafting * rows) for rows in WIDTHS]
+            self._rows_worth.append(WIDTHS[per_s.index(max(per_s))])
+        return self._rows_worth[0]

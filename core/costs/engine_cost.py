@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from statistics import fmean, median
 
 from core.costs.curve import Curve
 from core.records import Timing
@@ -46,6 +46,12 @@ def _bucket(rows: float) -> int:
     return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
 
 
+def _median(values: Collection[float]) -> float:
+    """As `statistics.median`, which takes several times as long over a few values."""
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 def _near(value: float, usual: float) -> float:
     """`value`, as far as one observation counts."""
     return min(max(value, usual / OUTLIER), usual * OUTLIER)
@@ -66,8 +72,9 @@ class _Knot:
         if self.num_seen == YOUNG:  # the first pass of a width is often slow: something was compiled, or allocated
             self.recent.popleft()
         self.recent.append(seconds)
-        usual = median(self.recent)
-        self.seconds = fmean(_near(each, usual) for each in self.recent)
+        usual = _median(self.recent)
+        least, most = usual / OUTLIER, usual * OUTLIER
+        self.seconds = math.fsum([min(max(each, least), most) for each in self.recent]) / len(self.recent)
         self.rows += (rows - self.rows) / self.weight
         self.branches += (branches - self.branches) / self.weight
 
@@ -187,8 +194,11 @@ class PassCost:
 
 
 def _mean(pool: list[_Knot], branch_s: float) -> float:
-    straight_s = sum((knot.seconds - branch_s * knot.branches) * knot.weight for knot in pool)
-    return straight_s / sum(knot.weight for knot in pool)
+    straight_s, num = 0.0, 0
+    for knot in pool:
+        straight_s += (knot.seconds - branch_s * knot.branches) * knot.weight
+        num += knot.weight
+    return straight_s / num
 
 
 class EngineCost:
@@ -197,15 +207,12 @@ class EngineCost:
     def __init__(self, prior_s: float) -> None:
         self.passes = PassCost(prior_s)
         self._wires: deque[float] = deque(maxlen=NUM_WIRES)
+        self.wire_s = PRIOR_WIRE_S
+        """Of a call and its answer, and of gathering the call with others: the median of the last few."""
         self._last: Timing | None = None
 
     def __repr__(self) -> str:
         return f"<EngineCost {self.passes}, wire {self.wire_s * 1e3:.1f} ms>"
-
-    @property
-    def wire_s(self) -> float:
-        """Of a call and its answer, and of gathering the call with others: the median of the last few."""
-        return median(self._wires) if self._wires else PRIOR_WIRE_S
 
     def see(self, timing: Timing, elapsed_s: float, branches: float | None = None, *, is_call: bool = True) -> None:
         """One answered call, or with `is_call` false what the engine did without one, since its answer before.
@@ -221,6 +228,7 @@ class EngineCost:
             return
         if is_call:
             self._wires.append(max(0.0, elapsed_s - within_s))
+            self.wire_s = _median(self._wires)
         if self._last is None or not _is_same(timing, self._last):
             self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
         self._last = timing

@@ -2,59 +2,61 @@
 
 The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
 and a verdict makes another node the root. Nodes are objects, and committed tokens are nodes, too: so what a draft tells
-hangs below its parent wherever the root is by then, and a verdict moves the root and little else.
+hangs below its parent wherever the root is by then, and a verdict moves the root and little else. Most of what a draft
+tells is never looked at, so what it tells of a place is kept as it came until somebody does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, pairwise
+from typing import Any
 
 import numpy as np
 
 from core.speculation.guesser import Guesses
-from core.speculation.token_tree import (
-    NO_Q,
-    ROOT,
-    UNRANKED,
-    Floats,
-    Ints,
-    SparseDistribution,
-    TokenTree,
-    Told,
-)
+from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Floats, Ints, SparseDistribution, TokenTree, Told, depths
 
 MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
-SPARE_NUMBERS = 256
-"""Numbers of nodes that no verdict can lead to any more, until those are looked for."""
+SPARE_PLACES = 1024
+"""Of what was told and never looked at, until that is looked for to which no verdict can lead any more."""
 
 
 class Node:
     """A token that may follow its parent, or has followed it."""
 
-    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "lead", "parent", "q", "rank", "token")
+    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "lead", "numbers", "q", "rank", "token")
 
-    def __init__(self, token: int, parent: Node | None) -> None:
+    def __init__(
+        self,
+        token: int,
+        numbers: tuple[int, ...] = (),
+        rank: int = UNRANKED,
+        chance: float = 0.0,
+        lead: float = 0.0,
+        q: SparseDistribution = NO_Q,
+    ) -> None:
         self.token = token
-        self.parent = parent
         self.children: dict[int, Node] = {}
-        """By token, in the order in which they came."""
-        self.rank = UNRANKED
+        """Those that have been looked at, by token, in the order in which they came."""
+        self.numbers = numbers
+        """That the draft has for it: one, or none, but where it has told of it twice."""
+        self.rank = rank
         """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
-        self.lead = 0.0
-        """How sure the draft was at the parent."""
-        self.chance = 0.0
+        self.chance = chance
         """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
+        self.lead = lead
+        """How sure the draft was at the parent."""
+        self.q = q
+        """What it was drawn from, where the draft samples."""
         self.guessed = 0.0
         """The same by the guessers, for this root; 0 where none guesses the node."""
-        self.q: SparseDistribution = NO_Q
-        """What it was drawn from, where the draft samples."""
         self.is_passed = False
         """Whether another token has been committed behind it."""
 
@@ -70,27 +72,25 @@ class Node:
         """That the text goes on with it, if it gets to its parent."""
         return max(self.chance, self.guessed)
 
-    def child(self, token: int) -> Node:
-        """The one that is `token`, which may have to be made."""
-        found = self.children.get(token)
-        if found is None:
-            found = self.children[token] = Node(token, self)
-        return found
 
-    def drafted_children(self) -> list[Node]:
-        """In the order of their ranks."""
-        return sorted((node for node in self.children.values() if node.is_drafted), key=lambda node: node.rank)
+Run = tuple[int, range, Sequence[Sequence[Any]]]
+"""What a draft has told in one message of what may follow at one place: the number of the first of these nodes, and
+where they are in the columns of the message: tokens, ranks, chances, leads, and the laws that they were drawn from."""
 
 
 class Part:
     """Nodes of a tree, parents first, as a pilot sees them: it must not know tokens."""
 
-    __slots__ = ("_nodes", "reach")
+    __slots__ = ("_nodes", "parents", "reach")
 
-    def __init__(self, nodes: Sequence[Node] = (), reach: Sequence[float] = ()) -> None:
+    def __init__(
+        self, nodes: Sequence[Node] = (), reach: Sequence[float] | Floats = (), parents: Sequence[int] = ()
+    ) -> None:
         self._nodes = tuple(nodes)
         self.reach: Floats = np.array(reach, np.float64)
         """Chance that the text gets to each node. Not above its parent's."""
+        self.parents = tuple(parents)
+        """Which of the nodes is the parent of each; `ROOT` where none is."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -101,34 +101,27 @@ class Part:
     @property
     def leads(self) -> tuple[float, ...]:
         """How sure the draft was at the parent of each."""
-        return tuple(node.lead for node in self._nodes)
+        return tuple([node.lead for node in self._nodes])
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Of each among the draft's candidates, or `UNRANKED`."""
-        return tuple(node.rank for node in self._nodes)
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        """Which of the nodes is the parent of each; `ROOT` where none is."""
-        place = {id(node): index for index, node in enumerate(self._nodes)}
-        return tuple(place.get(id(node.parent), ROOT) for node in self._nodes)
+        return tuple([node.rank for node in self._nodes])
 
     @property
     def depth(self) -> int:
         """Nodes in a row, at most."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return max(depths, default=0)
+        return max(depths(self.parents), default=0)
 
     def head(self, num_nodes: int) -> Part:
         """The first of them."""
-        return Part(self._nodes[:num_nodes], self.reach[:num_nodes].tolist())
+        return Part(self._nodes[:num_nodes], self.reach[:num_nodes], self.parents[:num_nodes])
 
     def take(self, places: Sequence[int]) -> Part:
         """Those at these places."""
-        return Part([self._nodes[place] for place in places], self.reach[list(places)].tolist())
+        new = {place: index for index, place in enumerate(places)}
+        parents = [new.get(self.parents[place], ROOT) for place in places]
+        return Part([self._nodes[place] for place in places], self.reach[list(places)], parents)
 
     def drafted(self) -> Part:
         """Those that the draft has told of."""
@@ -148,10 +141,11 @@ class Part:
         is_later = [first.setdefault(parent, place) != place for place, parent in enumerate(self.parents)]
         return np.cumsum(is_later, dtype=np.int64)
 
-    @classmethod
-    def joined(cls, parts: Sequence[Part]) -> Part:
-        """All of theirs, in this order."""
-        return cls([node for part in parts for node in part._nodes], [each for part in parts for each in part.reach])
+    def with_below(self, end: int, part: Part) -> Part:
+        """These, and behind them those of `part`, whose root is the node at `end`."""
+        size = len(self)
+        parents = [end if parent == ROOT else size + parent for parent in part.parents]
+        return Part(self._nodes + part._nodes, [*self.reach, *part.reach], self.parents + tuple(parents))
 
 
 EMPTY_PART = Part()
@@ -167,32 +161,30 @@ class SpeculationTree:
         """Numbers that the draft has used: its next message begins there, or one was lost."""
         self.has_lost_some = False
         """Whether the draft knows nodes below the root of which it has told, and which are not here."""
-        self._root = Node(ROOT, None)
+        self._root = Node(ROOT)
         self._trail = deque([self._root])
         """The last committed tokens, the root at the end."""
-        self._numbered: dict[int, Node] = {}
-        """By the draft's numbers. Some of those that no verdict can lead to any more are among them."""
-        self._most_numbers = SPARE_NUMBERS
-        self._touched: list[Node] = []
-        """By guessers, for this root."""
+        self._unseen: dict[int, list[Run]] = {}
+        """By the parent's number: what was told and has not been looked at. Some of it no verdict can lead to."""
+        self._most_unseen = SPARE_PLACES
+        self._passed: dict[int, Node] = {}
+        """By number, of those in the trail that have been passed."""
+        self._touched: list[tuple[Node, Node]] = []
+        """By guessers, for this root: each with its parent."""
 
     def __repr__(self) -> str:
         return f"<SpeculationTree {len(self)} nodes, {self.num_told} told>"
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._below())
-
-    def _below(self) -> Iterator[Node]:
-        nodes = list(self._root.children.values())
-        while nodes:
-            node = nodes.pop()
-            yield node
-            nodes += node.children.values()
+        nodes = [self._root]
+        for node in nodes:
+            nodes += self._children(node).values()
+        return len(nodes) - 1
 
     @property
     def has_drafted(self) -> bool:
         """Whether the draft has told of anything that may follow."""
-        return any(node.is_drafted for node in self._root.children.values())
+        return any(node.is_drafted for node in self._children(self._root).values())
 
     # Growing
 
@@ -205,90 +197,147 @@ class SpeculationTree:
             return
         if told.first != self.num_told:
             raise ValueError(f"a draft goes on at node {told.first} where {self.num_told} have been told")
-        if num_unknown == 0 and told.root != ROOT and self._numbered.get(told.root) is not self._root:
+        if num_unknown == 0 and told.root != ROOT and told.root not in self._root.numbers:
             self.has_lost_some = True
         self._hang(told, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
         self.num_told += len(told)
-        if len(self._numbered) > self._most_numbers:
-            self._forget_numbers()
+        if len(self._unseen) > self._most_unseen:
+            self._forget_unseen()
 
     def _hang(self, told: Told, root: Node | None) -> None:
         """`root` is what the draft calls so; None where that is too long ago."""
-        numbered = self._numbered
-        columns = (getattr(told, name).tolist() for name in ("parents", "tokens", "ranks", "chances", "leads"))
-        laws = told.q or repeat(NO_Q)
-        for number, parent, token, rank, chance, lead, q in zip(count(told.first), *columns, laws, strict=False):
-            above = root if parent == ROOT else numbered.get(parent)
-            if above is None or (above.is_passed and token not in above.children):
-                continue  # no verdict can lead there any more
-            numbered[number] = node = above.child(token)
-            if node.rank == UNRANKED:  # of two alike the first counts
-                node.rank, node.chance, node.lead, node.q = rank, chance, lead, q
+        if not len(told):
+            return
+        columns = [getattr(told, name).tolist() for name in ("tokens", "ranks", "chances", "leads")]
+        columns.append(told.q or [NO_Q] * len(told))
+        unseen, passed, parents = self._unseen, self._passed, told.parents.tolist()
+        ends = np.flatnonzero(told.parents[1:] != told.parents[:-1]) + 1
+        for start, end in pairwise((0, *ends.tolist(), len(parents))):
+            parent = parents[start]
+            run = (told.first + start, range(start, end), columns)
+            if parent == ROOT:
+                if root is not None:
+                    self._see(root, run)
+            elif parent in passed:
+                self._see(passed[parent], run)
+            elif parent in unseen:
+                unseen[parent].append(run)
+            else:
+                unseen[parent] = [run]
 
-    def _forget_numbers(self) -> None:
-        """Of nodes that no verdict can lead to any more; their ties are cut, so that they are freed at once."""
-        kept = set(map(id, chain(self._below(), self._trail)))
-        gone = [number for number, node in self._numbered.items() if id(node) not in kept]
-        for node in map(self._numbered.pop, gone):
-            node.parent, node.children = None, {}
-        self._most_numbers = len(self._numbered) + SPARE_NUMBERS
+    def _see(self, above: Node, run: Run) -> None:
+        """Make nodes of what was told. Of two alike the first counts; where a token has followed, that one alone."""
+        first, places, (tokens, ranks, chances, leads, laws) = run
+        children = above.children
+        for number, place in enumerate(places, first):
+            token = tokens[place]
+            node = children.get(token)
+            if node is not None:
+                self._name(node, number)
+                if node.rank == UNRANKED:
+                    node.rank, node.chance, node.lead, node.q = ranks[place], chances[place], leads[place], laws[place]
+            elif not above.is_passed:  # else no verdict can lead there any more
+                children[token] = Node(token, (number,), ranks[place], chances[place], leads[place], laws[place])
+
+    def _name(self, node: Node, number: int) -> None:
+        node.numbers += (number,)
+        if node.is_passed:
+            self._passed[number] = node
+
+    def _children(self, node: Node) -> dict[int, Node]:
+        """All of them, by token. Whoever asks has asked for those of its parent."""
+        for number in node.numbers:
+            if number in self._unseen:
+                self._look_below(node)
+        return node.children
+
+    def _look_below(self, node: Node) -> None:
+        """Make nodes of all that was told of what follows it, in the order in which it was told."""
+        unseen, numbers = self._unseen, node.numbers
+        runs = [run for number in numbers for run in unseen.pop(number, ())]
+        for run in runs if len(numbers) == 1 else sorted(runs):
+            self._see(node, run)
+
+    def _child(self, node: Node, token: int) -> Node:
+        """The one that is `token`, which may have to be made."""
+        children = self._children(node)
+        found = children.get(token)
+        if found is None:
+            found = children[token] = Node(token)
+        return found
+
+    def _forget_unseen(self) -> None:
+        """That to which no verdict can lead any more."""
+        nodes = [self._root]
+        for node in nodes:
+            nodes += node.children.values()
+        kept, numbers = dict[int, list[Run]](), [number for node in nodes for number in node.numbers]
+        for number in numbers:
+            runs = self._unseen.get(number)
+            if runs is not None:
+                kept[number] = runs
+                numbers += chain.from_iterable(range(first, first + len(places)) for first, places, _ in runs)
+        self._unseen, self._most_unseen = kept, len(kept) + SPARE_PLACES
 
     def guess(self, guesses: Guesses) -> None:
         """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""
         nodes: list[Node] = []
         for parent, token, chance in zip(guesses.parents, guesses.tokens, guesses.chances, strict=True):
-            node = (self._root if parent == ROOT else nodes[parent]).child(token)
+            above = self._root if parent == ROOT else nodes[parent]
+            node = self._child(above, token)
             node.guessed = max(node.guessed, chance)
             nodes.append(node)
-        self._touched += nodes
+            self._touched.append((above, node))
 
     # Taking
 
-    def _likeliest(self, max_depth: int) -> Iterator[tuple[float, Node]]:
-        """Chance that the text gets there, and where: falling. Each comes after its parent."""
-        order, heap = count(), list[tuple[float, int, int, Node]]()
-        reach, depth, node = 1.0, 0, self._root
-        while True:
-            if depth < max_depth:
-                for child in node.children.values():
-                    heappush(heap, (-reach * max(child.chance, child.guessed), next(order), depth + 1, child))
-            if not heap:
-                return
-            reach, _, depth, node = heappop(heap)
-            reach = -reach
-            yield reach, node
-
     def best(self, num_nodes: int, max_depth: int) -> Part:
         """The likeliest nodes, likeliest first: each comes after its parent, which is likelier."""
-        found = list(islice(self._likeliest(max_depth), max(num_nodes, 0)))
-        return Part([node for _, node in found], [reach for reach, _ in found])
+        nodes, reached, parents = list[Node](), list[float](), list[int]()
+        order, heap = count(), list[tuple[float, int, int, int, Node]]()
+        reach, depth, node = 1.0, 0, self._root
+        while len(nodes) < num_nodes:
+            if depth < max_depth:
+                place = len(nodes) - 1  # `ROOT` at first
+                for child in self._children(node).values():
+                    chance = child.chance if child.chance > child.guessed else child.guessed
+                    heappush(heap, (-reach * chance, next(order), depth + 1, place, child))
+            if not heap:
+                break
+            reach, _, depth, parent, node = heappop(heap)
+            reach = -reach
+            nodes.append(node)
+            reached.append(reach)
+            parents.append(parent)
+        return Part(nodes, reached, parents)
 
     def first_chain(self, max_depth: int) -> Part:
         """The draft's first candidate of the root, its first candidate of that, and so on: as far as it has told."""
         nodes, reach = list[Node](), [1.0]
         while len(nodes) < max_depth:
             above = nodes[-1] if nodes else self._root
-            node = next((child for child in above.children.values() if child.rank == 0), None)
+            node = next((child for child in self._children(above).values() if child.rank == 0), None)
             if node is None:
                 break
             nodes.append(node)
             reach.append(reach[-1] * node.likely)
-        return Part(nodes, reach[1:])
+        return Part(nodes, reach[1:], range(ROOT, len(nodes) - 1))
 
-    def open_reach(self, max_depth: int) -> Floats:
+    def open_reach(self, max_depth: int, least: float = 0.0) -> Floats:
         """Of the places above `max_depth` that the draft feeds in its next passes, falling: that the text goes on there
-        otherwise than the guessers say.
+        otherwise than the guessers say. Some of those below `least` are left out.
         """
         found, places = list[float](), [(1.0, 0, self._root)]
         for reach, depth, node in places:
             left, is_fed = 1.0, False
-            for child in node.children.values():
+            for child in self._children(node).values():
                 if child.rank == UNRANKED:
                     left -= child.guessed
                     continue
                 is_fed = True
-                if depth + 1 < max_depth:
-                    places.append((reach * max(child.chance, child.guessed), depth + 1, child))
+                below = reach * (child.chance if child.chance > child.guessed else child.guessed)
+                if depth + 1 < max_depth and below >= least:
+                    places.append((below, depth + 1, child))
             if not is_fed and left > 0.0:
                 found.append(reach * left)
         found.sort(reverse=True)
@@ -296,39 +345,46 @@ class SpeculationTree:
 
     def block(self, part: Part) -> TokenTree:
         """These nodes, whose parents are among them and come first."""
-        laws = tuple(_law(node) for node in part._nodes) if self._is_drawn else ()
-        return TokenTree(tuple(node.token for node in part._nodes), part.parents, laws)
+        laws = tuple([_law(node) for node in part._nodes]) if self._is_drawn else ()
+        return TokenTree(tuple([node.token for node in part._nodes]), part.parents, laws)
 
     def part_of(self, block: TokenTree) -> Part | None:
         """Where the nodes of this block are; None unless all are here."""
         nodes, reach = list[Node](), list[float]()
         for token, parent in zip(block.tokens, block.parents, strict=True):
             above, chance = (self._root, 1.0) if parent == ROOT else (nodes[parent], reach[parent])
-            node = above.children.get(token)
+            node = self._children(above).get(token)
             if node is None:
                 return None
             nodes.append(node)
             reach.append(chance * node.likely)
-        return Part(nodes, reach)
+        return Part(nodes, reach, block.parents)
 
     def outcomes(self, block: Part, num: int) -> list[Outcome]:
         """Where the text is likeliest to go on below `block` otherwise than by one of its nodes."""
-        places = {id(self._root): (1.0, 0)}
-        for node, reach in zip(block._nodes, block.reach.tolist(), strict=True):
-            places[id(node)] = reach, places[id(node.parent)][1] + 1
+        own = set(map(id, block._nodes))
+        ends = zip(
+            (self._root, *block._nodes),
+            (1.0, *block.reach.tolist()),
+            (0, *depths(block.parents)),
+            count(ROOT),
+            strict=False,
+        )
         tops = [
-            (places[id(above)][0] * node.likely, places[id(above)][1] + 1, node)
-            for above in (self._root, *block._nodes)
-            for node in above.children.values()
-            if id(node) not in places
+            (reach * node.likely, depth + 1, end, node)
+            for above, reach, depth, end in ends
+            for node in self._children(above).values()
+            if id(node) not in own
         ]
         tops.sort(key=lambda top: -top[0])
-        return [Outcome(Part([node], [reach]), depth, self._at(node)) for reach, depth, node in tops[:num]]
+        return [
+            Outcome(end, Part([node], [reach], [ROOT]), depth, self._at(node)) for reach, depth, end, node in tops[:num]
+        ]
 
     def _at(self, top: Node) -> SpeculationTree:
         """As if the text had got there."""
         tree = SpeculationTree()
-        tree._root = top
+        tree._root, tree._unseen = top, self._unseen
         return tree
 
     # Verdicts
@@ -339,8 +395,9 @@ class SpeculationTree:
         """
         node: Node | None = self._root
         for token in tokens:
-            node = node.children.get(token) if node is not None else None
-        first = next((child for child in node.children.values() if child.rank == 0), None) if node is not None else None
+            node = self._children(node).get(token) if node is not None else None
+        children = self._children(node).values() if node is not None else ()
+        first = next((child for child in children if child.rank == 0), None)
         return None if first is None or any(first is each for each in block._nodes) else (first.token, first.lead)
 
     def reroot(self, tokens: Sequence[int]) -> bool:
@@ -349,29 +406,34 @@ class SpeculationTree:
         What the draft told below it stays, what it drew and what guessers proposed does not. A committed token has a
         place whether the draft has told of it or not: what it tells later hangs there.
         """
-        is_known, root = True, self._root
+        is_known = True
         for token in tokens:
-            is_known &= token in root.children
-            following = root.child(token)
-            root.children, root.is_passed = {token: following}, True
-            self._trail.append(root := following)
-        self._root = root
+            is_known &= token in self._children(self._root)
+            self._pass(token)
         self._forget_guesses()
         if self._is_drawn:
-            root.children = {}
+            self._root.children, self._unseen = {}, {}
         while len(self._trail) > MAX_TRAIL:
-            self._trail.popleft()
-        self._trail[0].parent = None
+            for number in self._trail.popleft().numbers:
+                del self._passed[number]
         self.has_lost_some |= self.num_told > MAX_NUMBERS
         return is_known
 
+    def _pass(self, token: int) -> None:
+        """No verdict can lead beside `token` any more."""
+        above = self._root
+        self._root = self._child(above, token)
+        above.children, above.is_passed = {token: self._root}, True
+        self._passed.update(dict.fromkeys(above.numbers, above))
+        self._trail.append(self._root)
+
     def _forget_guesses(self) -> None:
         """Nodes that only guessers know, and what they said of others."""
-        for node in self._touched:
+        for above, node in self._touched:
             node.guessed = 0.0
-            if not (node.is_drafted or node.is_passed or node is self._root) and node.parent is not None:
-                node.parent.children.pop(node.token, None)
-                node.parent = None
+            is_local = self._children(above).get(node.token) is node and not node.is_drafted
+            if is_local and not (node.is_passed or node is self._root):
+                del above.children[node.token]
         self._touched = []
 
 
@@ -379,6 +441,8 @@ class SpeculationTree:
 class Outcome:
     """Where the text may go on below a block."""
 
+    end: int
+    """The node of the block below which that is."""
     top: Part
     """The node that it goes on with."""
     depth: int

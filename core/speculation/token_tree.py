@@ -217,16 +217,23 @@ class Told:
         columns = [getattr(self, name) for name in COLUMNS]
         if any(column.shape != (len(self.tokens),) for column in columns):
             raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
-        # as lists: there are few nodes, for which numpy asks as much as for hundreds
-        parents, _, ranks, chances, leads = (column.tolist() for column in columns)
-        if not (all(0.0 < chance <= 1.0 for chance in chances) and all(0.0 <= lead <= 1.0 for lead in leads)):
-            raise ValueError("a chance or a lead that is told is none")
-        if not all(ROOT <= parent < number for number, parent in enumerate(parents, self.first)):
-            raise ValueError("a node is told of before its parent")
+        if len(self):
+            self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
             raise ValueError("each node that was drawn has the law that it was drawn from")
-        if self.first < 0 or not ROOT <= self.root < self.first or min(ranks, default=0) < 0:
-            raise ValueError("a number or a rank that is told is below 0")
+        if self.first < 0 or not ROOT <= self.root < self.first:
+            raise ValueError("a number that is told is below 0")
+
+    def _check_nodes(self) -> None:
+        least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
+        if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
+            raise ValueError("a chance that is told is none")
+        if not (least(self.leads) >= 0.0 and most(self.leads) <= 1.0):
+            raise ValueError("a lead that is told is none")
+        if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
+            raise ValueError("a node is told of before its parent")
+        if least(self.ranks) < 0:
+            raise ValueError("a rank that is told is below 0")
 
     def __len__(self) -> int:
         return len(self.tokens)

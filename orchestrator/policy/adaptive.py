@@ -95,7 +95,8 @@ class MarginalPilot(TreePilot):
         `reach` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
         """
         seconds = self._seconds(len(reach), branches)
-        gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * (seconds - seconds[0])
+        gained: Floats = self.rate * (seconds[0] - seconds)
+        gained[1:] += reach.cumsum()
         return gained
 
     def _seconds(self, num_nodes: int, branches: Ints | None) -> Floats:
@@ -122,10 +123,12 @@ class MarginalPilot(TreePilot):
     def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
         if self._known.lately.is_shared:
             return False  # who waits misses the others' pass of the target, and has to wait for the next
-        open_reach = tree.open_reach(min(max_depth, self._max_depth))
+        reach = self._fitting.reach
+        least = float(reach[-1]) if len(reach) >= self.max_nodes else 0.0  # else it has no place in the block
+        open_reach = tree.open_reach(min(max_depth, self._max_depth), least)
         if self.minds_branches:
             open_reach = open_reach[:1]  # a chain goes on at its end
-        return self.adds_enough(self._fitting.reach, open_reach, next_s)
+        return self.adds_enough(reach, open_reach, next_s)
 
     def adds_enough(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
         """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.

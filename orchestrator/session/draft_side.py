@@ -219,6 +219,8 @@ class Drafting:
         began_s = now_s - timing.computed_s
         self._pilot.saw_pass(timing)
         self._stats.record_draft(began_s, now_s)
+        if not self._stats.is_traced:
+            return
         self._keep_trace()
         self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
 
@@ -345,13 +347,12 @@ class Drafting:
         is_open = pilot.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
         if len(taken) != len(block) or not (pilot.num_outcomes or is_open):
             return None
-        parts = [taken]
+        whole = taken
         for outcome in self._tree.outcomes(taken, pilot.num_outcomes):
             if outcome.depth <= max_depth:
                 part = pilot.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if pilot.is_worth_going_on(float(part.reach.sum()), len(part), len(taken)):
-                    parts += [outcome.top, part]
-        whole = Part.joined(parts)
+                    whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
         return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.leads, is_open)
 
     def went_on(self, guess: Guess) -> None:

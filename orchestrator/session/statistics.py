@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from core.records import CallTrace, SpeculationStats
@@ -80,13 +81,13 @@ class Statistics:
     def record_verify(self, sent_s: float, received_s: float) -> None:
         """The target was busy with this stream for so long; what the draft did meanwhile was hidden."""
         self.verify_time_s += received_s - sent_s
-        self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._drafted)
+        self.hidden_draft_time_s += _overlap(sent_s, received_s, self._drafted)
         self._verified.append((sent_s, received_s))
 
     def record_draft(self, sent_s: float, received_s: float) -> None:
         """The draft was busy. A pair of calls is counted when the later of them has ended."""
         self.draft_time_s += received_s - sent_s
-        self.hidden_draft_time_s += sum(_overlap((sent_s, received_s), other) for other in self._verified)
+        self.hidden_draft_time_s += _overlap(sent_s, received_s, self._verified)
         self._drafted.append((sent_s, received_s))
 
     @property
@@ -125,5 +126,10 @@ class Statistics:
         )
 
 
-def _overlap(one: Interval, other: Interval) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+def _overlap(start_s: float, end_s: float, others: Iterable[Interval]) -> float:
+    """How much of the time one kind of engine was busy while the other was."""
+    shared_s = 0.0
+    for other_start_s, other_end_s in others:
+        if other_end_s > start_s:
+            shared_s += max(0.0, min(end_s, other_end_s) - max(start_s, other_start_s))
+    return shared_s

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.speculation.guesser import Guesses
-from core.speculation.speculation_tree import Part, SpeculationTree
+from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree, Told
 
 
@@ -346,7 +346,7 @@ def test_an_offer_is_one_tree_of_several_parts(tree):
     tree.add(told(4, (1, 9, 0.9)))
     taken = tree.best(2, 9)
     first, _ = tree.outcomes(taken, 9)
-    whole = Part.joined([taken, first.top, first.below.best(9, 9)])
+    whole = taken.with_below(first.end, first.top).with_below(2, first.below.best(9, 9))
     assert tree.block(whole) == TokenTree((5, 7, 6, 9), (ROOT, 0, ROOT, 2))
     assert (whole.ranks, whole.depth) == ((0, 2, 1, 0), 2)
 
@@ -377,15 +377,15 @@ def test_what_the_draft_had_told_of_that_no_block_had(tree):
 
 def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
     """However long the text: nodes that are gone, their numbers, and tokens that were committed long ago."""
-    monkeypatch.setattr("core.speculation.speculation_tree.SPARE_NUMBERS", 64)
+    monkeypatch.setattr("core.speculation.speculation_tree.SPARE_PLACES", 32)
     monkeypatch.setattr("core.speculation.speculation_tree.MAX_TRAIL", 16)
     tree, gone = SpeculationTree(), []
     for round_ in range(200):
         first = tree.num_told
         tree.add(told(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4), (first, 3, 0.5), (first + 1, 4, 0.5)))
-        gone.append(weakref.ref(tree._root.children[2]))
+        gone.append(weakref.ref(tree._children(tree._root)[2]))
         tree.reroot([1, 7 if round_ % 2 else 3])
     assert len(tree._trail) == 16
-    assert len(tree._numbered) < 200
-    assert sum(each() is not None for each in gone) < 50, "without waiting for the collector of cycles"
-    assert tree._trail[0].parent is None
+    assert len(tree._unseen) < 100
+    assert len(tree._passed) < 50
+    assert sum(each() is not None for each in gone) == 0, "without waiting for the collector of cycles"
