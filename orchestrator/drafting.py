@@ -21,7 +21,7 @@ from orchestrator import messages as m
 from orchestrator.guess import NO_GUESS, Guess, Offer
 from orchestrator.held import Held
 from orchestrator.pair import Completion
-from orchestrator.pilot import DraftSeen, Found, Shape
+from orchestrator.pilot import Found, Shape
 from orchestrator.states import GROWING_TABLE, Growing, Machine, Trigger
 from orchestrator.statistics import Statistics
 from orchestrator.tree_pilot import TreePilot
@@ -114,9 +114,9 @@ class Drafting:
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
-        pause_s = self._pilot.rest()
+        self._pilot.rest()
         self._leave()
-        return [m.ReleaseDraft(), m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))]
+        return [m.ReleaseDraft(), self.place_later()]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
@@ -201,7 +201,6 @@ class Drafting:
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
-        self._pause_s = self._pair.speculation.draft_retry_s
         return True
 
     def _is_leased(self, stamp: Stamp) -> bool:
@@ -228,7 +227,10 @@ class Drafting:
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
         self._turn = 0
-        self._keep_trace(len(guess) - guess.shape.num_looked_up)
+        num_used = len(guess) - guess.shape.num_looked_up
+        if num_used:
+            self._pause_s = self._pair.speculation.draft_retry_s
+        self._keep_trace(num_used)
 
     def _keep_trace(self, num_used: int = 0) -> None:
         last, self._last_pass = self._last_pass, None
@@ -277,7 +279,7 @@ class Drafting:
         self._stats.trace_call(trace)
         if is_turn:
             self._stats.record_draft(event.sent_s, event.received_s)
-            self._pilot.saw_draft(DraftSeen(event.received_s - event.sent_s, timing))
+            self._pilot.saw_draft(event.received_s - event.sent_s, timing)
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
@@ -285,8 +287,6 @@ class Drafting:
         if stamp != self._waits_for:
             return []
         self._is_late, self._waits_for = True, None
-        if self._pilot.is_in_turn:
-            self._pilot.saw_late_draft()
         self._num_late_rounds += 1
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()

@@ -11,7 +11,7 @@ from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavail
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
-from orchestrator.control import Controls, Pilots, after_calls
+from orchestrator.control import Controls, Pilots
 from orchestrator.detokenize import IncrementalDetokenizer
 from orchestrator.pair import Pair
 from orchestrator.pilot import ControlReport
@@ -37,7 +37,7 @@ class Service:
         self._pair = Pair(target, draft, config.speculation, config.limits)
         self._tokenizer = tokenizer
         self._clock = clock
-        self._pilots = pilots if pilots is not None else Controls(config.speculation, later=after_calls)
+        self._pilots = pilots if pilots is not None else Controls(config.speculation)
         self._admission = Admission(config.limits)
         self._rounds = Rounds(leases, clock)
         self._is_closing = False
