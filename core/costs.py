@@ -34,8 +34,8 @@ BRANCH_PASSES = 200
 class Curve:
     """Seconds of a pass by its rows: linear between what was seen, and hopeful beyond.
 
-    Beyond the widest pass goes on the line from the narrowest to it, so that wider ones are tried: only what is tried
-    is learned. Hope ends at `HOPE` times that.
+    Beyond the widest pass goes on the line from the narrowest to it, and likewise below: so that others are tried, for
+    only what is tried is learned. Hope ends at `HOPE` times the widest.
     """
 
     def __init__(self, rows: Sequence[float], seconds: Sequence[float]) -> None:
@@ -45,7 +45,8 @@ class Curve:
     def __call__(self, rows: float) -> float:
         places, seconds = self._rows, self._seconds
         if rows <= places[0]:
-            return seconds[0]
+            share = rows / places[0]
+            return seconds[0] * share if len(places) == 1 else max(self._line(0, -1, rows), seconds[0] * share)
         if rows < places[-1]:
             left = bisect_right(places, rows) - 1
             return self._line(left, left + 1, rows)
@@ -123,7 +124,7 @@ class PassCost:
     def _fitted(self) -> tuple[list[float], list[float]]:
         """Medians of each width, pooled where they fall: isotonic regression by pool-adjacent-violators."""
         if not self._widths:
-            return [1.0], [self._prior_s]
+            return [1.0, FEW_ROWS], [self._prior_s, self._prior_s]
         widths = sorted((median(width.rows), median(width.seconds), len(width.rows)) for width in self._widths.values())
         pools: list[tuple[float, int, int]] = []  # seconds, passes, widths
         for _, seconds, num in widths:
