@@ -60,26 +60,45 @@ class Curve:
         return seconds[first] + slope * (rows - places[first])
 
 
+def _recent() -> deque[tuple[float, float]]:
+    return deque(maxlen=NUM_RECENT)
+
+
 @dataclass(slots=True)
 class _Width:
-    """What passes of about so many rows cost."""
+    """Passes of about so many rows."""
 
-    rows: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+    straight: deque[tuple[float, float]] = field(default_factory=_recent)
+    """Rows and seconds, without branches, or with an unknown number of them."""
+    branched: deque[tuple[float, float]] = field(default_factory=_recent)
+    branches: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+
+    @property
+    def usual(self) -> tuple[float, float, int]:
+        """Rows, seconds, and how many passes say so: those without branches, if there were any."""
+        passes = self.straight or self.branched
+        rows, seconds = zip(*passes, strict=True)
+        return median(rows), median(seconds), len(passes)
+
+    def branch_s(self) -> list[float]:
+        """Of each pass that had branches: what one of them added."""
+        if not self.straight:
+            return []
+        usual_s = median(seconds for _, seconds in self.straight)
+        pairs = zip(self.branched, self.branches, strict=True)
+        return [(seconds - usual_s) / branches for (_, seconds), branches in pairs]
 
 
 class PassCost:
     """Learns seconds of one forward pass as a function of its rows, which never falls; and what a branch adds.
 
-    A target that computes the branches of a tree one by one takes longer for them, however many rows they have. So rows
-    are learned from passes without branches, or with an unknown number, and branches from what others take longer.
+    A target that computes the branches of a tree one by one takes longer for them, however many rows they have: longer
+    than for a pass of as many rows without.
     """
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
         self._widths: dict[int, _Width] = {}
-        self._branched: deque[tuple[float, float, float]] = deque(maxlen=NUM_RECENT)
-        """Rows, seconds and branches."""
         self._num_straight = 0
         """Passes without branches since the last that had some."""
 
@@ -90,16 +109,13 @@ class PassCost:
         """One pass of `rows` rows took `seconds`."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
-        if branches > 0:
-            self._branched.append((rows, seconds, branches))
-            self._num_straight = 0
-            return
         width = self._widths.setdefault(_bucket(rows), _Width())
-        width.rows.append(rows)
-        width.seconds.append(seconds)
-        self._num_straight += 1
-        if self._num_straight > BRANCH_PASSES:
-            self._branched.clear()
+        if branches:
+            width.branched.append((rows, seconds))
+            width.branches.append(branches)
+        else:
+            width.straight.append((rows, seconds))
+        self._num_straight = 0 if branches else self._num_straight + 1
 
     def curve(self) -> Curve:
         """The present belief, of passes without branches."""
@@ -108,8 +124,9 @@ class PassCost:
     @property
     def branch_s(self) -> float:
         """What a branch adds to a pass."""
-        curve = self.curve()
-        more = [(seconds - curve(rows)) / branches for rows, seconds, branches in self._branched]
+        if self._num_straight > BRANCH_PASSES:
+            return 0.0
+        more = [seconds for place, width in self._widths.items() if place <= FEW_ROWS for seconds in width.branch_s()]
         return max(0.0, median(more)) if more else 0.0
 
     def points(self) -> dict[int, float]:
@@ -125,7 +142,7 @@ class PassCost:
         """Medians of each width, pooled where they fall: isotonic regression by pool-adjacent-violators."""
         if not self._widths:
             return [1.0, FEW_ROWS], [self._prior_s, self._prior_s]
-        widths = sorted((median(width.rows), median(width.seconds), len(width.rows)) for width in self._widths.values())
+        widths = sorted(width.usual for width in self._widths.values())
         pools: list[tuple[float, int, int]] = []  # seconds, passes, widths
         for _, seconds, num in widths:
             pools.append((seconds, num, 1))

@@ -66,8 +66,6 @@ class Drafting:
         """By message, how many tokens it told of; of those that it may still answer."""
         self._last_pass: CallTrace | None = None
         """Of the draft; whether the next block is its doing is not known yet."""
-        self._grew_s = 0.0
-        """When the draft last told of something."""
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
@@ -178,7 +176,6 @@ class Drafting:
             return []
         if not self._take_in(sprouted):
             return self.lose()
-        self._grew_s = event.received_s
         if self._held.answers(sprouted.stamp):
             self._is_over = sprouted.is_over
             self._num_passes += sprouted.timing is not None
@@ -359,21 +356,19 @@ class Drafting:
         self.used(guess)
         self._taken = self._tree.part_of(guess.block) or EMPTY_PART
 
-    def patience(self, now_s: float, max_depth: int) -> m.Await | None:
-        """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
+    def patience(self) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where that is worth it."""
         self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
-        if not self._is_worth_waiting(now_s, max_depth):
+        if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
         return m.Await(stamp, self._pilot.patience_s)
 
-    def _is_worth_waiting(self, now_s: float, max_depth: int) -> bool:
+    def _is_worth_waiting(self) -> bool:
         if self._pilot.is_in_turn:
             return self._turn > 0
-        pilot, has_begun = self._pilot, self._tree.has_drafted
-        next_s = self._grew_s + pilot.pass_s - now_s if has_begun else pilot.first_pass_s
-        return pilot.is_worth_waiting(self._tree, max_depth, next_s, self._num_passes)
+        return self._pilot.is_worth_waiting(self._num_passes, has_drafted=self._tree.has_drafted)

@@ -11,7 +11,7 @@ import numpy as np
 from core.config import SpeculationConfig
 from core.estimators import USUAL_TAIL
 from core.records import GenerationRequest
-from core.speculation.tree import EMPTY_PART, Part
+from core.speculation.tree import Part
 from core.trees import Floats, Ints, Steady
 from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import Found, RoundSeen
@@ -19,8 +19,6 @@ from orchestrator.tree_pilot import TreePilot, TreeView
 
 REST_ROUNDS = 32
 """In which nothing was worth verifying: then the draft rests."""
-MIN_WAIT = 0.25
-"""Of a pass: what is overdue is not there yet."""
 OFFERED_OUTCOMES = 4
 """Of a block, with which the target may go on by itself."""
 
@@ -32,8 +30,6 @@ class MarginalPilot(TreePilot):
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
         super().__init__(request, config, known)
-        self._fitting = EMPTY_PART
-        """What the last block could have had, the likeliest first."""
         self._num_idle = 0
         """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
         self._is_resting = False
@@ -107,31 +103,18 @@ class MarginalPilot(TreePilot):
             straight = fitting.straight()
             if (chain := self.net(straight.reach)).max() >= gained.max():
                 fitting, gained = straight, chain
-        self._fitting = fitting
         return fitting.head(int(np.argmax(gained)))
 
     # Waiting
 
-    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
-        if self._known.costs.is_shared:
-            return False  # who waits misses the others' pass of the target, and has to wait for the next
-        open_reach = tree.open_reach(min(max_depth, self.max_depth))
-        if self.minds_branches:
-            open_reach = open_reach[:1]  # a chain goes on at its end
-        return self.adds_enough(self._fitting.reach, open_reach, next_s)
-
-    def adds_enough(self, reach: Floats, open_reach: Floats, next_s: float) -> bool:
-        """Whether the draft's next pass, in `next_s`, adds more to the best block than the time would yield.
-
-        `reach`: of the nodes that a block could have now; `open_reach`: of the places where it goes on next, each of
-        which gets one more node, as likely as first candidates are on the whole.
+    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
+        """Whether a first guess is worth more than the time until it comes. Nothing else is waited for: what grows
+        while the next block is verified is not lost. And who shares the passes of a target misses the others' pass,
+        and has to wait for the next.
         """
-        price = self.rate * max(next_s, MIN_WAIT * self.pass_s)
-        if price >= 1.0:
-            return False  # the places exclude each other: a pass adds one token at most
-        following = self._learned.accepted.value * open_reach[: self._num_rows]
-        grown = np.sort(np.concatenate([reach, following]))[::-1][: self.max_nodes]
-        return bool(self.net(grown).max() - self.net(reach).max() > price)
+        if has_drafted or self._known.costs.is_shared:
+            return False
+        return self._learned.accepted.value > self.rate * self.first_pass_s
 
     # Going on
 

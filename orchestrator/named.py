@@ -73,7 +73,7 @@ class NamedPilot(TreePilot):
         chosen = self._chosen(tree, nodes, depth)
         return chosen if len(chosen) or tree.has_drafted else tree.best(nodes, depth)
 
-    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
+    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
         return not self._is_whole and num_passes <= self.gamma
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:

@@ -13,7 +13,7 @@ from core.config import SpeculationConfig
 from core.estimators import USUAL_TAIL, Average
 from core.records import GenerationRequest, Timing, Verification
 from core.speculation.tree import Part
-from core.trees import ROOT, Floats, Measure, Steady, num_branches
+from core.trees import ROOT, Measure, Steady, num_branches
 from orchestrator.knowledge import Knowledge
 from orchestrator.pilot import Found, RoundSeen
 
@@ -39,8 +39,6 @@ class TreeView(Protocol):
     def best(self, num_nodes: int, max_depth: int) -> Part: ...
 
     def first_chain(self, max_depth: int) -> Part: ...
-
-    def open_reach(self, max_depth: int) -> Floats: ...
 
 
 class TreePilot(ABC):
@@ -138,10 +136,11 @@ class TreePilot(ABC):
         return len(leads) <= self.max_nodes
 
     @abstractmethod
-    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:
-        """Whether to wait for the draft's next pass, in `next_s`, instead of verifying what was chosen just now.
+    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
+        """Whether to wait for the draft's next pass instead of verifying what was chosen just now.
 
-        It has made `num_passes` since it was told of the last verdict. Asked only where drafting goes on meanwhile.
+        It has made `num_passes` since it was told of the last verdict. `has_drafted`: whether it has told of anything
+        that may be verified. Asked only where drafting goes on meanwhile.
         """
 
     @property
