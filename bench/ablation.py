@@ -15,15 +15,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from operator import truediv
 from typing import Any, Final
 from unittest.mock import patch
 
 from bench.control import EASY, HARD, MODES, Alternating, Case, adaptive
 from bench.results import Result
-from core import curve, economy, estimators
+from core import costs, estimators
+from core.estimators import PRIOR, logit
 from core.speculation import chances, grower
-from orchestrator import marginal
+from orchestrator import knowledge, marginal, tree_pilot
 from simulation.hardware import HopLaw
 from simulation.presets import PRESETS
 from simulation.scenario import Arrivals, Change, Closed, Scenario
@@ -38,19 +38,23 @@ def _constant(value: Any) -> Any:
 
 
 PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
-    "how sure the draft is": ((estimators.ConfidenceFit, "line", lambda self: (self.intercept, 0.0)),),
-    "what sureness is worth, learned": ((estimators.ConfidenceFit, "line", _constant((0.0, 1.0))),),
-    "acceptance by depth": ((estimators.DepthRates, "see", lambda self, _, is_right: self.rates[0].see(is_right)),),
-    "plain decoding as the least rate": (
-        (marginal.MarginalPilot, "rate", property(lambda self: truediv(*self._known.usual_round(self.kind)))),
-    ),
-    "passes by forecast": ((marginal, "passes_worth", lambda heads, *_: len(heads)),),
-    "a pass costs more beyond its knots": ((curve.Curve, "_exponent", _constant(0.0)), (curve, "BELOW_EXPONENT", 0.0)),
+    "how sure the draft is": ((tree_pilot.TreePilot, "_sureness", (logit(PRIOR), 0.0)),),
+    "calibration": ((estimators, "STEP", 0.0),),
+    "averages over fewer": ((estimators, "WINDOW", 16.0),),
+    "averages over more": ((estimators, "WINDOW", 256.0),),
+    "plain decoding as the least rate": ((costs.CostModel, "least_rate", 0.0),),
+    "passes by forecast": ((marginal.MarginalPilot, "_forecast", lambda self: self.max_depth),),
+    "a pass costs more beyond what was seen": ((costs.Curve, "_slope", _constant(0.0)),),
+    "costs looked at always": ((knowledge, "LOOK_ROUNDS", 1),),
+    "costs of one pass": ((costs, "NUM_RECENT", 1),),
+    "costs by every width": ((costs, "FEW_ROWS", 1),),
+    "what branches cost": ((costs.PassCost, "branch_s", 0.0),),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
-    "waiting for a pass": ((marginal.MarginalPilot, "adds_enough", _constant(False)),),
-    "hope beyond what was seen": ((curve, "HOPE", 1.0),),
-    "rows by what a pass costs": ((economy.Economy, "rows_worth", _constant(8)),),
+    "waiting for a first guess": ((marginal.MarginalPilot, "is_worth_waiting", _constant(False)),),
+    "hope beyond what was seen": ((costs, "HOPE", 1.0),),
+    "rows by what a pass costs": ((costs.CostModel, "rows_worth", 8),),
     "rest": ((marginal.MarginalPilot, "wants_rest", False),),
+    "rest soon": ((marginal, "REST_ROUNDS", 8),),
     "offers": ((marginal.MarginalPilot, "num_outcomes", 0),),
     "offers beyond the first": ((marginal, "OFFERED_OUTCOMES", 1),),
     "a least chance": ((grower, "MIN_REACH", 1e-9),),
@@ -84,7 +88,6 @@ def _rates(loads: list[Case], part: str) -> list[float]:
     with ExitStack() as stack:
         for where, name, other in PARTS.get(part, ()):
             stack.enter_context(patch.object(where, name, other))
-        marginal.passes_worth.cache_clear() if hasattr(marginal.passes_worth, "cache_clear") else None
         return [adaptive(case)[0] for case in loads]
 
 

@@ -54,10 +54,11 @@ class Curve:
         return self._line(0, -1, min(rows, hope)) * max(rows / hope, 1.0)
 
     def _line(self, first: int, second: int, rows: float) -> float:
-        places, seconds = self._rows, self._seconds
-        width = places[second] - places[first]
-        slope = (seconds[second] - seconds[first]) / width if width else 0.0
-        return seconds[first] + slope * (rows - places[first])
+        return self._seconds[first] + self._slope(first, second) * (rows - self._rows[first])
+
+    def _slope(self, first: int, second: int) -> float:
+        width = self._rows[second] - self._rows[first]
+        return (self._seconds[second] - self._seconds[first]) / width if width else 0.0
 
 
 def _recent() -> deque[tuple[float, float]]:
@@ -126,7 +127,7 @@ class PassCost:
         """What a branch adds to a pass."""
         if self._num_straight > BRANCH_PASSES:
             return 0.0
-        more = [seconds for place, width in self._widths.items() if place <= FEW_ROWS for seconds in width.branch_s()]
+        more = [seconds for place, width in self._widths.items() if place < FEW_ROWS for seconds in width.branch_s()]
         return max(0.0, median(more)) if more else 0.0
 
     def points(self) -> dict[int, float]:
@@ -233,6 +234,11 @@ class CostModel:
     @cached_property
     def _verify_times(self) -> list[float]:
         return []
+
+    @property
+    def least_rate(self) -> float:
+        """Tokens a second of plain decoding."""
+        return 1.0 / self.verify_s(0)
 
     def draft_s(self, rows: float, num_passes: int) -> float:
         """A round trip to the draft for passes that have `rows` rows of each session."""

@@ -132,8 +132,11 @@ class Drafting:
 
     def take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
-        is_turn = self._pilot.is_in_turn and self._pilot.wants_turn() and self._held.num_behind <= DECODE_TOKENS
-        self._turn = max(max_depth, 0) if is_turn else 0
+        self._turn = 0
+        if self._pilot.is_in_turn:
+            if max_depth < 1 or not self._pilot.wants_turn():
+                return []
+            self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
         return self.tell()
 
     def tell(self) -> list[m.Command]:

@@ -62,9 +62,8 @@ class Knowledge:
 
     def rate(self, kind: str) -> float:
         """Tokens a second that a session of this kind makes at the moment, and not less than plain decoding would."""
-        learned, plain_s = self.kinds[kind], self.costs.verify_s(0)
-        made = learned.tokens.value / learned.seconds.value if learned.seconds else 0.0
-        return max(made, 1.0 / plain_s)
+        learned = self.kinds[kind]
+        return max(self.costs.least_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
 
     def saw_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
         """A round, from verdict to verdict. Before the first one came one that decoded plainly."""

@@ -19,6 +19,8 @@ from orchestrator.tree_pilot import TreePilot, TreeView
 
 REST_ROUNDS = 32
 """In which nothing was worth verifying: then the draft rests."""
+TRIAL_ROUNDS = 8
+"""In turn, after a rest."""
 OFFERED_OUTCOMES = 4
 """Of a block, with which the target may go on by itself."""
 
@@ -32,6 +34,8 @@ class MarginalPilot(TreePilot):
         super().__init__(request, config, known)
         self._num_idle = 0
         """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
+        self._num_trials = 0
+        """Rounds that are drafted for in turn though plain decoding promises more: nothing is learned otherwise."""
         self._is_resting = False
 
     @property
@@ -50,8 +54,11 @@ class MarginalPilot(TreePilot):
         return super().steady(room, turn)
 
     def wants_turn(self) -> bool:
-        """Whether drafting promises more than plain decoding."""
-        return self._forecast() > 0
+        """Whether drafting promises more than plain decoding, or is to be tried."""
+        if self._forecast() > 0:
+            return True
+        self._num_trials -= 1
+        return self._num_trials >= 0
 
     def _forecast(self) -> int:
         """Passes of the draft after which a round in turn makes most tokens a second; 0 where plain decoding does.
@@ -61,7 +68,7 @@ class MarginalPilot(TreePilot):
         costs, chance = self._known.costs, self._learned.accepted.value
         rows = 1 if self._is_sampled else costs.rows_worth
         rates, tokens, reach = [1.0 / costs.verify_s(0)], 1.0, 1.0
-        for num in range(1, self.max_depth + 1):
+        for num in range(1, min(self.max_depth, self.max_nodes) + 1):
             reach *= chance
             tokens += reach
             rates.append(tokens / (costs.verify_s(num) + costs.draft_s(rows, num)))
@@ -144,7 +151,7 @@ class MarginalPilot(TreePilot):
         return self._num_idle >= REST_ROUNDS
 
     def rest(self) -> None:
-        self._num_idle, self._is_resting = 0, True
+        self._num_idle, self._num_trials, self._is_resting = 0, TRIAL_ROUNDS, True
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
         self._known.note(

@@ -1,8 +1,8 @@
 """The named policies over a session's tree: simple rules, for those who want them and to compare with.
 
 How the draft grows is the same as for all others; a rule says what is verified, and whether to wait. Knows shapes and
-settings; must not know tokens. A rule looks at what q was like and never at what was drawn, so that it may be used where
-drafts sample, too (docs/exactness.md, section 4).
+settings; must not know tokens. A rule looks at what q was like and never at what was drawn, so that it may be used
+where drafts sample, too (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a pilot is told, and what it tells people.
 
-A pilot decides for one session how far and how wide to guess (`orchestrator.tree_pilot`). It sees shapes, ranks, confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can
-drop a guess for what q looked like but never for what was drawn, which in rejection and block mode would change the
-output's law (docs/exactness.md, section 4).
+A pilot decides for one session how far and how wide to guess (`orchestrator.tree_pilot`). It sees shapes, ranks,
+confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can drop a guess for what q
+looked like but never for what was drawn, which in rejection and block mode would change the output's law
+(docs/exactness.md, section 4).
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class TreePilot(ABC):
         """Whether the draft has grown for long enough what was not worth verifying."""
         return False
 
-    def rest(self) -> None:
+    def rest(self) -> None:  # noqa: B027  others than adaptive never do
         """There is no draft for a while."""
 
     # Seeing
@@ -206,7 +206,7 @@ class TreePilot(ABC):
         if self.measure is Measure.LEAD:
             self._learned.calibration.see(sureness, is_accepted)
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
         """A round, from verdict to verdict."""
 
     def saw_pass(self, timing: Timing) -> None:

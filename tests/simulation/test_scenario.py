@@ -13,7 +13,6 @@ from core.config import SpeculationConfig
 from core.pass_law import PassLaw
 from core.records import Verification
 from core.theory import expected_tokens
-from orchestrator.marginal import passes_worth
 from simulation.compare import plain, sequential
 from simulation.hardware import EngineLaw, HopLaw
 from simulation.presets import PRESETS, Hardware
@@ -194,11 +193,10 @@ def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
 
 
 def test_what_the_process_did_before_changes_no_figure():
-    """Forecasts are remembered for the whole process; but they go no further."""
+    """Nothing is remembered for the whole process."""
     scenario = Scenario(
         hardware=PRESETS["this-machine"], law=HARD, load=Closed(16, 16), prompt_tokens=24, max_tokens=24
     )
-    passes_worth.cache_clear()
     first = simulate(scenario)
     assert simulate(scenario) == first
 
