@@ -18,11 +18,12 @@ from orchestrator.pilot import Found, RoundSeen
 from orchestrator.tree_pilot import TreePilot, TreeView
 
 REST_ROUNDS = 32
-"""In which nothing was worth verifying: then the draft rests."""
+"""In which nothing was worth verifying: then the draft rests. A guarantee, not worth any tokens: others get the draft."""
 TRIAL_ROUNDS = 8
 """In turn, after a rest."""
 OFFERED_OUTCOMES = 4
-"""Of a block, with which the target may go on by itself."""
+"""Of a block, with which the target may go on by itself: worth 1.13 with the target 10 ms away, against one outcome
+1.04, elsewhere nothing (`bench ablation`)."""
 
 
 class MarginalPilot(TreePilot):
