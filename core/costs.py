@@ -27,7 +27,8 @@ HOPE = 4.0
 """Times the widest pass that was seen, beyond which a pass is believed to cost in proportion to its rows. Hope is worth
 1.03, and its end 1.03 (`bench ablation`, docs/adr/0030)."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows that one session may have in a pass of the draft; those further down its list are hardly ever needed. Against always 8: worth 1.06 (`bench ablation`, docs/adr/0030)."""
+"""Rows that one session may have in a pass of the draft; those further down its list are hardly ever needed.
+Against always 8: worth 1.06 (`bench ablation`, docs/adr/0030)."""
 BRANCH_PASSES = 200
 """Passes after which it is forgotten what branches cost, where there were none: then they are tried again. The price
 of branches is worth 1.17 where a target computes them one by one (docs/LOG.md, 2026-11-22), elsewhere nothing."""

@@ -18,7 +18,8 @@ from orchestrator.pilot import Found, RoundSeen
 from orchestrator.tree_pilot import TreePilot, TreeView
 
 REST_ROUNDS = 32
-"""In which nothing was worth verifying: then the draft rests. A guarantee, not worth any tokens: others get the draft."""
+"""In which nothing was worth verifying: then the draft rests. A guarantee, worth no tokens: others get the
+draft."""
 TRIAL_ROUNDS = 8
 """In turn, after a rest."""
 OFFERED_OUTCOMES = 4
