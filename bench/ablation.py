@@ -15,16 +15,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from operator import truediv
 from typing import Any, Final
 from unittest.mock import patch
 
 from bench.control import EASY, HARD, MODES, Alternating, Case
 from bench.control import adaptive as run_adaptive
 from bench.results import Result
-from core.costs import cost_model, curve
-from core.speculation import calibration, chances, tree_builder
-from orchestrator.policy import adaptive
+from core.costs import engine_cost
+from core.speculation import PRIOR, calibration, chances, logit, tree_builder
+from orchestrator.policy import adaptive, shared_estimates, tree_policy
 from simulation.engines import PRESETS, HopLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario
 
@@ -38,19 +37,23 @@ def _constant(value: Any) -> Any:
 
 
 PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
-    "how sure the draft is": ((calibration.ConfidenceFit, "line", lambda self: (self.intercept, 0.0)),),
-    "what sureness is worth, learned": ((calibration.ConfidenceFit, "line", _constant((0.0, 1.0))),),
-    "acceptance by depth": ((calibration.DepthRates, "see", lambda self, _, is_right: self.rates[0].see(is_right)),),
-    "plain decoding as the least rate": (
-        (adaptive.MarginalPilot, "rate", property(lambda self: truediv(*self._known.usual_round(self.kind)))),
-    ),
-    "passes by forecast": ((adaptive, "passes_worth", lambda heads, *_: len(heads)),),
-    "a pass costs more beyond its knots": ((curve.Curve, "_exponent", _constant(0.0)), (curve, "BELOW_EXPONENT", 0.0)),
+    "how sure the draft is": ((tree_policy.TreePilot, "_sureness", (logit(PRIOR), 0.0)),),
+    "calibration": ((calibration, "STEP", 0.0),),
+    "averages over fewer": ((calibration, "WINDOW", 16.0),),
+    "averages over more": ((calibration, "WINDOW", 256.0),),
+    "plain decoding as the least rate": ((engine_cost.CostModel, "least_rate", 0.0),),
+    "passes by forecast": ((adaptive.MarginalPilot, "_forecast", lambda self: self.max_depth),),
+    "a pass costs more beyond what was seen": ((engine_cost.Curve, "_slope", _constant(0.0)),),
+    "costs looked at always": ((shared_estimates, "LOOK_ROUNDS", 1),),
+    "costs of one pass": ((engine_cost, "NUM_RECENT", 1),),
+    "costs by every width": ((engine_cost, "FEW_ROWS", 1),),
+    "what branches cost": ((engine_cost.PassCost, "branch_s", 0.0),),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
-    "waiting for a pass": ((adaptive.MarginalPilot, "adds_enough", _constant(False)),),
-    "hope beyond what was seen": ((curve, "HOPE", 1.0),),
-    "rows by what a pass costs": ((cost_model.Economy, "rows_worth", _constant(8)),),
+    "waiting for a first guess": ((adaptive.MarginalPilot, "is_worth_waiting", _constant(False)),),
+    "hope beyond what was seen": ((engine_cost, "HOPE", 1.0),),
+    "rows by what a pass costs": ((engine_cost.CostModel, "rows_worth", 8),),
     "rest": ((adaptive.MarginalPilot, "wants_rest", False),),
+    "rest soon": ((adaptive, "REST_ROUNDS", 8),),
     "offers": ((adaptive.MarginalPilot, "num_outcomes", 0),),
     "offers beyond the first": ((adaptive, "OFFERED_OUTCOMES", 1),),
     "a least chance": ((tree_builder, "MIN_REACH", 1e-9),),
@@ -84,7 +87,6 @@ def _rates(loads: list[Case], part: str) -> list[float]:
     with ExitStack() as stack:
         for where, name, other in PARTS.get(part, ()):
             stack.enter_context(patch.object(where, name, other))
-        adaptive.passes_worth.cache_clear() if hasattr(adaptive.passes_worth, "cache_clear") else None
         return [run_adaptive(case)[0] for case in loads]
 
 

@@ -12,7 +12,7 @@ from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
 from orchestrator.dispatch import Rounds
-from orchestrator.policy import ControlReport, Controls, Pilots, after_calls
+from orchestrator.policy import ControlReport, Controls, Pilots
 from orchestrator.session import DraftWait, Pair, Session
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
 
@@ -33,7 +33,7 @@ class Service:
         self._pair = Pair(target, draft, config.speculation, config.limits)
         self._tokenizer = tokenizer
         self._clock = clock
-        self._pilots = pilots if pilots is not None else Controls(config.speculation, later=after_calls)
+        self._pilots = pilots if pilots is not None else Controls(config.speculation)
         self._admission = Admission(config.limits)
         self._rounds = Rounds(leases, clock)
         self._is_closing = False

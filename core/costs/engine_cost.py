@@ -1,204 +1,166 @@
-"""What a pass costs, by its rows, as observed; and what the wire adds.
+"""What passes cost, by their rows, as observed; and what a round costs, as far as that is known at one moment.
 
-Knows seconds and rows; must not know what the rows are for. What passes of one width cost is the mean of the last
-few of them, but for outliers: so one late answer changes nothing, and an engine that slows down is noticed soon.
+Knows seconds, rows and branches; must not know what they are for. What passes of one width cost is the median of the
+last few of them: so one late answer changes nothing, and an engine that slows down is noticed soon.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
 
-from core.costs.curve import Curve
+import numpy as np
+
 from core.records import Timing
+from core.speculation import Floats
 
 FEW_ROWS = 16
-"""Up to here each number of rows has a cost of its own."""
-YOUNG = 5
-"""Passes of one width until they are known well enough to be fitted only now and then."""
+"""Up to here each number of rows has a cost of its own: engines pad rows to small tiles, so passes come in steps."""
 NUM_RECENT = 15
-"""Passes of one width that are remembered."""
-FIT_EVERY = 8
-"""Observations after which a profile is fitted anew: it moves slowly, and that takes a while."""
-OUTLIER = 1.25
-"""Times the median, or a part of it, that one observation counts for at most."""
-PRIOR_ROWS = 16.0
-"""Rows at which a pass is thought to cost what it costs with one, before any was seen."""
-BRANCH_WINDOW = 200.0
-"""Passes that tell what a branch costs."""
-SURE = 3.0
-"""Standard errors that it costs less than they say."""
-MAX_BRANCHES = 0.5
-"""Share of a pass that its branches have at most: else what rows take could come out as nothing."""
-MIN_BRANCH = 0.01
-"""Share of a narrow pass below which a branch costs nothing."""
-NUM_WIRES = 9
-"""Calls of which the median tells what the wire takes."""
-PRIOR_WIRE_S = 0.001
+"""Observations of each kind that are remembered."""
+HOPE = 4.0
+"""Times the widest pass that was seen, beyond which a pass is believed to cost in proportion to its rows. Hope is worth
+1.03, and its end 1.03 (`bench ablation`, docs/adr/0030)."""
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows that one session may have in a pass of the draft; those further down its list are hardly ever needed.
+Against always 8: worth 1.06 (`bench ablation`, docs/adr/0030)."""
+BRANCH_PASSES = 200
+"""Passes after which it is forgotten what branches cost, where there were none: then they are tried again. The price
+of branches is worth 1.17 where a target computes them one by one (docs/LOG.md, 2026-11-22), elsewhere nothing."""
 
 
-def _bucket(rows: float) -> int:
-    """Each number of rows by itself while they are few, for there passes come in steps; from there on by ratio."""
-    if rows <= FEW_ROWS:
-        return round(max(rows, 1.0))
-    return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
+class Curve:
+    """Seconds of a pass by its rows: linear between what was seen, and hopeful beyond.
+
+    Beyond the widest pass goes on the line from the narrowest to it, and likewise below: so that others are tried, for
+    only what is tried is learned. Hope ends at `HOPE` times the widest.
+    """
+
+    def __init__(self, rows: Sequence[float], seconds: Sequence[float]) -> None:
+        self._rows = tuple(rows)
+        self._seconds = tuple(seconds)
+
+    def __call__(self, rows: float) -> float:
+        places, seconds = self._rows, self._seconds
+        if rows <= places[0]:
+            share = rows / places[0]
+            return seconds[0] * share if len(places) == 1 else max(self._line(0, -1, rows), seconds[0] * share)
+        if rows < places[-1]:
+            left = bisect_right(places, rows) - 1
+            return self._line(left, left + 1, rows)
+        hope = HOPE * places[-1]
+        return self._line(0, -1, min(rows, hope)) * max(rows / hope, 1.0)
+
+    def _line(self, first: int, second: int, rows: float) -> float:
+        return self._seconds[first] + self._slope(first, second) * (rows - self._rows[first])
+
+    def _slope(self, first: int, second: int) -> float:
+        width = self._rows[second] - self._rows[first]
+        return (self._seconds[second] - self._seconds[first]) / width if width else 0.0
 
 
-def _median(values: Collection[float]) -> float:
-    """As `statistics.median`, which takes several times as long over a few values."""
-    ordered, middle = sorted(values), len(values) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _near(value: float, usual: float) -> float:
-    """`value`, as far as one observation counts."""
-    return min(max(value, usual / OUTLIER), usual * OUTLIER)
-
-
-@dataclass(slots=True)
-class _Knot:
-    """What passes of about so many rows cost."""
-
-    rows: float = 0.0
-    seconds: float = 0.0
-    branches: float = 0.0
-    num_seen: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
-
-    def see(self, rows: float, seconds: float, branches: float) -> None:
-        self.num_seen += 1
-        if self.num_seen == YOUNG:  # the first pass of a width is often slow: something was compiled, or allocated
-            self.recent.popleft()
-        self.recent.append(seconds)
-        usual = _median(self.recent)
-        least, most = usual / OUTLIER, usual * OUTLIER
-        self.seconds = math.fsum([min(max(each, least), most) for each in self.recent]) / len(self.recent)
-        self.rows += (rows - self.rows) / self.weight
-        self.branches += (branches - self.branches) / self.weight
-
-    @property
-    def weight(self) -> int:
-        """Passes that it is the mean of."""
-        return len(self.recent)
+def _recent() -> deque[tuple[float, float]]:
+    return deque(maxlen=NUM_RECENT)
 
 
 @dataclass(slots=True)
-class _BranchCost:
-    """What a branch adds to a pass: a regression over passes of equal rows and unlike branches, forgetting."""
+class _Width:
+    """Passes of about so many rows."""
 
-    likeliest: float = 0.0
-    """Seconds, by least squares; held when there are no branches any more, for so long have passes had them."""
-    num: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-    yy: float = 0.0
-
-    def see(self, branches: float, seconds: float) -> None:
-        """More branches than usual, and more seconds than usual."""
-        keep = 1.0 - 1.0 / BRANCH_WINDOW
-        self.num = self.num * keep + 1.0
-        self.xx = self.xx * keep + branches * branches
-        self.xy = self.xy * keep + branches * seconds
-        self.yy = self.yy * keep + seconds * seconds
-        if self.is_known:
-            self.likeliest = max(0.0, self.xy / self.xx)
+    straight: deque[tuple[float, float]] = field(default_factory=_recent)
+    """Rows and seconds, without branches, or with an unknown number of them."""
+    branched: deque[tuple[float, float]] = field(default_factory=_recent)
+    branches: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     @property
-    def is_known(self) -> bool:
-        """Whether there were enough of them, lately."""
-        return self.num >= YOUNG and self.xx >= 1.0
+    def usual(self) -> tuple[float, float, int]:
+        """Rows, seconds, and how many passes say so: those without branches, if there were any."""
+        passes = self.straight or self.branched
+        rows, seconds = zip(*passes, strict=True)
+        return median(rows), median(seconds), len(passes)
 
-    @property
-    def surely(self) -> float:
-        """Seconds that it takes at least: where branches cost nothing, noise must not say otherwise."""
-        if not self.is_known:
-            return 0.0
-        unexplained = max(self.yy - self.xy * self.xy / self.xx, 0.0) / (self.num - 2.0)
-        return max(0.0, self.likeliest - SURE * math.sqrt(unexplained / self.xx))
+    def branch_s(self) -> list[float]:
+        """Of each pass that had branches: what one of them added."""
+        if not self.straight:
+            return []
+        usual_s = median(seconds for _, seconds in self.straight)
+        pairs = zip(self.branched, self.branches, strict=True)
+        return [(seconds - usual_s) / branches for (_, seconds), branches in pairs]
 
 
 class PassCost:
-    """Learns seconds of one forward pass as a function of its rows: a profile that never falls.
+    """Learns seconds of one forward pass as a function of its rows, which never falls; and what a branch adds.
 
-    Where a tree's branches are computed one by one each adds to that, however many rows there are: learned apart.
+    A target that computes the branches of a tree one by one takes longer for them, however many rows they have: longer
+    than for a pass of as many rows without.
     """
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
-        self._knots: dict[int, _Knot] = {}
-        self._profile = Curve(*self._fitted())
-        self._num_unfitted = 0
-        self._branch = _BranchCost()
-        self._fitted_branch_s = 0.0
+        self._widths: dict[int, _Width] = {}
+        self._num_straight = 0
+        """Passes without branches since the last that had some."""
 
     def __repr__(self) -> str:
-        return f"<PassCost {', '.join(f'{rows:.0f}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
+        return f"<PassCost {', '.join(f'{rows}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
 
-    def see(self, rows: float, seconds: float, branches: float | None = None) -> None:
-        """One pass of `rows` rows took `seconds`; `branches` is None where nobody knows how many there were."""
+    def see(self, rows: float, seconds: float, branches: float = 0.0) -> None:
+        """One pass of `rows` rows took `seconds`."""
         if not (rows > 0 and seconds > 0 and math.isfinite(seconds)):
             return
-        knot = self._knots.setdefault(_bucket(rows), _Knot())
-        if branches is not None and rows < FEW_ROWS and knot.weight >= YOUNG:  # wider knots hold unlike rows
-            self._branch.see(branches - knot.branches, _near(seconds, knot.seconds) - knot.seconds)
-        knot.see(rows, seconds, knot.branches if branches is None else branches)
-        self._num_unfitted += 1
-        if self._num_unfitted >= FIT_EVERY or knot.weight <= YOUNG:
-            self._fit()
-
-    def _fit(self) -> None:
-        self._num_unfitted = 0
-        most = (MAX_BRANCHES * knot.seconds / knot.branches for knot in self._knots.values() if knot.branches > 0)
-        self._fitted_branch_s = min(self._branch.likeliest, *most, math.inf)
-        self._profile = Curve(*self._fitted())
-
-    def __call__(self, rows: float) -> float:
-        """Expected seconds of a pass of `rows` rows."""
-        return self._profile(rows)
+        width = self._widths.setdefault(_bucket(rows), _Width())
+        if branches:
+            width.branched.append((rows, seconds))
+            width.branches.append(branches)
+        else:
+            width.straight.append((rows, seconds))
+        self._num_straight = 0 if branches else self._num_straight + 1
 
     def curve(self) -> Curve:
-        """The present belief, for keeps; of passes without branches."""
-        return self._profile
+        """The present belief, of passes without branches."""
+        return Curve(*self._fitted())
 
     @property
     def branch_s(self) -> float:
-        """What a branch adds, as far as that is sure; 0 where it is next to nothing."""
-        surely = min(self._branch.surely, self._fitted_branch_s)
-        return surely if surely > MIN_BRANCH * self._profile(1.0) else 0.0
+        """What a branch adds to a pass."""
+        if self._num_straight > BRANCH_PASSES:
+            return 0.0
+        more = [seconds for place, width in self._widths.items() if place < FEW_ROWS for seconds in width.branch_s()]
+        return max(0.0, median(more)) if more else 0.0
 
     def points(self) -> dict[int, float]:
         """At the powers of two over what was observed: few, and always the same: they become a metric's labels."""
-        knots = self._sorted()
-        if not knots:
+        if not self._widths:
             return {}
-        first, last = (math.log2(max(1.0, knot.rows)) for knot in (knots[0], knots[-1]))
-        return {2**power: self(2.0**power) for power in range(math.floor(first), math.ceil(last) + 1)}
-
-    def _sorted(self) -> list[_Knot]:
-        return sorted(self._knots.values(), key=lambda knot: knot.rows)
+        places, seconds = self._fitted()
+        first, last = (math.log2(max(1.0, rows)) for rows in (places[0], places[-1]))
+        curve = Curve(places, seconds)
+        return {2**power: curve(2.0**power) for power in range(math.floor(first), math.ceil(last) + 1)}
 
     def _fitted(self) -> tuple[list[float], list[float]]:
-        """The knots without branches, pooled where they fall: isotonic regression by pool-adjacent-violators."""
-        if not self._knots:
-            return [1.0, PRIOR_ROWS], [self._prior_s, self._prior_s]
-        branch_s = self._fitted_branch_s
-        pools: list[list[_Knot]] = []
-        for knot in self._sorted():
-            pools.append([knot])
-            while len(pools) > 1 and _mean(pools[-2], branch_s) > _mean(pools[-1], branch_s):
-                pools[-2:] = [[*pools[-2], *pools[-1]]]
-        seconds = [_mean(pool, branch_s) for pool in pools for _ in pool]
-        return [knot.rows for pool in pools for knot in pool], seconds
+        """Medians of each width, pooled where they fall: isotonic regression by pool-adjacent-violators."""
+        if not self._widths:
+            return [1.0, FEW_ROWS], [self._prior_s, self._prior_s]
+        widths = sorted(width.usual for width in self._widths.values())
+        pools: list[tuple[float, int, int]] = []  # seconds, passes, widths
+        for _, seconds, num in widths:
+            pools.append((seconds, num, 1))
+            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+                (left, n, k), (right, m, j) = pools[-2:]
+                pools[-2:] = [((left * n + right * m) / (n + m), n + m, k + j)]
+        return [rows for rows, _, _ in widths], [seconds for seconds, _, num in pools for _ in range(num)]
 
 
-def _mean(pool: list[_Knot], branch_s: float) -> float:
-    straight_s, num = 0.0, 0
-    for knot in pool:
-        straight_s += (knot.seconds - branch_s * knot.branches) * knot.weight
-        num += knot.weight
-    return straight_s / num
+def _bucket(rows: float) -> int:
+    """Each number of rows by itself while they are few; from there on by ratio."""
+    if rows <= FEW_ROWS:
+        return round(max(rows, 1.0))
+    return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
 
 
 class EngineCost:
@@ -206,40 +168,86 @@ class EngineCost:
 
     def __init__(self, prior_s: float) -> None:
         self.passes = PassCost(prior_s)
-        self._wires: deque[float] = deque(maxlen=NUM_WIRES)
-        self.wire_s = PRIOR_WIRE_S
-        """Of a call and its answer, and of gathering the call with others: the median of the last few."""
+        self._wires: deque[float] = deque([0.001], maxlen=NUM_RECENT)
         self._last: Timing | None = None
 
     def __repr__(self) -> str:
         return f"<EngineCost {self.passes}, wire {self.wire_s * 1e3:.1f} ms>"
 
-    def see(self, timing: Timing, elapsed_s: float, branches: float | None = None, *, is_call: bool = True) -> None:
+    @property
+    def wire_s(self) -> float:
+        """Of a call and its answer, and of gathering the call with others: the median of the last few."""
+        return median(self._wires)
+
+    def see(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
         """One answered call, or with `is_call` false what the engine did without one, since its answer before.
 
-        `branches` are those of its passes, None where others had part in them. Those who shared its passes tell the
-        same, and it counts once. An engine that claims to have taken longer than `elapsed_s` is not believed; an answer
+        `branches` are those of its passes, 0 where others had part in them. Those who shared its passes tell the same,
+        and it counts once. An engine that claims to have taken longer than `elapsed_s` is not believed; an answer
         before that took its way longer than this one makes it look so.
         """
         within_s = timing.waited_s + timing.computed_s
-        if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0:
-            return
-        if within_s > 1.05 * elapsed_s + (0.001 if is_call else self.wire_s):
+        if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0 or within_s > elapsed_s + self.wire_s:
             return
         if is_call:
             self._wires.append(max(0.0, elapsed_s - within_s))
-            self.wire_s = _median(self._wires)
         if self._last is None or not _is_same(timing, self._last):
             self.passes.see(timing.num_rows / timing.num_passes, timing.computed_s / timing.num_passes, branches)
         self._last = timing
-
-    def see_late(self, rows: float, num_passes: int, elapsed_s: float) -> None:
-        """No answer after `elapsed_s`: each of its passes takes at least its share of that."""
-        rows = max(rows, 1.0)
-        self.passes.see(rows, max(elapsed_s / max(num_passes, 1), self.passes(rows)))
 
 
 def _is_same(one: Timing, other: Timing) -> bool:
     """Whether two answers tell of the same passes."""
     is_same_work = (one.num_rows, one.num_passes) == (other.num_rows, other.num_passes)
     return is_same_work and math.isclose(one.computed_s, other.computed_s, rel_tol=1e-9)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of passes and rounds, as they are believed to be at one moment."""
+
+    verify_pass_s: Curve
+    draft_pass_s: Curve
+    verify_wire_s: float
+    draft_wire_s: float
+    num_verifying: float = 1.0
+    """Sessions that share a pass of the target."""
+    num_drafting: float = 1.0
+    """Sessions that share a pass of the draft."""
+    branch_s: float = 0.0
+    """What a branch adds to a pass of the target."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether sessions meet in the passes of the target."""
+        return self.num_verifying >= 2.0
+
+    def verify_s(self, nodes: float, branches: float = 0.0) -> float:
+        """A round trip to the target with a block of `nodes` nodes, when all send such a block."""
+        pass_s = self.verify_pass_s(self.num_verifying * (nodes + 1.0)) + self.num_verifying * branches * self.branch_s
+        return pass_s + self.verify_wire_s
+
+    def verify_times(self, num_nodes: int) -> Floats:
+        """The same for blocks of 0 to `num_nodes` nodes, without branches."""
+        known = self._verify_times
+        for nodes in range(len(known), num_nodes + 1):
+            known.append(self.verify_s(nodes))
+        return np.array(known[: num_nodes + 1])
+
+    @cached_property
+    def _verify_times(self) -> list[float]:
+        return []
+
+    @property
+    def least_rate(self) -> float:
+        """Tokens a second of plain decoding."""
+        return 1.0 / self.verify_s(0)
+
+    def draft_s(self, rows: float, num_passes: int) -> float:
+        """A round trip to the draft for passes that have `rows` rows of each session."""
+        return num_passes * self.draft_pass_s(self.num_drafting * rows) + self.draft_wire_s
+
+    @cached_property
+    def rows_worth(self) -> int:
+        """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""
+        return max(WIDTHS, key=lambda rows: math.log1p(2.0 * rows) / self.draft_pass_s(self.num_drafting * rows))

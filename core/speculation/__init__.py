@@ -3,8 +3,7 @@
 Knows tokens, chances and the order of work; must not know models, KV or time.
 """
 
-from core.speculation.best_shape import best_reach
-from core.speculation.calibration import ConfidenceFit, DepthRates, Rate, miss_curve
+from core.speculation.calibration import PRIOR, USUAL_TAIL, Average, Calibration, logit, miss_curve
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD
 from core.speculation.guesser import Guesser, Guesses
@@ -34,11 +33,13 @@ __all__ = [
     "MAX_TOLD",
     "NO_Q",
     "NO_TOKEN",
+    "PRIOR",
     "ROOT",
     "UNRANKED",
+    "USUAL_TAIL",
+    "Average",
+    "Calibration",
     "Candidates",
-    "ConfidenceFit",
-    "DepthRates",
     "Floats",
     "Grower",
     "Guesser",
@@ -47,14 +48,13 @@ __all__ = [
     "Ints",
     "Measure",
     "Part",
-    "Rate",
     "SparseDistribution",
     "SpeculationTree",
     "Steady",
     "TokenTree",
     "Told",
-    "best_reach",
     "feed_likeliest",
+    "logit",
     "miss_curve",
     "num_branches",
     "subtree",

@@ -10,13 +10,13 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MIN_CHANCE
+from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS_TOLD, MIN_CHANCE
 from core.speculation.candidates import Candidates
 from core.speculation.token_tree import Floats, Steady
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""
-MAX_TOLD = 8
+MAX_TOLD = MAX_RANKS_TOLD
 """Candidates of one node that are told at most."""
 _UNKNOWN = (0.0,) * MAX_TOLD
 _TINY = np.finfo(float).tiny

@@ -323,26 +323,6 @@ class SpeculationTree:
             reach.append(reach[-1] * node.likely)
         return Part(nodes, reach[1:], range(ROOT, len(nodes) - 1))
 
-    def open_reach(self, max_depth: int, least: float = 0.0) -> Floats:
-        """Of the places above `max_depth` that the draft feeds in its next passes, falling: that the text goes on there
-        otherwise than the guessers say. Some of those below `least` are left out.
-        """
-        found, places = list[float](), [(1.0, 0, self._root)]
-        for reach, depth, node in places:
-            left, is_fed = 1.0, False
-            for child in self._children(node).values():
-                if child.rank == UNRANKED:
-                    left -= child.guessed
-                    continue
-                is_fed = True
-                below = reach * (child.chance if child.chance > child.guessed else child.guessed)
-                if depth + 1 < max_depth and below >= least:
-                    places.append((below, depth + 1, child))
-            if not is_fed and left > 0.0:
-                found.append(reach * left)
-        found.sort(reverse=True)
-        return np.array(found if max_depth > 0 else (), np.float64)
-
     def block(self, part: Part) -> TokenTree:
         """These nodes, whose parents are among them and come first."""
         laws = tuple([_law(node) for node in part._nodes]) if self._is_drawn else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.speculation import DepthRates, Guesses
+from core.speculation import Average, Guesses
 
 NGRAM_TOKENS = (4, 3, 2)
 """Lengths of the endings that are looked up, the surest first."""
@@ -20,7 +20,7 @@ MAX_LOOK_BACK_TOKENS = 2048
 class LookupGuesser:
     """Prompt lookup as a guesser: a chain below the last committed token."""
 
-    def __init__(self, worth: DepthRates, max_depth: int) -> None:
+    def __init__(self, worth: Average, max_depth: int) -> None:
         self._worth = worth
         self._max_depth = max_depth
         self._lookup = Lookup()
@@ -31,14 +31,13 @@ class LookupGuesser:
 
     def propose(self, text: Sequence[int]) -> Guesses:
         found = self._proposed = self._lookup.guess(text, self._max_depth)
-        return Guesses.chain(found, self._worth.chances(len(found)))
+        return Guesses.chain(found, (self._worth.value,) * len(found))
 
     def saw(self, tokens: Sequence[int]) -> None:
-        num_guesses = min(len(self._proposed), len(tokens))
-        num_right = 0
-        while num_right < num_guesses and self._proposed[num_right] == tokens[num_right]:
-            num_right += 1
-        self._worth.see_chain(num_guesses, num_right)
+        for guess, token in zip(self._proposed, tokens, strict=False):
+            self._worth.see(guess == token)
+            if guess != token:
+                break
         self._proposed = ()
 
 

@@ -1,27 +1,63 @@
 """The named policies over a session's tree: simple rules, for those who want them and to compare with.
 
 How the draft grows is the same as for all others; a rule says what is verified, and whether to wait. Knows shapes and
-settings; must not know tokens.
+settings; must not know tokens. A rule looks at what q was like and never at what was drawn, so that it may be used
+where drafts sample, too (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import Measure, Part, Steady
-from orchestrator.policy.learning import USUAL_TAIL
+from core.speculation import USUAL_TAIL, Measure, Part, Steady
 from orchestrator.policy.policy import RoundSeen
-from orchestrator.policy.rules import RULES
-from orchestrator.policy.shared_estimates import Doing, Knowledge
+from orchestrator.policy.shared_estimates import Knowledge
 from orchestrator.policy.tree_policy import TreePilot, TreeView
 
+FIRST_GAMMA = 4
+"""Where the heuristic begins. Source: transformers' schedule."""
 OWN = (0.0, 1.0)
 """Chances that are the draft's own leads, taken as they are."""
 ALIKE = (3.0, 0.0)
 """Each first candidate is right with a chance of 0.95: so a draft grows chains, below many outcomes of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where a chain ends early."""
+
+    why: str
+    measure: Measure = Measure.LEAD
+    min_sureness: float = 0.0
+    """At a place where the draft is less sure than this by that measure,"""
+    min_reach: float = 0.0
+    """or before a guess that it reaches with less than this chance: the product of how sure it was on the way."""
+
+    def num_kept(self, sureness: Sequence[float]) -> int:
+        """How many guesses of a chain to verify; `sureness`: of the place before each."""
+        pairs = zip(sureness, accumulate(sureness, operator.mul), strict=True)
+        return sum(1 for _ in takewhile(lambda at: at[0] >= self.min_sureness and at[1] >= self.min_reach, pairs))
+
+
+def rule_of(config: SpeculationConfig) -> Rule:
+    """That of the policy; "static_tree" has chains where the draft samples."""
+    least, floor, entropy = config.min_confidence, config.min_path_probability, config.max_entropy
+    match config.policy:
+        case "confidence":
+            return Rule(f"while the largest probability of q is at least {least:g}", Measure.CONFIDENCE, least)
+        case "entropy":
+            return Rule(f"while the entropy of q is at most {entropy:g} nats", Measure.ENTROPY, math.exp(-entropy))
+        case "path_probability":
+            return Rule(f"while the product of the draft's chances is at least {floor:g}", min_reach=floor)
+        case "heuristic":
+            return Rule("to begin with; +2 after a block that was accepted whole, -1 otherwise")
+    return Rule("always")
 
 
 class NamedPilot(TreePilot):
@@ -31,18 +67,12 @@ class NamedPilot(TreePilot):
     """Whether the block that was chosen last is as the rule wants it, or as it will ever be."""
 
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        depth, nodes = min(self._gamma, max_depth), min(max_nodes, self.max_nodes)
+        depth, nodes = min(self.gamma, max_depth), min(max_nodes, self.max_nodes)
         chosen = self._chosen(tree, nodes, depth)
-        if len(chosen) or tree.has_drafted:
-            return chosen
-        return tree.best(min(nodes, self.num_to_look_up(max_depth)), max_depth)
+        return chosen if len(chosen) or tree.has_drafted else tree.best(nodes, depth)
 
-    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:  # noqa: ARG002
-        return not self._is_whole and num_passes <= self._gamma
-
-    @property
-    def _gamma(self) -> int:
-        return self._max_depth
+    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
+        return not self._is_whole and num_passes <= self.gamma
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         raise NotImplementedError
@@ -51,49 +81,43 @@ class NamedPilot(TreePilot):
 class ChainPilot(NamedPilot):
     """A chain of the draft's first candidates, as long as the rule says."""
 
-    def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
-        self.measure: Measure = RULES[config.policy].measure
-        super().__init__(request, config, knowledge)
-        self._rule = RULES[config.policy](self._max_depth, config)
-        if self._max_depth:
-            knowledge.begin(self.doing, f"{self.kind}: gamma {self._gamma}, {self._rule.why}")
+    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
+        super().__init__(request, config, known)
+        self._rule = rule_of(config)
+        self.measure, self.why = self._rule.measure, self._rule.why
+        self._is_heuristic = config.policy == "heuristic"
+        self._gamma = min(FIRST_GAMMA, self.max_depth) if self._is_heuristic else self.max_depth
+        self.max_nodes = self.max_depth
 
     @property
-    def doing(self) -> Doing:
-        return Doing(self._gamma, self._gamma)
-
-    @property
-    def max_nodes(self) -> int:
-        return self._max_depth
-
-    @property
-    def _gamma(self) -> int:
-        return self._rule.gamma
+    def gamma(self) -> int:
+        return self._gamma
 
     @property
     def _sureness(self) -> tuple[float, float]:
-        return ALIKE
+        return OWN if self._rule.min_reach and self.is_in_turn else ALIKE
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        chain = tree.first_chain(min(max_nodes, max_depth))
+        most = min(max_nodes, max_depth)
+        chain = tree.first_chain(most)
         num_kept = self._rule.num_kept(chain.leads)
-        self._is_whole = num_kept < len(chain) or len(chain) == min(max_nodes, max_depth)
+        self._is_whole = num_kept < len(chain) or len(chain) == most
         return chain.head(num_kept)
 
     def keeps(self, leads: Sequence[float]) -> bool:
-        return len(leads) <= self._gamma and self._rule.num_kept(leads) == len(leads)
+        return len(leads) <= self.gamma and self._rule.num_kept(leads) == len(leads)
 
     def _chain(self, depth: int) -> Steady:
-        return super()._chain(min(depth, self._gamma))
+        return super()._chain(min(depth, self.gamma))
 
     def _in_turn(self, depth: int) -> Steady:
-        depth, rule = min(depth, self._gamma), self._rule
-        self._asked_rows = (1,) * depth
+        self._num_rows, self._num_passes = 1, min(depth, self.gamma)
+        depth, rule = self._num_passes, self._rule
         return Steady(
             1,
             depth,
             rule.min_reach,
-            OWN if rule.min_reach else ALIKE,
+            self._sureness,
             num_passes=depth,
             fanout=1,
             measure=rule.measure,
@@ -101,14 +125,16 @@ class ChainPilot(NamedPilot):
         )
 
     def saw_round(self, seen: RoundSeen) -> None:
+        """The heuristic goes on from what became of the draft's guesses."""
         super().saw_round(seen)
-        num_guesses = len(seen.shape) - seen.shape.num_looked_up
-        before = self._gamma
-        if num_guesses:
-            self._rule.saw(num_guesses, len(seen.path))
-        if self._gamma != before:
-            reason = f"gamma {before} -> {self._gamma}, {len(seen.path)} of {num_guesses} guesses were accepted"
-            self._known.change(self.doing, f"{self.kind}: {reason}")
+        num_guesses, num_accepted = len(seen.shape) - seen.shape.num_looked_up, len(seen.path)
+        if not (self._is_heuristic and num_guesses):
+            return
+        before = self.gamma
+        self._gamma = max(1, min(before + (2 if num_accepted == num_guesses else -1), self.max_depth))
+        if self.gamma != before:
+            why = f"gamma {before} -> {self.gamma}, {num_accepted} of {num_guesses} guesses were accepted"
+            self._known.note(f"{self.kind}: {why}", self.gamma, self.gamma)
 
 
 class StaticTreePilot(NamedPilot):
@@ -117,13 +143,8 @@ class StaticTreePilot(NamedPilot):
     Nothing is learned or searched. Source: EAGLE-2's trees (Li et al. 2024, arXiv 2406.16858).
     """
 
-    measure = Measure.LEAD
-
-    def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
-        super().__init__(request, config, knowledge)
-        if self._max_depth:
-            why = f"always the {self.max_nodes} likeliest nodes, at most {self._max_depth} deep"
-            knowledge.begin(self.doing, f"{self.kind}: gamma {self._max_depth}, {why}")
+    why = "always the likeliest nodes, as many as a block may have"
+    _sureness = OWN
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         nodes = tree.best(max_nodes, max_depth).drafted()
@@ -132,10 +153,5 @@ class StaticTreePilot(NamedPilot):
 
     def _in_turn(self, depth: int) -> Steady:
         """As many rows a pass as the tree is wide on average."""
-        rows = math.ceil(self.max_nodes / depth)
-        self._asked_rows = (rows,) * depth
-        return Steady(rows, depth, sureness=OWN, tail=USUAL_TAIL, num_passes=depth)
-
-    @property
-    def _sureness(self) -> tuple[float, float]:
-        return OWN
+        self._num_rows, self._num_passes = math.ceil(self.max_nodes / depth), depth
+        return Steady(self._num_rows, depth, sureness=OWN, tail=USUAL_TAIL, num_passes=depth)

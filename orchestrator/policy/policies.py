@@ -5,36 +5,16 @@ Knows settings and pilots; must not know sessions or engines.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Policy
+from core.records import GenerationRequest
 from orchestrator.policy.adaptive import MarginalPilot
-from orchestrator.policy.learning import kind_of
 from orchestrator.policy.named import ChainPilot, StaticTreePilot
 from orchestrator.policy.policy import ControlReport
-from orchestrator.policy.shared_estimates import Knowledge, Later, at_once
-from orchestrator.policy.tree_policy import TreePilot
-
-REFLECTION_S = 0.002
-"""After a verdict the next block is sent first; what to do from then on is decided while the target works."""
-
-
-def after_calls(act: Callable[[], None]) -> None:
-    """`act` when the calls that are due are on their way."""
-    asyncio.get_running_loop().call_later(REFLECTION_S, act)
-
-
-def _pilot_of(
-    policy: Policy, *, is_sampled: bool
-) -> Callable[[GenerationRequest, SpeculationConfig, Knowledge], TreePilot]:
-    """Where the draft samples, trees are chains."""
-    if policy == "adaptive":
-        return MarginalPilot
-    return StaticTreePilot if policy == "static_tree" and not is_sampled else ChainPilot
+from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.policy.tree_policy import TreePilot, kind_of
 
 
 class Pilots(Protocol):
@@ -48,20 +28,21 @@ class Pilots(Protocol):
 class Controls:
     """Gives each session its pilot, by the policy of its request or of the settings; keeps what all of them learn."""
 
-    def __init__(
-        self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0, later: Later = at_once
-    ) -> None:
+    def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
         """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""
         self._config = config
-        self._known = Knowledge(config.max_draft_tokens, num_targets, num_drafts, later)
+        self._known = Knowledge(num_targets, num_drafts)
 
     def __repr__(self) -> str:
         return f"<Controls {self._config.policy} {self._known}>"
 
     def pilot(self, request: GenerationRequest) -> TreePilot:
-        config = self._config_for(request)
-        is_sampled = kind_of(request) == "rejection"
-        return _pilot_of(config.policy, is_sampled=is_sampled)(request, config, self._known)
+        config, known = self._config_for(request), self._known
+        pilot = _class_of(config, kind_of(request))(request, config, known)
+        if pilot.gamma or not known.reason:
+            nodes = pilot.max_nodes if pilot.gamma else 0
+            known.note(f"{pilot.kind}: gamma {pilot.gamma}, {pilot.why}", pilot.gamma, nodes, is_change=False)
+        return pilot
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
         """The settings, but for what the request says itself."""
@@ -70,19 +51,25 @@ class Controls:
         return replace(config, policy=request.policy or config.policy, pipelining=pipelining)
 
     def report(self) -> ControlReport:
-        known, doing = self._known, self._known.doing
-        accepted = known.most_accepted()
+        known = self._known
         return ControlReport(
             policy=self._config.policy,
             num_sessions=known.num_sessions,
-            draft_tokens=doing.draft_tokens,
-            block_tokens=doing.block_tokens,
+            draft_tokens=known.depth,
+            block_tokens=known.nodes,
             reason=known.reason,
-            acceptance=tuple(accepted.chances(len(accepted.rates))) if accepted else (),
-            hit_rate=known.hits.mean(),
+            acceptance=(known.most_accepted(),) * self._config.max_draft_tokens,
+            hit_rate=known.hits.value,
             verify_s=known.verify.passes.points(),
             draft_s=known.draft.passes.points(),
             wire_s=known.verify.wire_s,
             branch_s=known.verify.passes.branch_s,
             num_changes=known.num_changes,
         )
+
+
+def _class_of(config: SpeculationConfig, kind: str) -> type[TreePilot]:
+    """Where the draft samples, trees are chains."""
+    if config.policy == "adaptive":
+        return MarginalPilot
+    return StaticTreePilot if config.policy == "static_tree" and kind != "rejection" else ChainPilot

@@ -1,8 +1,9 @@
-"""Who decides, for one session, how far and how wide to guess; and what it is told.
+"""What a pilot is told, and what it tells people.
 
-A pilot sees shapes, ranks, confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can
-drop a guess for what q looked like but never for what was drawn, which in rejection and block mode would change the
-output's law (docs/exactness.md, section 4).
+A pilot decides for one session how far and how wide to guess (`tree_policy`). It sees shapes, ranks,
+confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can drop a guess for what q
+looked like but never for what was drawn, which in rejection and block mode would change the output's law
+(docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from core.records import Timing
 from core.speculation import UNRANKED
@@ -61,38 +61,6 @@ class RoundSeen:
     """How sure the draft was of its first candidate where the path ended, and whether that was the token; where the
     block did not have it. So a draft is learned about that is never believed.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSeen:
-    """One answer of the draft that had something to grow. How much it grew may depend on what it drew: not told."""
-
-    elapsed_s: float
-    timing: Timing | None
-
-
-class Pilot(Protocol):
-    """The decisions of one session. Every method returns at once; none is told a token.
-
-    `orchestrator.policy.tree_policy.TreePilot` has those about the tree.
-    """
-
-    @property
-    def patience_s(self) -> float:
-        """How long the draft may take to answer before the round goes on without it."""
-        ...
-
-    def saw_round(self, seen: RoundSeen) -> None: ...
-
-    def saw_draft(self, seen: DraftSeen) -> None: ...
-
-    def saw_late_draft(self) -> None:
-        """The draft has not answered within `patience_s`."""
-        ...
-
-    def close(self) -> None:
-        """The session has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,31 @@
-"""What a pilot decides where a draft grows one tree for a session: how it is to grow, what to verify, whether to wait.
+"""What a pilot decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
 
-Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the rules.
+Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the policies.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Timing
-from core.speculation import DepthRates, Floats, Part, Steady
-from orchestrator.policy.learning import USUAL_TAIL, WatchingPilot
-from orchestrator.policy.policy import RoundSeen
-from orchestrator.policy.shared_estimates import Doing, Knowledge
+from core.records import GenerationRequest, Timing, Verification
+from core.speculation import ROOT, USUAL_TAIL, Average, Measure, Part, Steady, num_branches
+from orchestrator.policy.policy import Found, RoundSeen
+from orchestrator.policy.shared_estimates import Knowledge
 
+PATIENCE = 2.0
+"""Times the time it usually takes that a draft is waited for, where that is longer than the configured one."""
 CATCH_UP = Steady.chain(1)
 """Take in the text, and tell what may follow it: what a draft does out of its turn, where it drafts in turn."""
+
+
+def kind_of(request: GenerationRequest) -> str:
+    """Under which name what is seen of this request is learned: its acceptance follows another law than others'."""
+    if request.sampling.is_greedy:
+        return "greedy"
+    return "coupled" if request.verification is Verification.COUPLED else "rejection"
 
 
 class TreeView(Protocol):
@@ -30,37 +38,45 @@ class TreeView(Protocol):
 
     def first_chain(self, max_depth: int) -> Part: ...
 
-    def open_reach(self, max_depth: int, least: float = 0.0) -> Floats: ...
 
+class TreePilot(ABC):
+    """One session's; a policy adds what to verify and when to wait. Every method returns at once."""
 
-class TreePilot(WatchingPilot):
-    """One session's; a policy adds what to verify and when to wait."""
+    measure = Measure.LEAD
+    """Of how sure the draft is, as it tells it."""
+    why = ""
+    """It does what it does, for people."""
 
-    def __init__(self, request: GenerationRequest, config: SpeculationConfig, knowledge: Knowledge) -> None:
-        super().__init__(request, config, knowledge)
+    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
+        asked = request.max_draft_tokens
+        self.kind = kind_of(request)
+        self.max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
+        """Guesses in a row."""
+        self.max_nodes = config.max_block_tokens
+        """Of a block."""
+        self._is_sampled = self.kind == "rejection"
         self.is_in_turn = self._is_sampled or not config.pipelining
         """What is drawn is of use for one block, whose root has to be known."""
-        self._num_rows = 1
+        self._timeout_s = config.draft_timeout_s
+        self._known = known
+        self._learned = known.kinds[self.kind]
+        self._num_rows, self._num_passes = 1, 0
+        """Of the draft, as it was told last."""
+        self._is_open = True
+        known.num_sessions += 1
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.kind}, gamma {self.gamma}>"
 
     @property
-    def max_depth(self) -> int:
-        """Guesses in a row."""
-        return self._max_depth
+    def gamma(self) -> int:
+        """Guesses in a row at present."""
+        return self.max_depth
 
     @property
-    def max_nodes(self) -> int:
-        """Of a block."""
-        return self._config.max_block_tokens
-
-    @property
-    def lookups(self) -> DepthRates:
+    def lookups(self) -> Average:
         """What looked-up tokens have been worth."""
         return self._known.lookups
-
-    @property
-    def doing(self) -> Doing:
-        """For people."""
-        return Doing(self._max_depth, self.max_nodes)
 
     # Growing
 
@@ -69,13 +85,13 @@ class TreePilot(WatchingPilot):
 
         `turn`: where it drafts in turn, the guesses in a row that the next block may have; 0 while the target works.
         """
-        if min(room, self._max_depth) < 1:
+        if min(room, self.max_depth) < 1:
             return None
         if not self.is_in_turn:  # below any outcome of a block as deep as may be lies another
-            return self._going_on(min(room, 2 * self._max_depth + 1))
+            return self._going_on(min(room, 2 * self.max_depth + 1))
         if not turn:
             return CATCH_UP
-        depth = min(room, turn, self._max_depth)
+        depth = min(room, turn, self.max_depth)
         return self._chain(depth) if self._is_sampled else self._in_turn(depth)
 
     def wants_turn(self) -> bool:
@@ -84,9 +100,9 @@ class TreePilot(WatchingPilot):
 
     def _going_on(self, depth: int) -> Steady:
         """Until the next verdict: as wide as a pass yields most for its time, over all sessions that share it."""
-        self._num_rows = self._known.lately.rows_worth()
-        rows = round(self._known.num_sharing_drafts * self._num_rows)
-        self._asked_rows = (rows,)
+        costs = self._known.costs
+        self._num_rows, self._num_passes = costs.rows_worth, 1
+        rows = round(costs.num_drafting * self._num_rows)
         return Steady(rows, depth, sureness=self._sureness, tail=USUAL_TAIL, measure=self.measure)
 
     @abstractmethod
@@ -95,12 +111,13 @@ class TreePilot(WatchingPilot):
 
     def _chain(self, depth: int) -> Steady:
         """Draws for one block. How long that takes must not depend on them: a block that is late is not used."""
-        self._asked_rows = (1,) * depth
+        self._num_rows, self._num_passes = 1, depth
         return Steady.chain(depth, self.measure)
 
     @property
     def _sureness(self) -> tuple[float, float]:
-        return self._fit.line()
+        """As `Steady` has it."""
+        return self._learned.calibration.shift, 1.0
 
     # Verifying
 
@@ -117,10 +134,11 @@ class TreePilot(WatchingPilot):
         return len(leads) <= self.max_nodes
 
     @abstractmethod
-    def is_worth_waiting(self, tree: TreeView, max_depth: int, next_s: float, num_passes: int) -> bool:
-        """Whether to wait for the draft's next pass, in `next_s`, instead of verifying what was chosen just now.
+    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
+        """Whether to wait for the draft's next pass instead of verifying what was chosen just now.
 
-        It has made `num_passes` since it was told of the last verdict. Asked only where drafting goes on meanwhile.
+        It has made `num_passes` since it was told of the last verdict. `has_drafted`: whether it has told of anything
+        that may be verified. Asked only where drafting goes on meanwhile.
         """
 
     @property
@@ -132,17 +150,25 @@ class TreePilot(WatchingPilot):
         """Whether the target should go on by itself with a block of `num_nodes` nodes, instead of waiting for what will
         have grown by then. `gained` of them are expected to be accepted; the block in flight has `num_now`.
         """
-        return self._max_depth == 0
+        return self.max_depth == 0
+
+    # Waiting
 
     @property
     def pass_s(self) -> float:
         """Of the draft, as wide as it was told."""
-        return self._known.draft.passes(self._asked_rows[0] if self._asked_rows else 1.0)
+        costs = self._known.costs
+        return costs.draft_pass_s(costs.num_drafting * self._num_rows)
 
     @property
     def first_pass_s(self) -> float:
         """Until something grows below a token that the draft did not foresee: a pass is under way when it hears."""
-        return 1.5 * self.pass_s + self._known.draft.wire_s
+        return 1.5 * self.pass_s + self._known.costs.draft_wire_s
+
+    @property
+    def patience_s(self) -> float:
+        """How long the draft may take to answer before the round goes on without it."""
+        return max(self._timeout_s, PATIENCE * self._known.costs.draft_s(self._num_rows, self._num_passes))
 
     # Resting
 
@@ -151,20 +177,46 @@ class TreePilot(WatchingPilot):
         """Whether the draft has grown for long enough what was not worth verifying."""
         return False
 
-    def rest(self) -> float:
-        """Seconds to go without a draft."""
-        raise NotImplementedError(f"{type(self).__name__} never rests")
+    def rest(self) -> None:  # noqa: B027  others than adaptive never do
+        """There is no draft for a while."""
 
     # Seeing
 
     def saw_round(self, seen: RoundSeen) -> None:
-        """What is learned from it is learned when the next block is on its way."""
-        learn = super().saw_round
-        self._known.later(lambda: learn(seen))
+        known, shape, timing = self._known, seen.shape, seen.timing
+        known.saw_verdict()
+        if seen.found is not Found.NOT_ASKED:
+            known.hits.see(seen.found is Found.HIT)
+        if timing is not None:
+            is_alone = (timing.num_rows, timing.num_passes) == (1 + len(shape), 1)
+            branches = num_branches(shape.parents) if is_alone else 0
+            known.verify.see(timing, seen.elapsed_s, branches, is_call=not seen.is_continued)
+        first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
+        judged = [node for place in (ROOT, *seen.path) if (node := first.get(place)) is not None]
+        for node in judged:
+            self._learn(shape.confidence[node], node in seen.path)
+        if seen.unverified is not None:
+            self._learn(*seen.unverified)
 
-    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+    def _learn(self, sureness: float, is_accepted: bool) -> None:
+        """From a place of the text where the draft has told of a first candidate."""
+        self._learned.accepted.see(is_accepted)
+        if self.measure is Measure.LEAD:
+            self._learned.calibration.see(sureness, is_accepted)
+
+    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
         """A round, from verdict to verdict."""
 
     def saw_pass(self, timing: Timing) -> None:
         """One of the draft's."""
         self._known.draft.passes.see(timing.num_rows, timing.computed_s)
+
+    def saw_draft(self, elapsed_s: float, timing: Timing | None) -> None:
+        """An answer of the draft that had something to grow. How much may depend on what it drew: not told."""
+        if timing is not None:
+            self._known.draft.see(timing, elapsed_s)
+
+    def close(self) -> None:
+        """The session has ended."""
+        self._known.num_sessions -= self._is_open
+        self._is_open = False

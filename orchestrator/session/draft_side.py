@@ -15,7 +15,7 @@ from functools import partial
 from core.config import DECODE_TOKENS
 from core.records import Call, CallTrace, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Timing
 from core.speculation import EMPTY_PART, Guesser, Part, SpeculationTree, TokenTree
-from orchestrator.policy import DraftSeen, Found, Shape, TreePilot
+from orchestrator.policy import Found, Shape, TreePilot
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Completion
 from orchestrator.session.engine_view import Held
@@ -63,8 +63,6 @@ class Drafting:
         """By message, how many tokens it told of; of those that it may still answer."""
         self._last_pass: CallTrace | None = None
         """Of the draft; whether the next block is its doing is not known yet."""
-        self._grew_s = 0.0
-        """When the draft last told of something."""
         self._is_behind = False
         """Whether it has not been told of the last verdict, since too many messages are open."""
         self._waits_for: Stamp | None = None
@@ -111,9 +109,9 @@ class Drafting:
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
-        pause_s = self._pilot.rest()
+        self._pilot.rest()
         self._leave()
-        return [m.ReleaseDraft(), m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))]
+        return [m.ReleaseDraft(), self.place_later()]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
@@ -178,7 +176,6 @@ class Drafting:
             return []
         if not self._take_in(sprouted):
             return self.lose()
-        self._grew_s = event.received_s
         if self._held.answers(sprouted.stamp):
             self._is_over = sprouted.is_over
             self._num_passes += sprouted.timing is not None
@@ -198,7 +195,6 @@ class Drafting:
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
-        self._pause_s = self._pair.speculation.draft_retry_s
         return True
 
     def _is_leased(self, stamp: Stamp) -> bool:
@@ -227,7 +223,10 @@ class Drafting:
     def used(self, guess: Guess) -> None:
         """This is verified next: the pass that was told of last has made it what it is."""
         self._turn = 0
-        self._keep_trace(len(guess) - guess.shape.num_looked_up)
+        num_used = len(guess) - guess.shape.num_looked_up
+        if num_used:
+            self._pause_s = self._pair.speculation.draft_retry_s
+        self._keep_trace(num_used)
 
     def _keep_trace(self, num_used: int = 0) -> None:
         last, self._last_pass = self._last_pass, None
@@ -276,7 +275,7 @@ class Drafting:
         self._stats.trace_call(trace)
         if is_turn:
             self._stats.record_draft(event.sent_s, event.received_s)
-            self._pilot.saw_draft(DraftSeen(event.received_s - event.sent_s, timing))
+            self._pilot.saw_draft(event.received_s - event.sent_s, timing)
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
@@ -284,8 +283,6 @@ class Drafting:
         if stamp != self._waits_for:
             return []
         self._is_late, self._waits_for = True, None
-        if self._pilot.is_in_turn:
-            self._pilot.saw_late_draft()
         self._num_late_rounds += 1
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
@@ -360,21 +357,19 @@ class Drafting:
         self.used(guess)
         self._taken = self._tree.part_of(guess.block) or EMPTY_PART
 
-    def patience(self, now_s: float, max_depth: int) -> m.Await | None:
-        """For how long to wait for what the draft tells next, where a block of this depth is worth the wait."""
+    def patience(self) -> m.Await | None:
+        """For how long to wait for what the draft tells next, where that is worth it."""
         self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
         if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
             return None
-        if not self._is_worth_waiting(now_s, max_depth):
+        if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
         return m.Await(stamp, self._pilot.patience_s)
 
-    def _is_worth_waiting(self, now_s: float, max_depth: int) -> bool:
+    def _is_worth_waiting(self) -> bool:
         if self._pilot.is_in_turn:
             return self._turn > 0
-        pilot, has_begun = self._pilot, self._tree.has_drafted
-        next_s = self._grew_s + pilot.pass_s - now_s if has_begun else pilot.first_pass_s
-        return pilot.is_worth_waiting(self._tree, max_depth, next_s, self._num_passes)
+        return self._pilot.is_worth_waiting(self._num_passes, has_drafted=self._tree.has_drafted)

@@ -83,8 +83,6 @@ class Session:
         self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
         self._is_drawn = self._completion.spec.needs_q
         self._offers = Offers()
-        self._now_s = 0.0
-        """Of the event that is handled."""
         self._verdict_s: float | None = None
         """When the last verdict came; None where what follows is no whole round."""
         self._handlers: dict[type[m.Event], Callable[..., list[m.Command]]] = {
@@ -186,7 +184,7 @@ class Session:
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._drafting.block(self._max_depth, self._max_nodes)
-        wait = self._drafting.patience(self._now_s, self._max_depth) if self._max_depth > 0 else None
+        wait = self._drafting.patience() if self._max_depth > 0 else None
         if wait is None and self._is_drawn and not self._drafting.has_guesses:
             self._look_up()
             block = self._drafting.block(self._max_depth, self._max_nodes)
@@ -266,7 +264,6 @@ class Session:
         return []
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
-        self._now_s = event.received_s
         if self._verdict_s is not None:
             self._pilot.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
             if self._is_continued:
@@ -347,11 +344,9 @@ class Session:
         return [*self._drafting.placed(event.name, event.epoch), *self._go_on()]
 
     def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
-        self._now_s = event.received_s
         return [*self._drafting.grew(event), *self._go_on()]
 
     def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
-        self._now_s = event.received_s
         return [*self._drafting.ended(event), *self._go_on()]
 
     def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:

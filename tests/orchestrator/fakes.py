@@ -24,12 +24,12 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
 )
-from core.speculation.calibration import DepthRates
+from core.speculation.calibration import Average
 from core.speculation.candidates import Candidates
 from core.speculation.speculation_tree import Part, SpeculationTree
 from core.speculation.token_tree import SparseDistribution, Steady
 from core.text.token_log import TokenLog
-from orchestrator.policy.policy import ControlReport, DraftSeen, RoundSeen
+from orchestrator.policy.policy import ControlReport, RoundSeen
 from orchestrator.policy.tree_policy import CATCH_UP
 
 VOCAB_SIZE = 50
@@ -160,13 +160,11 @@ class FakePilot:
     gamma: int = 4
     patience_s: float = 2.0
     seen: list[object] = field(default_factory=list)
-    num_late: int = 0
     is_closed: bool = False
-    lookups: DepthRates = field(default_factory=lambda: DepthRates(0.5, weight=4.0, window=200.0))
+    lookups: Average = field(default_factory=lambda: Average(0.5))
     is_in_turn = True
     num_outcomes = 0
     wants_rest = False
-    pass_s = first_pass_s = 0.003
 
     @property
     def max_depth(self) -> int:
@@ -187,7 +185,7 @@ class FakePilot:
     def keeps(self, leads: Sequence[float]) -> bool:
         return True
 
-    def is_worth_waiting(self, *_: object) -> bool:
+    def is_worth_waiting(self, *_: object, **__: object) -> bool:
         return False
 
     def is_worth_going_on(self, *_: object) -> bool:
@@ -202,11 +200,8 @@ class FakePilot:
     def saw_pass(self, timing: Timing) -> None:
         """It does not learn."""
 
-    def saw_draft(self, seen: DraftSeen) -> None:
-        self.seen.append(seen)
-
-    def saw_late_draft(self) -> None:
-        self.num_late += 1
+    def saw_draft(self, elapsed_s: float, timing: Timing | None) -> None:
+        self.seen.append((elapsed_s, timing))
 
     def close(self) -> None:
         self.is_closed = True

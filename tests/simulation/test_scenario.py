@@ -13,7 +13,6 @@ from core.config import SpeculationConfig
 from core.costs.pass_law import PassLaw
 from core.records import Verification
 from core.speculation.theory import expected_tokens
-from orchestrator.policy.adaptive import passes_worth
 from simulation.engines.hardware import EngineLaw, HopLaw
 from simulation.engines.presets import PRESETS, Hardware
 from simulation.engines.texts import Agreement, SteadyLaw
@@ -194,11 +193,10 @@ def test_the_same_scenario_gives_the_same_figures_and_another_seed_others():
 
 
 def test_what_the_process_did_before_changes_no_figure():
-    """Forecasts are remembered for the whole process; but they go no further."""
+    """Nothing is remembered for the whole process."""
     scenario = Scenario(
         hardware=PRESETS["this-machine"], law=HARD, load=Closed(16, 16), prompt_tokens=24, max_tokens=24
     )
-    passes_worth.cache_clear()
     first = simulate(scenario)
     assert simulate(scenario) == first
 

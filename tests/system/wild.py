@@ -10,8 +10,8 @@ from random import Random
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
+from core.speculation.calibration import USUAL_TAIL
 from core.speculation.token_tree import ROOT, Measure, Steady
-from orchestrator.policy.learning import USUAL_TAIL
 from orchestrator.policy.policy import ControlReport, RoundSeen
 from orchestrator.policy.shared_estimates import Knowledge
 from orchestrator.policy.tree_policy import TreePilot
@@ -61,15 +61,12 @@ class WildPilot(TreePilot):
         """A rule may look at all that it is shown."""
         return self.random.random() < 0.5 + 0.5 * leads[-1]
 
-    def is_worth_waiting(self, *_: object) -> bool:
+    def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
         return self.random.random() < 0.5
 
     @property
     def wants_rest(self) -> bool:
         return self.random.random() < 0.02
-
-    def rest(self) -> float:
-        return 0.01
 
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
@@ -83,7 +80,7 @@ class WildPilots:
     seed: int
     max_depth: int = 6
     pilots: list[WildPilot] = field(default_factory=list)
-    known: Knowledge = field(default_factory=lambda: Knowledge(6, 1.0, 1.0))
+    known: Knowledge = field(default_factory=lambda: Knowledge())
 
     def pilot(self, request: GenerationRequest) -> WildPilot:
         depth = self.max_depth if request.max_draft_tokens is None else request.max_draft_tokens

@@ -1,4 +1,4 @@
-"""Estimates of acceptance: they converge, follow a change, shrink to what is shared, and tell what they cannot know."""
+"""Estimates of acceptance: they converge, follow a change, and stay chances."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.speculation.calibration import MAX_CHANCE, ConfidenceFit, DepthRates, Rate, logistic, logit
+from core.speculation.calibration import MAX_LOGIT, USUAL_TAIL, WINDOW, Average, Calibration, logistic, logit
 
 
-def feed(rate, chance, num, random):
-    for _ in range(num):
-        rate.see(random.random() < chance)
-
-
-def test_a_rate_converges_and_follows_a_change():
-    random, rate = Random(1), Rate(0.7, weight=8.0, window=200.0)
-    feed(rate, 0.9, 2000, random)
-    assert rate.mean() == pytest.approx(0.9, abs=0.05)
-    feed(rate, 0.3, 1000, random)
-    assert rate.mean() == pytest.approx(0.3, abs=0.11)
-
-
-def test_a_rate_of_which_little_was_seen_is_the_shared_prior():
-    rate = Rate(0.7, weight=8.0)
-    assert rate.mean() == 0.7
-    assert rate.mean(0.2) == pytest.approx(0.2)
-    rate.see(True)
-    assert rate.mean(0.2) == pytest.approx((1 + 8 * 0.2) / 9)
+def test_an_average_begins_with_what_is_expected_converges_and_follows_a_change():
+    random, average = Random(1), Average(0.7)
+    assert average.value == 0.7
+    for chance in (0.9, 0.3):
+        values = []
+        for _ in range(20 * round(WINDOW)):
+            average.see(random.random() < chance)
+            values.append(average.value)
+        late = values[len(values) // 2 :]
+        assert sum(late) / len(late) == pytest.approx(chance, abs=0.03)
+    assert average.num_seen == 40 * round(WINDOW)
 
 
 @given(st.floats(0.006, 0.994))
@@ -38,68 +30,39 @@ def test_logistic_undoes_logit(chance):
     assert logistic(logit(chance)) == pytest.approx(chance)
 
 
-# By depth
+def test_chances_of_later_candidates_are_a_law():
+    assert 0 < sum(USUAL_TAIL) <= 1.0
+    assert list(USUAL_TAIL) == sorted(USUAL_TAIL, reverse=True)
 
 
-def test_deep_places_that_few_have_seen_are_like_those_before_them():
-    rates = DepthRates(0.7, weight=12.0, window=600.0, depth=4)
-    assert rates.chances(6) == pytest.approx([0.7] * 6)
-    for index in range(400):
-        rates.see_chain(1, index % 10 != 0)
-    assert rates.chances(4) == pytest.approx([0.9] * 4, abs=0.02)
+# Calibration
 
 
-def test_depths_have_chances_of_their_own():
-    rates = DepthRates(0.7, weight=12.0, window=600.0, depth=4)
-    for index in range(400):
-        rates.see_chain(2, 2 if index % 2 else 1)
-    first, second, third = rates.chances(3)
-    assert first == pytest.approx(1.0, abs=0.03)
-    assert second == third == pytest.approx(0.5, abs=0.05)
-    assert rates.survival(3) == pytest.approx([first, first * second, first * second * third])
-    assert rates.rates[2].seen == 0, "what follows a guess that was refused was not judged"
+def chance_by(calibration, sureness):
+    return logistic(calibration.shift + logit(sureness))
 
 
-def test_what_is_deeper_than_is_kept_apart_counts_for_the_deepest():
-    rates = DepthRates(0.5, weight=1.0, window=600.0, depth=2)
-    rates.see(9, True)
-    assert [rate.seen for rate in rates.rates] == [0, 1]
+def test_at_first_a_draft_is_believed():
+    assert chance_by(Calibration(), 0.9) == pytest.approx(0.9)
 
 
-# Confidence
-
-
-def chance_by(fit, confidence):
-    """What the line of a fit says of a guess that was made with this confidence."""
-    intercept, slope = fit.line()
-    return min(logistic(intercept + slope * logit(confidence)), MAX_CHANCE)
-
-
-def test_confidence_that_tells_is_made_use_of():
-    random, fit = Random(7), ConfidenceFit()
-    for _ in range(3000):
-        confidence = random.choice((0.3, 0.6, 0.9))
-        chance = logistic(logit(0.7) + 1.0 * (logit(confidence) - logit(0.6)))
-        fit.see(confidence, random.random() < chance)
-    for confidence in (0.3, 0.6, 0.9):
-        expected = logistic(logit(0.7) + 1.0 * (logit(confidence) - logit(0.6)))
-        assert chance_by(fit, confidence) == pytest.approx(expected, abs=0.06)
-
-
-def test_confidence_that_tells_nothing_leaves_the_expectation():
-    random, fit = Random(8), ConfidenceFit()
-    assert chance_by(fit, 0.99) == pytest.approx(0.7, abs=0.001)
-    for _ in range(2000):
-        fit.see(random.random(), random.random() < 0.7)
-    for confidence in (0.2, 0.5, 0.8):
-        assert chance_by(fit, confidence) == pytest.approx(0.7, abs=0.07)
+@pytest.mark.parametrize("shift", [-2.0, 0.0, 1.0])
+def test_a_draft_that_is_too_sure_or_not_sure_enough_is_seen_through(shift):
+    random, found = Random(7), Calibration()
+    shifts = []
+    for _ in range(6000):
+        sureness = random.choice((0.3, 0.6, 0.9))
+        found.see(sureness, random.random() < logistic(shift + logit(sureness)))
+        shifts.append(found.shift)
+    assert sum(shifts[3000:]) / 3000 == pytest.approx(shift, abs=0.15)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=60))
-def test_whatever_is_seen_the_estimate_stays_a_chance_and_rises_with_confidence(seen):
-    fit = ConfidenceFit()
-    for confidence, is_accepted in seen:
-        fit.see(confidence, is_accepted)
-    chances = [chance_by(fit, confidence) for confidence in (0.0, 0.2, 0.5, 0.9, 1.0)]
+def test_whatever_is_seen_the_estimate_stays_a_chance_and_rises_with_sureness(seen):
+    found = Calibration()
+    for sureness, is_accepted in seen:
+        found.see(sureness, is_accepted)
+    chances = [chance_by(found, sureness) for sureness in (0.0, 0.2, 0.5, 0.9, 1.0)]
     assert all(0 < chance < 1 and math.isfinite(chance) for chance in chances)
     assert chances == sorted(chances)
+    assert abs(found.shift) <= MAX_LOGIT

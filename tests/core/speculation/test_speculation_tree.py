@@ -77,14 +77,6 @@ def test_the_straight_part_of_a_block_is_its_likeliest_chain(tree):
     assert len(nodes.head(0).straight()) == 0
 
 
-def test_a_draft_goes_on_where_it_has_told_of_nothing_yet_likeliest_first(tree):
-    assert tree.open_reach(9) == pytest.approx([0.3, 0.2])
-    assert tree.open_reach(3) == pytest.approx([0.3]), "below the other nothing is wanted"
-    guessed(tree, (6,), (9, 0.9))
-    assert tree.open_reach(9) == pytest.approx([0.2, 0.03]), "a guesser knows most of what it would find there"
-    assert SpeculationTree().open_reach(1) == [1.0]
-
-
 def test_a_verdict_keeps_what_grew_below_its_token(tree):
     assert tree.reroot([5, 7])
     assert paths(tree) == pytest.approx({(8,): 0.5})

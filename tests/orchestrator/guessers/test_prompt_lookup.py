@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.speculation.calibration import DepthRates
+from core.speculation.calibration import PRIOR, Average
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
@@ -44,41 +44,33 @@ def test_a_longer_ending_in_common_is_believed_before_a_later_shorter_one():
 
 
 def test_what_followed_the_ending_before_is_a_chain_below_the_root():
-    worth = DepthRates(0.5, weight=4.0, window=200.0)
+    worth = Average(PRIOR)
     guesser = LookupGuesser(worth, max_depth=3)
     tree = SpeculationTree()
-    tree.guess(Guesses.chain([9], [0.5]))
+    tree.guess(Guesses.chain([9], [0.8]))
     found = guesser.propose([1, 2, 3, 4, 1, 2])
     assert (found.parents, found.tokens) == ((ROOT, 0, 1), (3, 4, 1))
-    assert list(found.chances) == worth.chances(3)
+    assert found.chances == (PRIOR,) * 3
     tree.guess(found)
     assert tree.block(tree.best(9, 9)) == TokenTree((9, 3, 4, 1), (ROOT, ROOT, 1, 2))
     assert len(guesser.propose([1, 2, 3])) == 0
 
 
 @pytest.mark.parametrize(
-    ("committed", "seen", "right"),
+    ("committed", "seen"),
     [
-        ([3, 4, 1, 7], [1, 1, 1, 0], [1, 1, 1, 0]),
-        ([3, 4], [1, 1, 0, 0], [1, 1, 0, 0]),  # of the third nothing is known yet
-        ([3, 9, 1], [1, 1, 0, 0], [1, 0, 0, 0]),
-        ([9], [1, 0, 0, 0], [0, 0, 0, 0]),
+        ([3, 4, 1, 7], [True, True, True]),
+        ([3, 4], [True, True]),  # of the third nothing is known yet
+        ([3, 9, 1], [True, False]),
+        ([9], [False]),
     ],
 )
-def test_it_is_credited_with_what_the_text_did(committed, seen, right):
-    worth = DepthRates(0.5, weight=4.0, window=200.0)
+def test_it_is_credited_with_what_the_text_did(committed, seen):
+    worth, expected = Average(PRIOR), Average(PRIOR)
+    for is_right in seen:
+        expected.see(is_right)
     guesser = LookupGuesser(worth, max_depth=3)
     guesser.propose([1, 2, 3, 4, 1, 2])
     guesser.saw(committed)
     guesser.saw([1])
-    assert [rate.seen for rate in worth.rates[:4]] == seen
-    assert [rate.successes for rate in worth.rates[:4]] == right
-
-
-def test_chances_of_a_chain_are_those_of_its_tokens_multiplied():
-    worth = DepthRates(0.5, weight=4.0, window=200.0)
-    for _ in range(20):
-        worth.see_chain(3, 2)
-    first, second, third = worth.chances(3)
-    assert worth.survival(3) == pytest.approx([first, first * second, first * second * third])
-    assert first > 0.9 > 0.3 > third
+    assert worth == expected

@@ -76,7 +76,7 @@ def test_looked_up_guesses_are_taken_where_the_draft_has_told_of_none(policy):
 
 def waits(each, grown, num_passes=1):
     each.choose(grown, 100, 100)
-    return each.is_worth_waiting(grown, 100, 0.003, num_passes)
+    return each.is_worth_waiting(num_passes, has_drafted=grown.has_drafted)
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_what_goes_by_the_drafts_own_chances_learns_none(policy):
 def test_a_request_that_forbids_drafts_grows_none(policy):
     each = Controls(SpeculationConfig(policy=policy)).pilot(request(max_draft_tokens=0))
     assert each.steady(100, 0) is None
-    assert not each.wants_draft
+    assert each.gamma == 0

@@ -86,7 +86,7 @@ def test_the_target_goes_on_with_what_has_grown_below_a_verdict_and_nothing_is_s
 
 
 def test_one_goes_on_after_another_as_long_as_something_has_grown(stage):
-    stage.pilot._config = replace(CONFIG, max_block_tokens=1)
+    stage.pilot.max_nodes = 1
     stage.grows_right(6)
     for _ in range(4):
         stage.verdict()
@@ -233,13 +233,13 @@ def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stag
 
 @pytest.fixture
 def pilot():
-    pilot = MarginalPilot(request(PROMPT, 40), CONFIG, Knowledge(8, 1.0, 1.0))
+    pilot = MarginalPilot(request(PROMPT, 40), CONFIG, Knowledge())
     for _ in range(200):
         pilot._known.verify.see(Timing(0.0, 0.005, 1, 1), 0.008)
         pilot._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
     for _ in range(200):
         pilot.saw_pass(Timing(0.0, 0.001, 1, 1))
-    pilot._known._economy = None
+    pilot._known._costs = None
     return pilot
 
 
@@ -263,7 +263,7 @@ def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(pilot):
     assert pilot.num_outcomes > 0
     for _ in range(200):
         pilot.saw_pass(Timing(0.0, 0.004, 1, 1))
-    pilot._known._economy = None
+    pilot._known._costs = None
     sees_rounds(pilot, 1, 0.008)
     assert pilot.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
     assert not pilot.is_worth_going_on(3.0, 3, 4)

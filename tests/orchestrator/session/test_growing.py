@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from core.config import Limits, SpeculationConfig
-from core.costs.cost_model import WIDTHS
+from core.costs.engine_cost import WIDTHS
 from core.records import Call, Missing, Refused, Sprouted, Stamp, Timing
-from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
-from orchestrator.policy.adaptive import FIRST_PAUSE_S, MAX_PAUSE_S, REST_ROUNDS, TRIAL_ROUNDS, MarginalPilot
+from orchestrator.policy.adaptive import REST_ROUNDS, MarginalPilot
 from orchestrator.policy.policies import Controls
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import LOOK_ROUNDS, Knowledge
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Pair
-from orchestrator.session.draft_side import MAX_OPEN
+from orchestrator.session.draft_side import MAX_OPEN, MAX_PAUSE_S
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeTargetEngine, model_info, next_token, plain, request
@@ -34,10 +33,9 @@ class FakeMargin(MarginalPilot):
     num_outcomes = 0
 
     def __init__(self, asked, config=CONFIG):
-        super().__init__(asked, config, Knowledge(config.max_draft_tokens, 1.0, 1.0))
+        super().__init__(asked, config, Knowledge())
         self.is_patient = False
         self.seen = []
-        self.open_reach = None
 
     def saw_round(self, seen):
         self.seen.append(seen)
@@ -49,8 +47,7 @@ class FakeMargin(MarginalPilot):
     def is_worth_going_on(self, gained, num_nodes, num_now):
         return False
 
-    def adds_enough(self, reach, open_reach, next_s):
-        self.open_reach = open_reach.tolist()
+    def is_worth_waiting(self, num_passes, *, has_drafted):
         return self.is_patient
 
     @property
@@ -281,17 +278,6 @@ def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
     assert stage.count(m.Await) == 2
 
 
-def test_what_would_grow_too_deep_for_the_block_is_not_waited_for(tokenizer):
-    """A draft that has fed all it may is silent: who waited for it would wait in vain."""
-    stage = Stage(tokenizer, max_draft_tokens=2)
-    tokens = stage.right(4)
-    stage.grows((ROOT, tokens[0]), (0, tokens[1]), (1, tokens[2]))
-    stage.verdict()
-    assert stage.pilot.open_reach == []
-    stage.verdict()
-    assert stage.pilot.open_reach == [1.0]
-
-
 def test_a_silent_draft_is_not_told_more_and_more(stage):
     stage.grows((ROOT, 1))
     for _ in range(2 * MAX_OPEN):
@@ -437,7 +423,7 @@ def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(s
         stage.pilot.saw_round(round_seen(Found.HIT))
     sent = stage.verdict()
     assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
-    assert 0.5 * FIRST_PAUSE_S <= stage.last(m.PlaceDraft).delay_s <= FIRST_PAUSE_S
+    assert 0.5 <= stage.last(m.PlaceDraft).delay_s / CONFIG.draft_retry_s <= 1.0
     num_grows = stage.count(m.Grow)
     stage.verdict()
     assert stage.count(m.Grow) == num_grows, "it is told nothing while it rests"
@@ -477,11 +463,10 @@ def repeating(tokenizer):
 def test_what_is_looked_up_is_verified_where_the_draft_has_told_of_nothing(repeating):
     repeating.verdict()
     assert repeating.block == TokenTree.chain(FOUND)
-    assert repeating.pilot.lookups.rates[0].seen == 0
+    assert repeating.pilot.lookups.num_seen == 0
     repeating.verdict()
     assert repeating.tokens == plain(REPEATS, 3)
-    assert [rate.seen for rate in repeating.pilot.lookups.rates[:3]] == [1, 1, 0], "the third was not judged"
-    assert [rate.successes for rate in repeating.pilot.lookups.rates[:2]] == [1, 0]
+    assert repeating.pilot.lookups.num_seen == 2, "one was right, one wrong, and the third was not judged"
     assert repeating.session.stats.num_lookup_tokens == 5
     assert repeating.session.stats.num_hits == repeating.session.stats.num_misses == 0, "those are the draft's"
 
@@ -490,31 +475,31 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     token = repeating.right(1)[0]
     repeating.grows((ROOT, token), (ROOT, 31), (0, 30), (0, FOUND[0]))
     repeating.verdict()
-    head = repeating.pilot._accepted.rates[0]
-    num_judged = head.seen
+    head = repeating.pilot._learned.accepted
+    num_judged = head.num_seen
     block, seen = repeating.block, repeating.session._guess.shape
     assert sorted(block.tokens) == sorted([30, *FOUND])
     assert [block.tokens[node] for node, rank in enumerate(seen.ranks) if rank == UNRANKED] == list(FOUND[1:])
     assert seen.num_looked_up == 4
     repeating.verdict()
     assert repeating.tokens == plain(REPEATS, 3)
-    assert [rate.successes for rate in repeating.pilot.lookups.rates[:2]] == [1, 0], "it had guessed the node, too"
+    assert repeating.pilot.lookups.num_seen == 2, "it had guessed the node, too"
     assert repeating.pilot.seen[-1].path == (block.tokens.index(FOUND[0]),)
-    assert head.seen == pytest.approx(num_judged + 1, rel=0.01), "the draft was judged at the root"
+    assert head.num_seen == num_judged + 1, "the draft was judged at the root"
 
 
 def test_where_a_lookup_was_right_the_draft_is_judged_by_what_it_had_guessed_there(repeating):
     token = repeating.right(1)[0]
     repeating.grows((ROOT, token), (0, 30), (0, 29))
     repeating.verdict()
-    head = repeating.pilot._accepted.rates[0]
-    before = head.seen, head.successes
+    head = repeating.pilot._learned.accepted
+    num_judged, before = head.num_seen, head.value
     repeating.verdict()
     seen = repeating.pilot.seen[-1]
     assert repeating.tokens == plain(REPEATS, 3)
     assert [seen.shape.ranks[node] for node in seen.path] == [UNRANKED]
-    assert head.seen == pytest.approx(before[0] + 1, rel=0.01)
-    assert head.successes == pytest.approx(before[1], rel=0.01), "its first was wrong"
+    assert head.num_seen == num_judged + 1
+    assert head.value < before, "its first was wrong"
 
 
 def test_a_draft_may_tell_of_what_was_looked_up_while_it_is_verified(repeating):
@@ -562,7 +547,7 @@ def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
             found.saw_pass(Timing(0.0, pass_s(rows - 1 or 1), 1, rows - 1 or 1))
     for _ in range(600):
         found.saw_interval(4, 0.04)
-    found._known._economy = None
+    found._known._costs = None
     return found
 
 
@@ -585,52 +570,10 @@ def test_a_step_in_costs_is_looked_beyond():
     assert num_worth(steps, _array([0.5, 0.4, 0.3])) == 3
 
 
-def test_a_pass_is_waited_for_if_it_gains_more_than_its_time():
-    one = learned(lambda rows: 0.02)
-    assert one.adds_enough(_array([]), _array([1.0]), next_s=0.004), "0.8 tokens for 0.4"
-    assert not one.adds_enough(_array([]), _array([1.0]), next_s=0.02)
-    assert not one.adds_enough(_array([0.9, 0.8]), _array([0.1]), next_s=0.004)
-
-
-def test_nothing_is_waited_for_that_would_not_be_worth_its_row():
-    dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
-    cheap = learned(lambda rows: 0.02)
-    leaves = _array([0.1] * 8)
-    for each in (dear, cheap):
-        each.steady(100, 0)
-    assert cheap.adds_enough(_array([0.9]), leaves, next_s=0.003), "0.64 tokens for 0.3"
-    assert not dear.adds_enough(_array([0.9]), leaves, next_s=0.003)
-
-
-def test_no_more_is_hoped_for_than_a_pass_feeds():
-    one = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
-    rows = one.steady(100, 0).rows_per_pass
-    assert rows <= 4
-    assert not one.adds_enough(_array([0.9]), _array([0.05] * 64), next_s=0.003)
-
-
 def round_seen(found, num_guesses=0, rank=0):
     unsure = (0.5,) * num_guesses
     shape = Shape(tuple(range(-1, num_guesses - 1)), (rank,) * num_guesses, unsure)
     return RoundSeen(shape, (), found, 0.02, None)
-
-
-def test_what_a_round_teaches_is_learned_when_the_next_block_is_on_its_way():
-    due = []
-    known = Knowledge(8, 1.0, 1.0, due.append)
-    one = MarginalPilot(request(PROMPT, 10), CONFIG, known)
-    one.saw_round(round_seen(Found.HIT, 2))
-    known.saw_verdict()
-    before = known.lately.verify_s(0.0)
-    for _ in range(8):
-        known.verify.see(Timing(0.0, 2.0 * before, 1, 1), 2.0 * before + 0.001)
-    assert known.hits.seen == 0
-    assert known.lately.verify_s(0.0) == before
-    (learn,) = due
-    for _ in range(LOOK_ROUNDS):
-        learn()
-    assert known.hits.seen > 0
-    assert known.lately.verify_s(0.0) > 1.5 * before, "costs are looked at now and then, and not while somebody waits"
 
 
 def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
@@ -641,42 +584,63 @@ def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
     assert not one.wants_rest, "a draft that has nothing yet is not judged"
     one.saw_round(round_seen(Found.HIT, 2, rank=UNRANKED))
     assert one.wants_rest, "what was looked up is none of its merits"
-    assert one._known.doing.draft_tokens > 0
-    assert one.rest() == FIRST_PAUSE_S
-    assert (one._known.doing.draft_tokens, "gamma 8 -> 0" in one._known.reason) == (0, True)
+    assert one._known.depth > 0
+    one.rest()
+    assert (one._known.depth, "gamma 8 -> 0" in one._known.reason) == (0, True)
     assert not one.wants_rest
     one.steady(100, 0)
-    assert (one._known.doing.draft_tokens, "a trial after rest" in one._known.reason) == (8, True)
+    assert (one._known.depth, "a trial after rest" in one._known.reason) == (8, True)
 
 
-def test_each_trial_in_vain_doubles_the_rest_until_one_pays():
-    one, pauses = pilot(), []
-    for _ in range(REST_ROUNDS):
-        one.saw_round(round_seen(Found.MISS))
-    for _ in range(8):
-        assert one.wants_rest
-        pauses.append(one.rest())
-        for _ in range(TRIAL_ROUNDS):
-            assert not one.wants_rest
-            one.saw_round(round_seen(Found.HIT))
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_PAUSE_S, MAX_PAUSE_S]
-    one.saw_round(round_seen(Found.HIT, 1))
-    for _ in range(REST_ROUNDS):
-        assert not one.wants_rest
-        one.saw_round(round_seen(Found.HIT))
-    assert one.rest() == FIRST_PAUSE_S
+def test_costs_are_looked_at_now_and_then():
+    one, known = pilot(), Knowledge()
+    before = known.costs.verify_s(0)
+    one._known = known
+    for _ in range(LOOK_ROUNDS):
+        assert known.costs.verify_s(0) == before
+        known.verify.see(Timing(0.0, 2.0 * before, 1, 1), 2.0 * before + 0.001)
+        one.saw_round(round_seen(Found.HIT, 2))
+    assert known.costs.verify_s(0) > 1.5 * before
+
+
+def test_each_rest_in_vain_is_twice_as_long_until_something_was_worth_verifying(stage):
+    """Whatever the draft tells meanwhile."""
+    pauses = []
+    for epoch in range(2, 10):
+        stage.grows_right(3)
+        for _ in range(REST_ROUNDS):
+            stage.pilot.saw_round(round_seen(Found.HIT))
+        stage.do(stage.session._drafting.rest())
+        pauses.append(stage.last(m.PlaceDraft).delay_s)
+        stage.event(m.DraftPlaced("d", epoch))
+        stage.num_told = 0
+    assert all(0.5 <= pause / min(2.0**num, MAX_PAUSE_S) <= 1.0 for num, pause in enumerate(pauses))
+    stage.grows_right(3)
+    stage.verdict()
+    assert len(stage.block)
+    stage.do(stage.session._drafting.rest())
+    assert stage.last(m.PlaceDraft).delay_s <= CONFIG.draft_retry_s
+
+
+def test_a_first_guess_is_waited_for_if_it_gains_more_than_its_time():
+    """100 tokens a second; 1.5 passes, and the way."""
+    for pass_s, is_worth in ((0.003, True), (0.006, False)):
+        one = learned(lambda rows: 0.02, lambda rows, pass_s=pass_s: pass_s)
+        one.steady(100, 0)
+        assert one.is_worth_waiting(1, has_drafted=False) is is_worth
+        assert not one.is_worth_waiting(1, has_drafted=True), "what grows while that is verified is not lost"
 
 
 def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
     """Or misses the others' pass: with that a round is lost, not a part of one."""
-    one, tree = learned(lambda rows: 0.02), SpeculationTree()
-    assert one.is_worth_waiting(tree, 8, 0.004, 1)
+    one = learned(lambda rows: 0.02)
+    assert one.is_worth_waiting(1, has_drafted=False)
     one._known.num_sessions = 4
-    assert not one.is_worth_waiting(tree, 8, 0.004, 1)
+    assert not one.is_worth_waiting(1, has_drafted=False)
 
 
 def test_a_session_begins_with_the_rate_of_those_before_it():
-    known = Knowledge(8, 1.0, 1.0)
+    known = Knowledge()
     first = MarginalPilot(request(PROMPT, 10), CONFIG, known)
     for _ in range(500):
         first.saw_interval(6, 0.06)
@@ -721,7 +685,7 @@ def test_a_second_is_worth_what_plain_decoding_would_make_in_it():
     one = learned(lambda rows: 0.02)
     for _ in range(200):
         one.saw_interval(1, 1.0)
-    one._known._economy = None
+    one._known._costs = None
     assert one.rate == pytest.approx(1 / 0.021, rel=0.05)
 
 
