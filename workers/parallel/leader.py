@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from workers.model import LoadedModel, ModelSlice, loader
 from workers.parallel.commands import Edit, Order
 from workers.parallel.group import Group, Rank
 from workers.runtime import ModelRuntime, NoRoomForKV
+from workers.runtime.backend import Backend, BackendContext
+from workers.runtime.backend_stack import BackendStack
 from workers.step import KVCache, Step
 
 __all__ = ["Rank", "follow", "load_runtime", "log_loss"]
@@ -58,7 +61,8 @@ def load_runtime(
     group = _meet(config, rank, progress, on_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
-        return LeadingRuntime(loaded, config, group)
+        leading = partial(LeadingBackends, group)
+        return ModelRuntime(loaded, config, LeadingCache, stack_type=leading, least=group.least)
 
 
 def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
@@ -70,7 +74,7 @@ def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) ->
     loaded = _load(config, group, progress)
     with _all_or_none(group):
         runtime = ModelRuntime(loaded, config, least=group.least)
-        runtime.warm_up_products()
+        runtime.backends.warm_up_base(progress)
         while order := group.receive():
             _obey(Order.unpack(order), runtime)
     group.close()
@@ -99,18 +103,20 @@ class LeadingCache(KVCache):
         self.edits.append(Edit(sources, targets))
 
 
-class LeadingRuntime(ModelRuntime):
-    """Rank 0's runtime: what it runs, all ranks run."""
+class LeadingBackends(BackendStack):
+    """Rank 0's backends: what they run, all ranks run."""
 
-    cache: LeadingCache
-
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, group: Group) -> None:
-        super().__init__(loaded, config, LeadingCache, least=group.least)
+    def __init__(
+        self, group: Group, kinds: Sequence[type[Backend]], context: BackendContext, least: Callable[[int], int]
+    ) -> None:
+        super().__init__(kinds, context, least)
+        assert isinstance(context.cache, LeadingCache), "edits are to be sent along"
+        self._cache = context.cache
         self._group = group
 
     def run(self, step: Step) -> torch.Tensor:
-        """As ModelRuntime does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
-        edits, self.cache.edits = self.cache.edits, []
+        """As BackendStack does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
+        edits, self._cache.edits = self._cache.edits, []
         with _all_or_none(self._group):
             self._group.send(Order(edits, step).pack())
             return super().run(step)

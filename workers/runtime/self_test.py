@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import repeat, starmap
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ TOKENS_ABOVE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
+class SelfTest:
     """What has room is tried: a small engine may have none for the larger steps."""
 
     forward: Callable[[Sequence[StepRows]], Tensor]
@@ -47,6 +47,11 @@ class Trials:
     def logits(self) -> Tensor:
         """Of everything that is tried.  # [rows, vocab]"""
         return torch.cat([self.in_steps(), *self.together()])
+
+    def has_equal_bits(self) -> bool:
+        """Whether rows have the same bits however many there are to a step, and whatever else is in it."""
+        pairs = zip(self.together(), self.apart(), strict=True)
+        return torch.equal(self.at_once(), self.in_steps()) and all(starmap(torch.equal, pairs))
 
     def at_once(self) -> Tensor:
         """Of the rows of `in_steps`, in one step.  # [rows, vocab]"""

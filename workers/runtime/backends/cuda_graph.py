@@ -5,13 +5,13 @@ has fixed shapes and fixed places in memory, so a step is laid out in the least 
 (`workers.step.paged_plan`), in one array of integers, with padding that reads and writes nothing of anybody's. All
 graphs share that array, the tensor that logits are left in, and the memory for what is between.
 
-What records is handed in, so that all but `CudaRecorder` can be tried without a GPU. Knows models and forms; must not
-know sessions, nor what the rows are.
+A subclass may record in another way, so that all but `CudaRecorder` can be tested without a GPU. Knows models and
+forms; must not know sessions, nor what the rows are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.config import EngineConfig
 from core.errors import first_line
-from workers.attention import Kernel, PagedStep
-from workers.runtime.compiled import CannotCompile
-from workers.step import Form, KVCache, Step, StepPlan, parts_of
+from workers.attention import PagedStep
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_logits
+from workers.step import Form, Step, StepPlan, parts_of
 
 MAX_ROWS = 256
 """Larger steps keep a GPU busy for longer than Python takes to ask for them."""
@@ -55,10 +56,6 @@ class CudaRecorder:
         return replay
 
 
-class NeedsGathering(Exception):
-    """A layer asks for what the kernel does not do, and where gathered KV lies is in no tensor."""
-
-
 class Inputs:
     """The integers of a step, where all graphs look for them."""
 
@@ -79,63 +76,67 @@ class Inputs:
             self._copied.record(torch.cuda.current_stream(self.values.device))
 
 
-class CapturedModel:
+class CudaGraphBackend(Backend):
     """Computes what the model computes, for steps that one of its forms has room for."""
 
-    def __init__(self, model: Any, cache: KVCache, kernel: Kernel, max_rows: int, context_tokens: int) -> None:
-        self._model = model
-        self._cache = cache
-        self._kernel = kernel
-        self._max_rows = min(MAX_ROWS, _power_of_two(max_rows))
-        self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context_tokens, self._max_rows)))
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        cache, config = context.cache, context.config
+        self._max_rows = min(MAX_ROWS, _power_of_two(config.max_step_tokens))
+        self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context.max_context_tokens, self._max_rows)))
         self._inputs = Inputs(max(form.num_values for form in self._forms()), cache.device)
-        self._logits = torch.empty(self._max_rows, model.config.vocab_size, device=cache.device)
-        self._graphs: dict[Form, Work] = {}
+        self._logits = torch.empty(self._max_rows, context.model.config.vocab_size, device=cache.device)
+        self._graphs: Mapping[Form, Work] = {}
 
-    def __call__(self, step: Step) -> Tensor | None:
-        """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]
-
-        None, and nothing done, where no form has room for it.
-        """
-        parts = parts_of(step.spans)
-        form = self._form_of(Form.of(self._cache, step, parts))
-        if form not in self._graphs:
-            return None
-        self._inputs.set(form.fill(self._cache, step, parts))
-        self._graphs[form]()
-        return self._logits[: len(step.wanted)].clone()  # the next step leaves its own there
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return config.compile and torch.device(config.device).type != "cpu"
 
     @torch.inference_mode()
-    def record(self, recorder: Recorder, progress: Callable[[str], None]) -> CapturedModel:
-        """Make the graphs. Raises: CannotCompile where there are none to be made."""
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Record a graph for each form. Raises: BackendUnavailable where none can be recorded."""
+        if self.context.kernel is None:
+            raise BackendUnavailable("its attention gathers KV, and where that lies is not the same for two steps")
         progress(f"recording steps of up to {self._max_rows} rows")
         began_s = monotonic()
         forms = list(self._forms())
+        self._graphs = self._record(forms, self.recorder())
+        progress(f"recorded {len(self._graphs)} of {len(forms)} forms of steps in {monotonic() - began_s:.0f} s")
+
+    def run(self, step: Step) -> Tensor | None:
+        parts = parts_of(step.spans)
+        form = self._form_of(Form.of(self.context.cache, step, parts))
+        if form is None or form not in self._graphs:
+            return None
+        self._inputs.set(form.fill(self.context.cache, step, parts))
+        self._graphs[form]()
+        return self._logits[: len(step.wanted)].clone()  # the next step leaves its own there
+
+    def recorder(self) -> Recorder:
+        return CudaRecorder(self.context.cache.device)
+
+    def _record(self, forms: Sequence[Form], recorder: Recorder) -> dict[Form, Work]:
+        graphs: dict[Form, Work] = {}
         reason = ""
         for form in forms:
-            self._inputs.set(form.blank(self._cache))
+            self._inputs.set(form.blank(self.context.cache))
             try:
-                self._graphs[form] = recorder(partial(self._run, form))
-            except NeedsGathering as error:
+                graphs[form] = recorder(partial(self._replay, form))
+            except BackendUnavailable as error:  # steps of other forms may do without what it lacks
                 reason = str(error)
             except RuntimeError as error:  # of CUDA, or of a model that asks what is in a tensor
-                raise CannotCompile(first_line(error)) from error
-        if not self._graphs:
-            raise CannotCompile(reason)
-        progress(f"recorded {len(self._graphs)} of {len(forms)} forms of steps in {monotonic() - began_s:.0f} s")
-        return self
+                raise BackendUnavailable(first_line(error)) from error
+        if not graphs:
+            raise BackendUnavailable(reason)
+        return graphs
 
-    def _run(self, form: Form) -> None:
+    def _replay(self, form: Form) -> None:
         """From the inputs to the logits, as the graph of this form does it."""
-        step = PagedStep.of(form, self._inputs.values, self._cache, self._kernel, _refuse)
-        output = self._model(
-            input_ids=step.ids[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.wanted,
-            plan=step.plan,
-        )
-        self._logits[: form.num_wanted].copy_(output.logits[0])
+        context = self.context
+        assert context.kernel is not None, "without a kernel nothing is recorded"
+        step = PagedStep.of(form, self._inputs.values, context.cache, context.kernel, _refuse)
+        logits = model_logits(context.model, step.ids, step.positions, step.wanted, step.plan)
+        self._logits[: form.num_wanted].copy_(logits)
 
     def _forms(self) -> Iterator[Form]:
         """The largest first: for each number of rows that is a power of two, with trees, with chains, and with a row of
@@ -163,7 +164,7 @@ class CapturedModel:
 
 
 def _refuse() -> StepPlan:
-    raise NeedsGathering("a layer gathers KV, and where that lies is in no tensor")
+    raise BackendUnavailable("a layer gathers KV, and where that lies is in no tensor")
 
 
 def _power_of_two(count: int) -> int:
