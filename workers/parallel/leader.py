@@ -30,10 +30,10 @@ import torch
 from core.config import EngineConfig
 from core.errors import ConfigError, StartupError
 from workers.model import LoadedModel, ModelSlice, loader
-from workers.parallel.commands import Edit, Order
+from workers.parallel.commands import Command, KVEdit, StepCommand
 from workers.parallel.group import Group, Rank
 from workers.runtime import ModelRuntime, NoRoomForKV
-from workers.runtime.backend import Backend, BackendContext
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
 from workers.runtime.backend_stack import BackendStack
 from workers.step import KVCache, Step
 
@@ -61,8 +61,8 @@ def load_runtime(
     group = _meet(config, rank, progress, on_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
-        leading = partial(LeadingBackends, group)
-        return ModelRuntime(loaded, config, LeadingCache, stack_type=leading, least=group.least)
+        leading = partial(LeaderBackends, group)
+        return ModelRuntime(loaded, config, LeaderCache, stack_type=leading, least=group.least)
 
 
 def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
@@ -75,42 +75,53 @@ def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) ->
     with _all_or_none(group):
         runtime = ModelRuntime(loaded, config, least=group.least)
         runtime.backends.warm_up_base(progress)
-        while order := group.receive():
-            _obey(Order.unpack(order), runtime)
+        while (command := group.receive())[0] != Command.STOP:
+            _carry_out(command, runtime, progress)
     group.close()
 
 
+def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable[[str], None]) -> None:
+    kind, *values = command
+    if kind == Command.STEP:
+        _run(StepCommand.unpack(values), runtime)
+    elif kind == Command.BUILD_BACKEND:
+        with suppress(BackendUnavailable):  # which rank 0 says for all
+            runtime.backends.build(progress)
+    else:
+        runtime.backends.drop(runtime.info.name, "rank 0 does without it")
+
+
 @torch.inference_mode()
-def _obey(order: Order, runtime: ModelRuntime) -> None:
-    for edit in order.edits:
+def _run(command: StepCommand, runtime: ModelRuntime) -> None:
+    for edit in command.edits:
         edit.apply(runtime.cache)
-    runtime.run(order.step)
+    runtime.run(command.step)
 
 
-class LeadingCache(KVCache):
+class LeaderCache(KVCache):
     """Rank 0's KV, which remembers what the others have yet to do to theirs."""
 
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
-        self.edits: list[Edit] = []
+        self.edits: list[KVEdit] = []
 
     def erase(self, blocks: Sequence[int]) -> None:
         super().erase(blocks)
-        self.edits.append(Edit((), blocks))
+        self.edits.append(KVEdit((), blocks))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         super().move(sources, targets)
-        self.edits.append(Edit(sources, targets))
+        self.edits.append(KVEdit(sources, targets))
 
 
-class LeadingBackends(BackendStack):
-    """Rank 0's backends: what they run, all ranks run."""
+class LeaderBackends(BackendStack):
+    """Rank 0's backends: what they build, drop and run, all ranks do."""
 
     def __init__(
         self, group: Group, kinds: Sequence[type[Backend]], context: BackendContext, least: Callable[[int], int]
     ) -> None:
         super().__init__(kinds, context, least)
-        assert isinstance(context.cache, LeadingCache), "edits are to be sent along"
+        assert isinstance(context.cache, LeaderCache), "edits are to be sent along"
         self._cache = context.cache
         self._group = group
 
@@ -118,13 +129,21 @@ class LeadingBackends(BackendStack):
         """As BackendStack does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
         edits, self._cache.edits = self._cache.edits, []
         with _all_or_none(self._group):
-            self._group.send(Order(edits, step).pack())
+            self._group.send([Command.STEP, *StepCommand(edits, step).pack()])
             return super().run(step)
+
+    def build(self, progress: Callable[[str], None]) -> None:
+        self._group.send([Command.BUILD_BACKEND])
+        super().build(progress)
+
+    def drop(self, name: str, reason: str) -> None:
+        self._group.send([Command.DROP_BACKEND])
+        super().drop(name, reason)
 
     def close(self) -> None:
         try:
             if self._group.lost is None:
-                self._group.send(())
+                self._group.send([Command.STOP])
         finally:
             self._group.close()
 

@@ -57,8 +57,8 @@ class Backend(ABC):
     def suits(cls, config: EngineConfig) -> bool:
         """Whether these settings ask for this backend, and it is made for their device and their number of ranks."""
 
-    @classmethod
-    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:  # noqa: B027  most leave weights as they are
+    @classmethod  # noqa: B027  most leave weights as they are
+    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
         """Lay out the weights as this backend reads them; called once, before KV takes the memory that is left."""
 
     def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: B027  some have nothing to do

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import WorkerLost
-from workers.parallel.commands import Edit, Order
+from workers.parallel.commands import KVEdit, StepCommand
 from workers.parallel.group import UNBOUNDED, Group
 from workers.parallel.heartbeat import Lifeline, Switchboard, connect
-from workers.parallel.leader import LeadingCache
+from workers.parallel.leader import LeaderCache
 from workers.step.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.plan import Span
 from workers.step.rows import Step
@@ -29,9 +29,9 @@ SPANS = st.builds(
     st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 9)),
     NUMBERS,
 )
-ORDERS = st.builds(
-    Order,
-    st.lists(st.builds(Edit, NUMBERS, NUMBERS), max_size=3),
+COMMANDS = st.builds(
+    StepCommand,
+    st.lists(st.builds(KVEdit, NUMBERS, NUMBERS), max_size=3),
     st.builds(
         Step,
         NUMBERS,
@@ -42,27 +42,26 @@ ORDERS = st.builds(
 )
 
 
-def visible(order):
-    """Of an order, all that counts; sequences are compared by what they hold."""
+def visible(command):
+    """Of a command, all that counts; sequences are compared by what they hold."""
     spans = [
-        (s.first_row, s.num_chain, s.num_held, s.kv.num_tokens, [*s.parents], s.kv.blocks) for s in order.step.spans
+        (s.first_row, s.num_chain, s.num_held, s.kv.num_tokens, [*s.parents], s.kv.blocks) for s in command.step.spans
     ]
-    edits = [([*edit.sources], [*edit.targets]) for edit in order.edits]
-    return edits, order.step.ids, order.step.positions, order.step.wanted, spans
+    edits = [([*edit.sources], [*edit.targets]) for edit in command.edits]
+    return edits, command.step.ids, command.step.positions, command.step.wanted, spans
 
 
-@given(ORDERS)
-def test_an_order_is_unpacked_as_it_was_packed(order):
-    packed = order.pack()
-    assert packed, "an empty message says that there are no more"
-    assert visible(Order.unpack(packed)) == visible(order)
+@given(COMMANDS)
+def test_a_command_is_unpacked_as_it_was_packed(command):
+    packed = command.pack()
+    assert visible(StepCommand.unpack(packed)) == visible(command)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_obeys_the_orders_has_the_same_kv(seed):
+def test_who_carries_out_the_edits_has_the_same_kv(seed):
     """Whatever is reserved, compacted, rolled back and freed, and whatever had been in those blocks."""
     rng, shape = random.Random(seed), ([LayerShape(1, 2, 3)] * 2, 12, 4, torch.float32, torch.device("cpu"))
-    leading, following = LeadingCache(*shape), KVCache(*shape)
+    leading, following = LeaderCache(*shape), KVCache(*shape)
     held = [leading.new_sequence() for _ in range(4)]
     for _ in range(60):
         kv = rng.choice(held)
