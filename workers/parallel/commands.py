@@ -70,7 +70,7 @@ class StepCommand:
         yield self.step.positions
         yield self.step.wanted
         for span in self.step.spans:
-            yield span.first_row, span.num_chain, span.num_held, span.kv.num_tokens
+            yield span.first_row, span.num_chain, span.num_cached_nodes, span.kv.num_tokens
             yield span.parents
             yield span.kv.blocks
 
@@ -81,5 +81,5 @@ def _lists(values: Iterator[int]) -> Iterator[list[int]]:
 
 
 def _span(numbers: list[int], parents: list[int], blocks: list[int]) -> Span:
-    first_row, num_chain, num_held, num_tokens = numbers
-    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_held)
+    first_row, num_chain, num_cached_nodes, num_tokens = numbers
+    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_cached_nodes)

@@ -169,8 +169,10 @@ class ModelRuntime:
         assert len({id(item.kv) for item in batch}) == len(batch), "a sequence may be in a step once"
         for item in batch:
             assert item.num_rows > 0, "a step of a sequence has a row at least"
-            assert not (item.tokens and item.num_held), "tokens come before the nodes of a tree"
-            assert 0 <= item.num_held <= item.kv.num_tokens - bool(item.tree and not item.tokens), "a tree has a root"
+            assert not (item.tokens and item.num_cached_nodes), "tokens come before the nodes of a tree"
+            assert 0 <= item.num_cached_nodes <= item.kv.num_tokens - bool(item.tree and not item.tokens), (
+                "a tree has a root"
+            )
             ids = item.ids
             assert min(ids) >= 0, f"token id {min(ids)}"
             assert max(ids) < self._num_embeddings, f"token id {max(ids)} of {self._num_embeddings}"

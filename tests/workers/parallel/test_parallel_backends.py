@@ -56,8 +56,8 @@ def graphs(recorder: Recorder) -> Iterator[None]:
 
 def fails_at_the_last(work: Any) -> Callable[[], None]:
     work()
-    (form,) = work.args
-    if form.num_rows == 1:
+    (shape,) = work.args
+    if shape.num_rows == 1:
         raise RuntimeError("out of memory")
     return again(work)
 

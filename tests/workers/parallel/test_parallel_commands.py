@@ -45,7 +45,8 @@ COMMANDS = st.builds(
 def visible(command):
     """Of a command, all that counts; sequences are compared by what they hold."""
     spans = [
-        (s.first_row, s.num_chain, s.num_held, s.kv.num_tokens, [*s.parents], s.kv.blocks) for s in command.step.spans
+        (s.first_row, s.num_chain, s.num_cached_nodes, s.kv.num_tokens, [*s.parents], s.kv.blocks)
+        for s in command.step.spans
     ]
     edits = [([*edit.sources], [*edit.targets]) for edit in command.edits]
     return edits, command.step.ids, command.step.positions, command.step.wanted, spans

@@ -1,12 +1,12 @@
 """Steps as CUDA graphs: recorded at start for a few sizes, filled with a step's numbers by one copy, and run again.
 
 On a GPU a small step is over before Python has asked for the next operation; a graph asks for all of them at once. It
-has fixed shapes and fixed places in memory, so a step is laid out in the least form that has room for it
+has fixed shapes and fixed places in memory, so a step is laid out in the least shape that has room for it
 (`workers.step.paged_plan`), in one array of integers, with padding that reads and writes nothing of anybody's. All
 graphs share that array, the tensor that logits are left in, and the memory for what is between.
 
 A subclass may record in another way, so that all but `CudaRecorder` can be tested without a GPU. Knows models and
-forms; must not know sessions, nor what the rows are.
+shapes; must not know sessions, nor what the rows are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from core.config import EngineConfig
 from core.errors import first_line
 from workers.attention import PagedStep
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_logits
-from workers.step import Form, Step, StepPlan, parts_of
+from workers.step import Step, StepPlan, StepShape, segments_of
 
 MAX_ROWS = 256
 """Larger steps keep a GPU busy for longer than Python takes to ask for them."""
@@ -77,16 +77,16 @@ class Inputs:
 
 
 class CudaGraphBackend(Backend):
-    """Computes what the model computes, for steps that one of its forms has room for."""
+    """Computes what the model computes, for steps that one of its shapes has room for."""
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         cache, config = context.cache, context.config
         self._max_rows = min(MAX_ROWS, _power_of_two(config.max_step_tokens))
         self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context.max_context_tokens, self._max_rows)))
-        self._inputs = Inputs(max(form.num_values for form in self._forms()), cache.device)
+        self._inputs = Inputs(max(shape.num_values for shape in self._shapes()), cache.device)
         self._logits = torch.empty(self._max_rows, context.model.config.vocab_size, device=cache.device)
-        self._graphs: Mapping[Form, Work] = {}
+        self._graphs: Mapping[StepShape, Work] = {}
 
     @classmethod
     def suits(cls, config: EngineConfig) -> bool:
@@ -94,35 +94,35 @@ class CudaGraphBackend(Backend):
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None]) -> None:
-        """Record a graph for each form. Raises: BackendUnavailable where none can be recorded."""
+        """Record a graph for each shape. Raises: BackendUnavailable where none can be recorded."""
         if self.context.kernel is None:
             raise BackendUnavailable("its attention gathers KV, and where that lies is not the same for two steps")
         progress(f"recording steps of up to {self._max_rows} rows")
         began_s = monotonic()
-        forms = list(self._forms())
-        self._graphs = self._record(forms, self.recorder())
-        progress(f"recorded {len(self._graphs)} of {len(forms)} forms of steps in {monotonic() - began_s:.0f} s")
+        shapes = list(self._shapes())
+        self._graphs = self._record(shapes, self.recorder())
+        progress(f"recorded {len(self._graphs)} of {len(shapes)} shapes of steps in {monotonic() - began_s:.0f} s")
 
     def run(self, step: Step) -> Tensor | None:
-        parts = parts_of(step.spans)
-        form = self._form_of(Form.of(self.context.cache, step, parts))
-        if form is None or form not in self._graphs:
+        segments = segments_of(step.spans)
+        shape = self._shape_for(StepShape.of(self.context.cache, step, segments))
+        if shape is None or shape not in self._graphs:
             return None
-        self._inputs.set(form.fill(self.context.cache, step, parts))
-        self._graphs[form]()
+        self._inputs.set(shape.fill(self.context.cache, step, segments))
+        self._graphs[shape]()
         return self._logits[: len(step.wanted)].clone()  # the next step leaves its own there
 
     def recorder(self) -> Recorder:
         return CudaRecorder(self.context.cache.device)
 
-    def _record(self, forms: Sequence[Form], recorder: Recorder) -> dict[Form, Work]:
-        graphs: dict[Form, Work] = {}
+    def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> dict[StepShape, Work]:
+        graphs: dict[StepShape, Work] = {}
         reason = ""
-        for form in forms:
-            self._inputs.set(form.blank(self.context.cache))
+        for shape in shapes:
+            self._inputs.set(shape.blank(self.context.cache))
             try:
-                graphs[form] = recorder(partial(self._replay, form))
-            except BackendUnavailable as error:  # steps of other forms may do without what it lacks
+                graphs[shape] = recorder(partial(self._replay, shape))
+            except BackendUnavailable as error:  # steps of other shapes may do without what it lacks
                 reason = str(error)
             except RuntimeError as error:  # of CUDA, or of a model that asks what is in a tensor
                 raise BackendUnavailable(first_line(error)) from error
@@ -130,37 +130,37 @@ class CudaGraphBackend(Backend):
             raise BackendUnavailable(reason)
         return graphs
 
-    def _replay(self, form: Form) -> None:
-        """From the inputs to the logits, as the graph of this form does it."""
+    def _replay(self, shape: StepShape) -> None:
+        """From the inputs to the logits, as the graph of this shape does it."""
         context = self.context
         assert context.kernel is not None, "without a kernel nothing is recorded"
-        step = PagedStep.of(form, self._inputs.values, context.cache, context.kernel, _refuse)
+        step = PagedStep.of(shape, self._inputs.values, context.cache, context.kernel, _refuse)
         logits = model_logits(context.model, step.ids, step.positions, step.wanted, step.plan)
-        self._logits[: form.num_wanted].copy_(logits)
+        self._logits[: shape.num_wanted].copy_(logits)
 
-    def _forms(self) -> Iterator[Form]:
+    def _shapes(self) -> Iterator[StepShape]:
         """The largest first: for each number of rows that is a power of two, with trees, with chains, and with a row of
         each sequence."""
         num_rows = self._max_rows
         while num_rows:
-            yield self._form(num_rows, num_rows, MAX_ANCESTORS)
+            yield self._shape(num_rows, num_rows, MAX_ANCESTORS)
             if num_rows > 1:
-                yield self._form(num_rows, num_rows, 0)
-            yield self._form(num_rows, 1, 0)
+                yield self._shape(num_rows, num_rows, 0)
+            yield self._shape(num_rows, 1, 0)
             num_rows //= 2
 
-    def _form(self, num_rows: int, longest: int, num_ancestors: int) -> Form:
+    def _shape(self, num_rows: int, longest: int, num_ancestors: int) -> StepShape:
         """Each row may be wanted, and be a part of its own."""
-        return Form(num_rows, num_rows, num_rows, self._num_blocks, longest, num_ancestors)
+        return StepShape(num_rows, num_rows, num_rows, self._num_blocks, longest, num_ancestors)
 
-    def _form_of(self, needed: Form) -> Form | None:
+    def _shape_for(self, needed: StepShape) -> StepShape | None:
         """The least with room for what is needed; larger ones than there are have no graph."""
         if needed.num_blocks > self._num_blocks or needed.num_ancestors > MAX_ANCESTORS:
             return None
         num_rows = _power_of_two(needed.num_rows)
         if needed.num_ancestors:
-            return self._form(num_rows, num_rows, MAX_ANCESTORS)
-        return self._form(num_rows, 1 if needed.longest == 1 else num_rows, 0)
+            return self._shape(num_rows, num_rows, MAX_ANCESTORS)
+        return self._shape(num_rows, 1 if needed.longest == 1 else num_rows, 0)
 
 
 def _refuse() -> StepPlan:

@@ -48,7 +48,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    output = Attention(scale, window, softcap, sinks).of_layer(layer, _pass.plan, query, key, value)
+    output = Attention(scale, window, softcap, sinks).run_layer(layer, _pass.plan, query, key, value)
     return output.contiguous()  # as was promised: compiled code does not look
 
 

@@ -181,10 +181,10 @@ def test_the_largest_is_recorded_first_and_there_are_few(
     checkpoint: Path, max_step_tokens: int, sizes: list[int]
 ) -> None:
     runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=max_step_tokens)
-    forms = list(CudaGraphBackend(runtime.context)._forms())
-    assert list(dict.fromkeys(form.num_rows for form in forms)) == sizes
-    assert len(set(forms)) == len(forms) == 3 * len(sizes) - 1
-    assert forms[0].num_values == max(form.num_values for form in forms)
+    shapes = list(CudaGraphBackend(runtime.context)._shapes())
+    assert list(dict.fromkeys(shape.num_rows for shape in shapes)) == sizes
+    assert len(set(shapes)) == len(shapes) == 3 * len(sizes) - 1
+    assert shapes[0].num_values == max(shape.num_values for shape in shapes)
 
 
 def test_what_no_form_has_room_for_runs_as_it_would_and_is_counted(recorded: ModelRuntime, eager: Any) -> None:
@@ -225,14 +225,14 @@ def forgets(work: Callable[[], None]) -> Callable[[], None]:
 
 def forgets_trees(work: Any) -> Callable[[], None]:
     """So does this, for steps with trees."""
-    (form,) = work.args
-    return forgets(work) if form.num_ancestors else again(work)
+    (shape,) = work.args
+    return forgets(work) if shape.num_ancestors else again(work)
 
 
 def forgets_company(work: Any) -> Callable[[], None]:
     """And this for a row of each of several sequences."""
-    (form,) = work.args
-    return forgets(work) if form.longest == 1 and form.num_rows > 1 else again(work)
+    (shape,) = work.args
+    return forgets(work) if shape.longest == 1 and shape.num_rows > 1 else again(work)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_progress_is_shown(checkpoint: Path) -> None:
     lines: list[str] = []
     cold(checkpoint, kernel=PlainKernel(), kv_cache_tokens=1024, max_step_tokens=8).warm_up(lines.append)
     assert lines[0] == "recording steps of up to 8 rows"
-    assert lines[1].startswith("recorded 11 of 11 forms of steps in ")
+    assert lines[1].startswith("recorded 11 of 11 shapes of steps in ")
 
 
 def test_inputs_are_copied_to_where_they_were() -> None:
