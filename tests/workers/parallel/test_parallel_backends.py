@@ -57,7 +57,7 @@ def graphs(recorder: Recorder) -> Iterator[None]:
 def fails_at_the_last(work: Any) -> Callable[[], None]:
     work()
     (shape,) = work.args
-    if shape.num_rows == 1:
+    if shape.num_rows == 1 and not shape.num_ancestors:  # it has done its part in all sums
         raise RuntimeError("out of memory")
     return again(work)
 

@@ -1,4 +1,4 @@
-"""What rank 0 says is what its followers hear, and a lifeline tells a death from a goodbye."""
+"""What rank 0 says is what its followers hear, and a heartbeat tells a death from a goodbye."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from core.errors import WorkerLost
 from workers.parallel.commands import KVEdit, StepCommand
-from workers.parallel.group import UNBOUNDED, Group
-from workers.parallel.heartbeat import Lifeline, Switchboard, connect
+from workers.parallel.group import UNBOUNDED, RankGroup
+from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 from workers.parallel.leader import LeaderCache
 from workers.step.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.plan import Span
@@ -107,8 +107,8 @@ class LateWork:
 
 
 def test_a_collective_that_is_complete_just_after_a_look_is_no_loss():
-    group = object.__new__(Group)
-    group._lifeline = SimpleNamespace(lost=None)
+    group = object.__new__(RankGroup)
+    group._heartbeat = SimpleNamespace(lost=None)
     work = LateWork(is_failure=False)
     group._wait(lambda: work, UNBOUNDED)
     assert work.num_waits == 2
@@ -117,44 +117,44 @@ def test_a_collective_that_is_complete_just_after_a_look_is_no_loss():
 
 
 @pytest.fixture
-def lifelines():
+def heartbeats():
     """Rank 0's end, those of two followers, and what each was told."""
-    switchboard = Switchboard("127.0.0.1")
+    listener = HeartbeatListener("127.0.0.1")
     found = queue.SimpleQueue()
-    answering = threading.Thread(target=lambda: found.put(switchboard.gather(3, 5.0)))
+    answering = threading.Thread(target=lambda: found.put(listener.accept_followers(3, 5.0)))
     answering.start()
-    stranger = socket.create_connection(("127.0.0.1", switchboard.port))
+    stranger = socket.create_connection(("127.0.0.1", listener.port))
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: nobody here\r\n\r\n")
-    ends = [connect("127.0.0.1", switchboard.port, switchboard.token, rank, 5.0) for rank in (1, 2)]
+    ends = [connect("127.0.0.1", listener.port, listener.token, rank, 5.0) for rank in (1, 2)]
     answering.join()
     stranger.close()
     told = [queue.SimpleQueue() for _ in range(3)]
-    lines = [Lifeline(peers, heard.put) for peers, heard in zip([found.get(), *ends], told, strict=True)]
-    yield lines, told
-    for line in lines:
-        line.close(farewell=False)
+    ends = [Heartbeat(peers, heard.put) for peers, heard in zip([found.get(), *ends], told, strict=True)]
+    yield ends, told
+    for line in ends:
+        line.close(goodbye=False)
 
 
-def test_who_leaves_without_a_word_is_lost_to_all(lifelines):
-    lines, told = lifelines
-    lines[2].close(farewell=False)
+def test_who_leaves_without_a_word_is_lost_to_all(heartbeats):
+    ends, told = heartbeats
+    ends[2].close(goodbye=False)
     assert told[0].get(timeout=2) == "rank 2 is gone"
     assert told[1].get(timeout=2) == "rank 0 is gone", "it has given up the group"
-    assert [line.lost for line in lines] == ["rank 2 is gone", "rank 0 is gone", None]
+    assert [line.lost for line in ends] == ["rank 2 is gone", "rank 0 is gone", None]
 
 
-def test_who_says_goodbye_is_not_lost(lifelines):
-    lines, told = lifelines
-    for line in lines:
-        line.close(farewell=True)
+def test_who_says_goodbye_is_not_lost(heartbeats):
+    ends, told = heartbeats
+    for line in ends:
+        line.close(goodbye=True)
     assert [heard.empty() for heard in told] == [True] * 3
-    assert [line.lost for line in lines] == [None] * 3
+    assert [line.lost for line in ends] == [None] * 3
 
 
-def test_a_follower_that_does_not_come_is_not_waited_for(lifelines):
-    switchboard = Switchboard("127.0.0.1")
-    connection = connect("127.0.0.1", switchboard.port, "f" * 32, 1, 5.0)  # a token of another group
+def test_a_follower_that_does_not_come_is_not_waited_for(heartbeats):
+    listener = HeartbeatListener("127.0.0.1")
+    connection = connect("127.0.0.1", listener.port, "f" * 32, 1, 5.0)  # a token of another group
     with pytest.raises(TimeoutError):
-        switchboard.gather(2, 0.5)
+        listener.accept_followers(2, 0.5)
     for end in connection:
         end.close()
