@@ -62,7 +62,7 @@ def load_runtime(
     loaded = _load(config, group, progress)
     with _all_or_none(group):
         leading = partial(LeaderBackends, group)
-        return ModelRuntime(loaded, config, LeaderCache, stack_type=leading, least=group.all_min)
+        return ModelRuntime(loaded, config, LeaderCache, stack_type=leading, all_min=group.all_min)
 
 
 def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) ->
     group = _meet(config, rank, progress, log_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
-        runtime = ModelRuntime(loaded, config, least=group.all_min)
+        runtime = ModelRuntime(loaded, config, all_min=group.all_min)
         runtime.backends.warm_up_base(progress)
         while (command := group.receive_command())[0] != Command.STOP:
             _carry_out(command, runtime, progress)
@@ -118,9 +118,9 @@ class LeaderBackends(BackendStack):
     """Rank 0's backends: what they build, drop and run, all ranks do."""
 
     def __init__(
-        self, group: RankGroup, kinds: Sequence[type[Backend]], context: BackendContext, least: Callable[[int], int]
+        self, group: RankGroup, kinds: Sequence[type[Backend]], context: BackendContext, all_min: Callable[[int], int]
     ) -> None:
-        super().__init__(kinds, context, least)
+        super().__init__(kinds, context, all_min)
         assert isinstance(context.cache, LeaderCache), "followers need the edits of the KV"
         self._cache = context.cache
         self._group = group

@@ -34,16 +34,16 @@ def choose(config: EngineConfig) -> Sequence[type[Backend]]:
 class BackendStack:
     """The backends of one runtime: the base, which runs every step, and what the warm-up has built above it."""
 
-    def __init__(self, kinds: Sequence[type[Backend]], context: BackendContext, least: Callable[[int], int]) -> None:
-        """`least` answers the least of the numbers that all ranks of the model say."""
+    def __init__(self, kinds: Sequence[type[Backend]], context: BackendContext, all_min: Callable[[int], int]) -> None:
+        """`all_min` returns the least of the numbers that all ranks of the model give."""
         *compiled, base = kinds
         self._context = context
-        self._least = least
+        self._all_min = all_min
         self._base = base(context)
         self._to_build = compiled
         self._built: list[Backend] = []
         self.num_base_steps = 0
-        """Steps that the base has run."""
+        """The number of steps that the base has run."""
 
     @property
     def is_compiled(self) -> bool:
@@ -65,7 +65,7 @@ class BackendStack:
         self._base.warm_up(progress)
 
     def build_all(self, self_test: SelfTest, name: str, progress: Callable[[str], None]) -> None:
-        """Have steps of the model `name` run by what can be built and gives the right logits; the log says what not."""
+        """Build each compiled backend and compare its logits; one that fails is left out, and the log says why."""
         if not self._to_build and self._context.config.compile:
             config = self._context.config
             self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
@@ -85,9 +85,13 @@ class BackendStack:
         backend, reason = self._to_build.pop()(self._context), ""
         try:
             backend.warm_up(progress)
-        except (BackendUnavailable, RuntimeError, OSError) as error:  # also for want of a compiler or a home
+        except (
+            BackendUnavailable,
+            RuntimeError,
+            OSError,
+        ) as error:  # e.g. no compiler
             reason = first_line(error)
-        if not self._least(int(not reason)):
+        if not self._all_min(int(not reason)):
             raise BackendUnavailable(reason or "another rank cannot")
         self._built.insert(0, backend)
 
@@ -97,10 +101,10 @@ class BackendStack:
         self._warn(name, reason)
 
     def close(self) -> None:
-        """Let go of what runs these steps, too; nobody does where one process has the whole model."""
+        """Stop the other ranks that run these steps; a single process has none."""
 
     def _failure(self, self_test: SelfTest, want: Tensor) -> str | None:
-        """What is wrong with the backend that was built last; None where its logits are right but for rounding."""
+        """What is wrong with the backend that was built last; None if its logits are right but for rounding."""
         try:
             got = self_test.logits()
         except (BackendUnavailable, RuntimeError, OSError) as error:

@@ -1,7 +1,7 @@
 """One forward pass for everything: prefill chunks, plain steps, chains and trees of guesses, of many sequences at once.
 
 Knows the model and its KV. Must not know how a pass is run (`workers.runtime.backend` does), sampling, sessions or
-which guesses are right: it answers logits, and the caller rolls back by `cache.truncate` or `cache.compact`.
+which guesses are right: it returns logits, and the caller rolls back by `cache.truncate` or `cache.compact`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.step import KVCache, Step, StepRows, lay_out
 logger = logging.getLogger(__name__)
 
 SLOW_ROWS = 64
-"""Passes of more rows take so long that a first use adds little to them."""
+"""A first use adds little to the duration of passes with more rows."""
 
 
 class ModelRuntime:
@@ -41,14 +41,14 @@ class ModelRuntime:
         cache_type: type[KVCache] = KVCache,
         kernel: Kernel | None = None,
         stack_type: Callable[..., BackendStack] = BackendStack,
-        least: Callable[[int], int] = int,
+        all_min: Callable[[int], int] = int,
     ) -> None:
-        """`kernel` is the one that the device has, unless another is given. `least` answers the least of what all ranks
-        say that share the model. Raises: StartupError where there is no room for KV."""
+        """`kernel` is the device's, unless another is given. `all_min` returns the least of the numbers that all ranks
+        of the model give. Raises: StartupError where there is no memory for KV."""
         tiling, kinds = choose_tiling(config), choose(config)
         for kind in kinds:
             kind.prepare_weights(loaded.model, config)
-        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, least)
+        num_blocks = num_kv_blocks(config, loaded.layers, loaded.model.dtype, all_min)
         self.info = replace(loaded.info, kv_cache_tokens=num_blocks * config.block_tokens)
         logger.info("KV of %d tokens", self.info.kv_cache_tokens)
         device = torch.device(config.device)
@@ -56,17 +56,17 @@ class ModelRuntime:
         self.context = BackendContext(
             loaded.model, self.cache, kernel or find_kernel(self.cache), config, self.info.max_context_tokens, tiling
         )
-        self.backends = stack_type(kinds, self.context, least)
+        self.backends = stack_type(kinds, self.context, all_min)
         self._num_embeddings: int = loaded.model.get_input_embeddings().num_embeddings
 
     @property
     def num_free_tokens(self) -> int:
-        """Room for KV in whole blocks; the last block of a sequence may have more."""
+        """Free KV in whole blocks; the last block of a sequence may have more."""
         return self.cache.num_free_blocks * self.cache.block_tokens
 
     @property
     def num_eager_steps(self) -> int:
-        """Steps since the warm-up that were to be compiled and are not."""
+        """Steps since the warm-up that no compiled backend ran, although `compile` is set."""
         return self.backends.num_base_steps if self.context.config.compile else 0
 
     @torch.inference_mode()
@@ -90,50 +90,50 @@ class ModelRuntime:
         return self.backends.run(step)[: len(step.wanted), : self.info.vocab_size].float()
 
     def close(self) -> None:
-        """Let go of whoever follows this runtime; nobody does where one process has the whole model."""
+        """Stop the ranks that follow this runtime, if there are any."""
         self.backends.close()
 
     def warm_up(
         self, progress: Callable[[str], None] = logger.info, machine: str = "", known: Findings | None = None
     ) -> Findings:
-        """Make ready, so that no request pays for the first use of a kernel, and answer what was found out on the way.
+        """Make ready, so that no request pays for the first use of a kernel; returns what was measured.
 
-        What is to be compiled is, first. Then, in deterministic mode, the smallest tiles that will do are looked for,
-        and every size of step that is a power of two is run and timed; unless it is `known` of an engine on this
-        `machine` that ran as this one does.
+        Compiled backends are built first. Then, in deterministic mode, the smallest tiles that keep a row's bits are
+        searched, and a step of each power of two rows is run and timed. Findings that are `known` from an engine on
+        this `machine` with the same kind of backend replace these measurements.
         Raises: CheckpointError for a model that gives NaN.
         """
         self.backends.warm_up_base(progress)
         self.backends.build_all(self._self_test(), self.info.name, progress)
-        if known is not None and self._confirms(known, machine):
+        if known is not None and self._accepts(known, machine):
             self._time(1)
         else:
-            known = self._find_out(machine)
+            known = self._measure(machine)
         self.backends.num_base_steps = 0
         return known
 
-    def _confirms(self, known: Findings, machine: str) -> bool:
-        """Whether that holds here; its tiles are used from now on, then."""
+    def _accepts(self, known: Findings, machine: str) -> bool:
+        """Whether these findings hold here; if so their tiles are used from now on."""
         if (known.machine, known.is_compiled) != (machine, self.backends.is_compiled):
             return False
         if self.context.config.deterministic:
-            if known.tile_rows is None:  # which is worth a warning each time
+            if known.tile_rows is None:  # worth a warning at each start
                 return False
             self.context.tiling = tiles_of(known.tile_rows)
         return True
 
-    def _find_out(self, machine: str) -> Findings:
+    def _measure(self, machine: str) -> Findings:
         tile_rows = self._settle_tiling() if self.context.config.deterministic else None
         num_rows, limit = 1, self._max_rows()
         times_s: dict[int, float] = {}
         while num_rows <= limit:
-            for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time of all is not like the others
+            for _ in range(1 if num_rows > SLOW_ROWS else 2):  # the first time includes first uses
                 times_s[num_rows] = self._time(num_rows)
             num_rows *= 2
         return Findings(machine, self.backends.is_compiled, tile_rows, tuple(times_s.items()))
 
     def _settle_tiling(self) -> int | None:
-        """Take the fewest rows to a tile with which a row's bits are its own, on this CPU and with this model."""
+        """Use the fewest rows to a tile with which a row's bits are its own, on this CPU and with this model."""
         tile_rows = find_tile_rows(self.context, self._self_test())
         if tile_rows is None and self.backends.is_compiled:
             self.backends.drop(self.info.name, "its bits depend on how many rows there are")
@@ -150,7 +150,7 @@ class ModelRuntime:
         kv = self.cache.new_sequence()
         began_s = monotonic()
         logits = self.forward([StepRows(kv, [0] * num_rows)])
-        is_sound = bool(logits.isfinite().any())  # and it is there, also where the device works on its own
+        is_sound = bool(logits.isfinite().any())  # this waits for the device
         took_s = monotonic() - began_s
         if not is_sound:
             raise CheckpointError(f"{self.info.name} computes no numbers: a step of {num_rows} rows gives NaN")
@@ -161,7 +161,7 @@ class ModelRuntime:
         return SelfTest(self.forward, self.cache, self._max_rows(), self.info.vocab_size)
 
     def _max_rows(self) -> int:
-        """Of one step of one sequence, as things are."""
+        """The most rows that one step of one sequence can have now."""
         return min(self.context.config.max_step_tokens, self.num_free_tokens, self.info.max_context_tokens)
 
     def _check(self, batch: Sequence[StepRows]) -> None:
@@ -178,7 +178,7 @@ class ModelRuntime:
             assert max(ids) < self._num_embeddings, f"token id {max(ids)} of {self._num_embeddings}"
 
     def _padded(self, step: Step) -> Step:
-        """With rows of token 0 at the end, and row 0 as often as it takes."""
+        """The step with padding: rows of token 0, and row 0 as a wanted row."""
         num_rows, num_wanted = (self.context.tiling.rows(len(rows)) for rows in (step.ids, step.wanted))
         padding = [0] * (num_rows - len(step.ids))
         wanted = step.wanted + [0] * (num_wanted - len(step.wanted))

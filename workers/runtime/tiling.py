@@ -1,6 +1,6 @@
-"""To what shapes steps are padded, and in deterministic mode the smallest of them in which a row's bits are its own.
+"""The shapes that steps are padded to; in deterministic mode the smallest in which a row's bits are its own.
 
-Knows settings, and what a self-test finds. Must not know how a step is run.
+Knows settings and self-tests. Must not know how a step is run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 NO_TILING = Tiling()
 CPU_BFLOAT16 = Tiling(min_rows=4)
-"""With fewer rows, a row's matrix products depend on how many there are, and four rows cost what one does. In float32
-four cost half as much again, for differences in the last bits alone: who must not have those asks for deterministic."""
+"""With fewer rows, a row's matrix products depend on the number of rows, and four rows cost what one does. In float32
+four rows cost 1.5 times as much, for differences in the last bits alone; `deterministic` removes those."""
 
 CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=4, kv_tokens=512, by_branch=True)
 """On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
 no multiple of the vector width in another way: with whole blocks, rows by the eight, attention in products of four rows
 each, and each branch of a tree read in the order of a chain, a row's bits are its own."""
 FEWER_ROWS = (1, 4)
-"""That may do as well where all weights are packed; whether they do is tested at start."""
+"""Numbers of rows that may do where all weights are packed; a self-test at start decides."""
 
 
 def choose_tiling(config: EngineConfig) -> Tiling:
-    """Raises: ConfigError when deterministic steps are asked for where there are none."""
+    """The tiling of these settings. Raises: ConfigError for deterministic steps where they are not available."""
     on_cpu = torch.device(config.device).type == "cpu"
     if not config.deterministic:
         return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" and packed_weights.has_bfloat16() else NO_TILING

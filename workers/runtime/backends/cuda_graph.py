@@ -1,9 +1,9 @@
-"""Steps as CUDA graphs: recorded at start for a few sizes, filled with a step's numbers by one copy, and run again.
+"""Steps as CUDA graphs: recorded at start for a few shapes, filled by one copy of integers, and replayed.
 
-On a GPU a small step is over before Python has asked for the next operation; a graph asks for all of them at once. It
-has fixed shapes and fixed places in memory, so a step is laid out in the least shape that has room for it
-(`workers.step.paged_plan`), in one array of integers, with padding that reads and writes nothing of anybody's. All
-graphs share that array, the tensor that logits are left in, and the memory for what is between.
+On a GPU a small step takes less time than Python needs to launch its operators; a graph launches all of them at once.
+Its shapes and addresses are fixed, so a step is padded to the least shape that has room for it
+(`workers.step.paged_plan`), as one array of integers; padding touches no sequence. All graphs share that array, the
+tensor of logits, and the memory of intermediate results.
 
 A subclass may record in another way, so that all but `CudaRecorder` can be tested without a GPU. Knows models and
 shapes; must not know sessions, nor what the rows are.
@@ -27,17 +27,17 @@ from workers.runtime.backend import Backend, BackendContext, BackendUnavailable,
 from workers.step import Step, StepPlan, StepShape, segments_of
 
 MAX_ROWS = 256
-"""Larger steps keep a GPU busy for longer than Python takes to ask for them."""
+"""Larger steps keep a GPU busy for longer than Python takes to launch them."""
 MAX_ANCESTORS = 32
-"""Depth of a tree's nodes below its root."""
+"""The most levels of a tree below its root."""
 
 Work: TypeAlias = Callable[[], None]
 Recorder: TypeAlias = Callable[[Work], Work]
-"""Does the work, and answers what does the same again, on the same memory."""
+"""Does the work, and returns a function that does it again, on the same memory."""
 
 
 class CudaRecorder:
-    """Records what work asks of the GPU; all recordings share one pool of memory, so the largest comes first.
+    """Records a CUDA graph; all graphs share one pool of memory, so the largest comes first.
 
     Not run by any test of this project.
     """
@@ -48,7 +48,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
     def __call__(self, work: Work) -> Work:
-        work()  # libraries make their handles and choose their kernels at first use, which cannot be recorded
+        work()  # libraries create handles and choose kernels at first use, which cannot be recorded
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             work()
@@ -57,7 +57,7 @@ class CudaRecorder:
 
 
 class Inputs:
-    """The integers of a step, where all graphs look for them."""
+    """The integers of a step, at the address that all graphs read."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_on_gpu = device.type == "cuda"
@@ -66,9 +66,9 @@ class Inputs:
         self._copied = torch.cuda.Event() if is_on_gpu else None  # type: ignore[no-untyped-call]  # torch's own
 
     def set(self, values: NDArray[Any]) -> None:
-        """Copy `values` to the beginning, behind what the device has yet to do and without waiting for it."""
+        """Copy `values` to the beginning, in the order of the stream and without waiting for it."""
         if self._copied is not None:
-            self._copied.synchronize()  # the copy before this one reads what is overwritten now
+            self._copied.synchronize()  # the copy before this one reads the staging buffer
         staged = self._staged[: len(values)]
         staged.copy_(torch.from_numpy(values))
         self.values[: len(values)].copy_(staged, non_blocking=True)
@@ -77,7 +77,7 @@ class Inputs:
 
 
 class CudaGraphBackend(Backend):
-    """Computes what the model computes, for steps that one of its shapes has room for."""
+    """Replays a graph for each step that one of its shapes has room for."""
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
@@ -110,7 +110,7 @@ class CudaGraphBackend(Backend):
             return None
         self._inputs.set(shape.fill(self.context.cache, step, segments))
         self._graphs[shape]()
-        return self._logits[: len(step.wanted)].clone()  # the next step leaves its own there
+        return self._logits[: len(step.wanted)].clone()  # the next step overwrites them
 
     def recorder(self) -> Recorder:
         return CudaRecorder(self.context.cache.device)
@@ -122,7 +122,7 @@ class CudaGraphBackend(Backend):
             self._inputs.set(shape.blank(self.context.cache))
             try:
                 graphs[shape] = recorder(partial(self._replay, shape))
-            except BackendUnavailable as error:  # steps of other shapes may do without what it lacks
+            except BackendUnavailable as error:  # other shapes may not need it
                 reason = str(error)
             except RuntimeError as error:  # of CUDA, or of a model that asks what is in a tensor
                 raise BackendUnavailable(first_line(error)) from error
@@ -131,7 +131,7 @@ class CudaGraphBackend(Backend):
         return graphs
 
     def _replay(self, shape: StepShape) -> None:
-        """From the inputs to the logits, as the graph of this shape does it."""
+        """The work of the graph of this shape: from the inputs to the logits."""
         context = self.context
         assert context.kernel is not None, "without a kernel nothing is recorded"
         step = PagedStep.of(shape, self._inputs.values, context.cache, context.kernel, _refuse)
@@ -150,11 +150,11 @@ class CudaGraphBackend(Backend):
             num_rows //= 2
 
     def _shape(self, num_rows: int, longest: int, num_ancestors: int) -> StepShape:
-        """Each row may be wanted, and be a part of its own."""
+        """Each row may be wanted, and be a segment of its own."""
         return StepShape(num_rows, num_rows, num_rows, self._num_blocks, longest, num_ancestors)
 
     def _shape_for(self, needed: StepShape) -> StepShape | None:
-        """The least with room for what is needed; larger ones than there are have no graph."""
+        """The least shape with room for the step; None, or a shape without a graph, for a larger step."""
         if needed.num_blocks > self._num_blocks or needed.num_ancestors > MAX_ANCESTORS:
             return None
         num_rows = _power_of_two(needed.num_rows)

@@ -1,9 +1,9 @@
-"""The forward pass as a native library, made ahead of time: Python has no part in it but attention and packed products.
+"""Compiles the forward pass ahead of time into native libraries, which call Python for attention and packed products.
 
-More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export follows
-the model's code once, AOTInductor makes a library of what it saw (adr/0017). There are two of them, for one row and for
-any larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, named after
-all that shaped them. What is on that disk is run: nobody else may be able to write there.
+More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export traces
+the model's code once, AOTInductor compiles the trace (adr/0017). There are two libraries, for one row and for any
+larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, under a name
+that depends on all that shaped them. The code in that folder is run: nobody else may be able to write there.
 
 Knows models and compilers. Must not know what the rows are.
 """
@@ -44,17 +44,17 @@ SOURCES: Final = (__file__, *(str(module.__file__) for module in (backend, opera
 """Files that a library depends on: a change of any of them has libraries made anew."""
 ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
-"""What is compiled for, and how many rows the compiler is shown."""
+"""The number of rows of the example that each library is compiled from."""
 MAX_ROWS: Final = 1 << 20
 LIBRARY: Final = re.compile(r"[0-9a-f]{32}-(one-row|more-rows)\.pt2")
 UNUSED_S: Final = 60 * 86_400
-"""After which a library is deleted: each change of model, machine or torch leaves two behind."""
+"""A library is deleted after this time without use: each change of model, machine or torch leaves two behind."""
 OPTIONS: Final[dict[str, Any]] = {
     "aot_inductor.package_constants_in_so": False,
-    "compile_threads": 1,  # in this process: a pool of others would outlive the start
-    "always_keep_tensor_constants": True,  # small weights would become a part of the code,
-    "joint_graph_constant_folding": False,  # and so would what is computed from them
-    "emulate_precision_casts": True,  # bfloat16 is rounded where the model rounds it, whatever is one kernel
+    "compile_threads": 1,  # in this process: a pool of processes would outlive the start
+    "always_keep_tensor_constants": True,  # else small weights become constants of the code,
+    "joint_graph_constant_folding": False,  # and so do values computed from them
+    "emulate_precision_casts": True,  # fused kernels round to bfloat16 where the model does
 }
 
 
@@ -98,7 +98,7 @@ def build(
 
 
 def _load_earlier(files: Mapping[str, Path], weights: Mapping[str, Tensor]) -> dict[str, Run] | None:
-    """What an earlier start has left; None where it has left less, or nothing that can be used."""
+    """The libraries of an earlier start; None if one is missing or cannot be loaded."""
     if not all(file.exists() for file in files.values()):
         return None
     try:
@@ -120,8 +120,8 @@ def _compile_for(rows: str, model: Any, file: Path, progress: Callable[[str], No
 
 
 def _tidy(folder: Path, used: Collection[Path]) -> None:
-    """Delete what no start has used for long, as far as it is ours to: others' files stay, and so does what an image
-    or a volume that cannot be written brings along."""
+    """Delete libraries that no start has used for UNUSED_S. Other files stay, and so do libraries in a read-only
+    folder."""
     for file in folder.glob("*.pt2"):
         if LIBRARY.fullmatch(file.name):
             with suppress(OSError):
@@ -132,7 +132,7 @@ def _tidy(folder: Path, used: Collection[Path]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """What lies there is run, so it must be ours, or root's, and not everybody's. Raises: BackendUnavailable."""
+    """Check that only this user or root can write there: its files are run. Raises: BackendUnavailable."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
@@ -145,22 +145,22 @@ def _make_private(folder: Path) -> None:
 
 
 def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
-    # Three tensors, not one thrice, and of unlike sizes: what is alike in the example is taken for the same.
+    # Three tensors of different sizes: the exporter takes equal sizes for the same symbol.
     example = (torch.zeros(num_rows, dtype=torch.long), torch.arange(num_rows), torch.arange((num_rows + 1) // 2))
     dynamic = None if num_rows == 1 else ({0: Dim.DYNAMIC},) * 3
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about itself
+            warnings.simplefilter("ignore")  # of torch's own code
             program = torch.export.export(module, example, dynamic_shapes=dynamic)
             _check_ranges(program)
-            with tempfile.TemporaryDirectory(dir=file.parent) as aside:  # who looks sees the file whole, or not at all
+            with tempfile.TemporaryDirectory(dir=file.parent) as aside:  # the file appears whole or not at all
                 made = torch._inductor.aoti_compile_and_package(
                     program, package_path=str(Path(aside) / file.name), inductor_configs=dict(OPTIONS)
                 )
                 Path(made).replace(file)
     except BackendUnavailable:
         raise
-    except Exception as error:  # torch has many kinds of them: for code that it cannot follow, for want of a compiler
+    except Exception as error:  # torch raises many kinds: for code that it cannot trace, or without a compiler
         raise BackendUnavailable(first_line(error)) from error
 
 
@@ -172,7 +172,7 @@ def _check_ranges(program: torch.export.ExportedProgram) -> None:
 
 
 def _load(file: Path, weights: Mapping[str, Tensor]) -> Run:
-    """A function of the tensors that a step has. Raises: BackendUnavailable."""
+    """Load one library. Raises: BackendUnavailable."""
     try:
         library = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
         names = library.get_constant_fqns()
@@ -182,12 +182,12 @@ def _load(file: Path, weights: Mapping[str, Tensor]) -> Run:
         library.load_constants(used, check_full_update=True, user_managed=True)
     except RuntimeError as error:
         raise BackendUnavailable(f"{file}: {first_line(error)}") from error
-    run: Run = library.loader.boxed_run  # without the trees around the tensors
+    run: Run = library.loader.boxed_run  # skips the pytrees around the tensors
     return run
 
 
 def _name_of(model: Any) -> str:
-    """Names what was compiled by all that it depends on."""
+    """A name that depends on all that the code depends on."""
     digest = hashlib.sha256(_shape_of(model).encode())
     for file in SOURCES:
         digest.update(Path(file).read_bytes())
@@ -197,14 +197,14 @@ def _name_of(model: Any) -> str:
 
 
 def _shape_of(model: Any) -> str:
-    """What the checkpoint says of the model, but for where it lies."""
+    """The model's config, but for its path."""
     settings = model.config.to_dict()
     settings.pop("_name_or_path", None)
     return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _machine() -> tuple[str, ...]:
-    """What the compiler makes code for, and who does."""
+    """The CPU and the compilers."""
     flags = Path("/proc/cpuinfo")
     features = (
         next((line for line in flags.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
