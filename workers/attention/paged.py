@@ -79,7 +79,7 @@ class FlashKernel:
             keys,
             values,
             cu_seq_q=reads.starts,
-            cu_seq_k=reads.starts,  # has to be there; with a block table nobody reads it
+            cu_seq_k=reads.starts,  # has to be there; with a block table it is not read
             max_q=longest,
             max_k=reads.table.shape[1] * keys.shape[1],  # what lies beyond is not read
             return_aux=AuxRequest(lse=True),
@@ -135,40 +135,32 @@ class PagedPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """The inputs of a model for one step."""
+def paged_inputs(
+    step: Step, cache: KVCache, kernel: Kernel, tiling: Tiling
+) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
+    """Ids [T], positions [T], wanted rows [W] and the plan of a step, in its own shape; uploaded in one copy."""
+    segments = segments_of(step.spans)
+    shape = StepShape.of(cache, step, segments)
+    values = upload(shape.fill(cache, step, segments), cache.device)
+    return inputs_in_shape(shape, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
 
-    ids: Tensor  # [T]
-    positions: Tensor  # [T]
-    wanted: Tensor  # [W]
-    plan: PagedPlan
 
-    @classmethod
-    def of(
-        cls, shape: StepShape, values: Tensor, cache: KVCache, kernel: Kernel, gather: Callable[[], StepPlan]
-    ) -> PagedStep:
-        """The step that `values` hold in this shape."""
-        pieces = shape.cut(values)
-        ids, positions, wanted = (pieces[name].long() for name in ("ids", "positions", "wanted"))
-        plan = PagedPlan(
-            cache=cache,
-            kernel=kernel,
-            write_slots=pieces["write_slots"].long(),
-            chains=KVReads(pieces["starts"], pieces["lengths"], pieces["table"], shape.longest),
-            prefixes=pieces.get("prefixes"),
-            lineage=pieces.get("lineage"),
-            gather=gather,
-        )
-        return cls(ids, positions, wanted, plan)
-
-    @classmethod
-    def lay_out(cls, step: Step, cache: KVCache, kernel: Kernel, tiling: Tiling) -> PagedStep:
-        """The step in its own shape, uploaded in one copy."""
-        segments = segments_of(step.spans)
-        shape = StepShape.of(cache, step, segments)
-        values = upload(shape.fill(cache, step, segments), cache.device)
-        return cls.of(shape, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
+def inputs_in_shape(
+    shape: StepShape, values: Tensor, cache: KVCache, kernel: Kernel, gather: Callable[[], StepPlan]
+) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
+    """The same of the step that `values` hold in this shape."""
+    pieces = shape.cut(values)
+    ids, positions, wanted = (pieces[name].long() for name in ("ids", "positions", "wanted"))
+    plan = PagedPlan(
+        cache=cache,
+        kernel=kernel,
+        write_slots=pieces["write_slots"].long(),
+        chains=KVReads(pieces["starts"], pieces["lengths"], pieces["table"], shape.longest),
+        prefixes=pieces.get("prefixes"),
+        lineage=pieces.get("lineage"),
+        gather=gather,
+    )
+    return ids, positions, wanted, plan
 
 
 def _with_lineage(

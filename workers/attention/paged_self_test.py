@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.errors import first_line
 from core.speculation import ROOT
-from workers.attention.paged import FlashKernel, Kernel, PagedStep
+from workers.attention.paged import FlashKernel, Kernel, paged_inputs
 from workers.attention.seam import Attention
 from workers.step import KVCache, LayerShape, SequenceKV, Span, Step, Tiling, plan_step
 
@@ -106,7 +106,7 @@ def _errors_of_step(
         for heads in (HEADS_PER_KV_HEAD * shape.num_kv_heads, shape.num_kv_heads, shape.num_kv_heads)
     )
     step = Step([0] * num_rows, [0] * num_rows, [], spans)
-    paged_plan = PagedStep.lay_out(step, cache, kernel, Tiling()).plan
+    *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
     plans = (plan_step(cache, spans, num_rows, Tiling()), paged_plan)
     attention = Attention(shape.key_dim**-0.5, None, None, None)
     want, got = (attention.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)

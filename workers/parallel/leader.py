@@ -12,7 +12,7 @@ What an owner of such a group does (docs/parallel.md has the reasons):
             every one of these processes has to end, by `os._exit` at best: on a GPU a collective that waits for a dead
             rank holds its process back for ever. The group is replaced as a whole, on another port.
 
-Knows runtimes and the group; must not know sessions, nor who starts processes and where.
+Knows runtimes and the group; must not know sessions, nor how processes are started.
 """
 
 from __future__ import annotations

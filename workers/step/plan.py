@@ -191,7 +191,7 @@ class StepPlan:
 
 
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
-    """The plan of a step of `num_rows` rows; those that belong to no span are padding, seen by nobody."""
+    """The plan of a step of `num_rows` rows; rows of no span are padding, which no row sees."""
     readers = [reader for span in spans for reader in (_branches(span) if tiling.by_branch else [span])]
     groups: list[AttentionGroup] = []
     padded: list[tuple[Reader, int]] = []
@@ -303,7 +303,7 @@ def _visibility(
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L]
 
-    Rows beyond a reader's see as much as its last one in a chain: nobody reads them, but no row may see nothing.
+    Padding sees what a reader's last row in a chain does: its outputs are dropped, but each row has to see a slot.
     """
     num_rows = np.array([[len(reader.rows)] for reader in members])
     num_kv = np.array([[reader.num_kv] for reader in members])

@@ -18,7 +18,7 @@ from core.speculation.token_tree import ROOT
 from tests.workers.attention.kernels import PlainKernel
 from tests.workers.attention.test_attention import random_spans
 from workers.attention import paged
-from workers.attention.paged import FlashKernel, KVReads, PagedPlan, PagedStep
+from workers.attention.paged import FlashKernel, KVReads, PagedPlan, inputs_in_shape
 from workers.attention.seam import attend
 from workers.step.kv_cache import BLANK_BLOCK, KVCache, LayerShape
 from workers.step.paged_plan import NO_SLOT, StepShape, segments_of
@@ -52,8 +52,8 @@ def paged_plan(
     segments = segments_of(spans)
     step_shape = step_shape or StepShape.of(cache, step, segments)
     values = torch.from_numpy(step_shape.fill(cache, step, segments))
-    paged_step = PagedStep.of(step_shape, values, cache, kernel, lambda: plan_step(cache, spans, num_rows, Tiling()))
-    return paged_step.plan, step_shape
+    *_, plan = inputs_in_shape(step_shape, values, cache, kernel, lambda: plan_step(cache, spans, num_rows, Tiling()))
+    return plan, step_shape
 
 
 def both(cache: KVCache, spans: list[Span], heads: int, kernel: Any, num_padding: int = 0, **kind: Any) -> list[Any]:

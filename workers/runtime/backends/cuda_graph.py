@@ -22,7 +22,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.errors import first_line
-from workers.attention import PagedStep
+from workers.attention import inputs_in_shape
 from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_logits
 from workers.step import Step, StepPlan, StepShape, segments_of
 
@@ -134,8 +134,8 @@ class CudaGraphBackend(Backend):
         """The work of the graph of this shape: from the inputs to the logits."""
         context = self.context
         assert context.kernel is not None, "without a kernel nothing is recorded"
-        step = PagedStep.of(shape, self._inputs.values, context.cache, context.kernel, _refuse)
-        logits = model_logits(context.model, step.ids, step.positions, step.wanted, step.plan)
+        inputs = inputs_in_shape(shape, self._inputs.values, context.cache, context.kernel, _refuse)
+        logits = model_logits(context.model, *inputs)
         self._logits[: shape.num_wanted].copy_(logits)
 
     def _shapes(self) -> Iterator[StepShape]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from core.config import EngineConfig
-from workers.attention import PagedStep
+from workers.attention import paged_inputs
 from workers.runtime.backend import Backend, gathered_inputs, model_logits
 from workers.step import Step
 
@@ -25,5 +25,5 @@ class EagerBackend(Backend):
         context = self.context
         if context.kernel is None:
             return model_logits(context.model, *gathered_inputs(step, context))
-        paged = PagedStep.lay_out(step, context.cache, context.kernel, context.tiling)
-        return model_logits(context.model, paged.ids, paged.positions, paged.wanted, paged.plan)
+        inputs = paged_inputs(step, context.cache, context.kernel, context.tiling)
+        return model_logits(context.model, *inputs)

@@ -3,7 +3,7 @@
 More than half of a small model's step is Python between operators, and a third of a 100M model's. torch.export traces
 the model's code once, AOTInductor compiles the trace (adr/0017). There are two libraries, for one row and for any
 larger number, so that nothing is compiled once an engine serves. They are kept on disk without weights, under a name
-that depends on all that shaped them. The code in that folder is run: nobody else may be able to write there.
+that depends on all that shaped them. The code in that folder is run: no other user may be able to write there.
 
 Knows models and compilers. Must not know what the rows are.
 """
@@ -70,7 +70,7 @@ class _Logits(nn.Module):
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """By the names in a library. Libraries only point to them: somebody has to keep them."""
+    """The weights by their names in a library. Libraries only point to them: the caller has to keep them."""
     module = _Logits(model)
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for name, tensor in tensors}
