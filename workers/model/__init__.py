@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that is ready to serve, whole or one rank's slice."""
+"""From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
 from workers.model.loader import LoadedModel, check_checkpoint, load, survey
 from workers.model.sharded_loader import ModelShard

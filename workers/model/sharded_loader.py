@@ -78,7 +78,7 @@ def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
     """The model without weights. Raises: UnsupportedModel when it cannot be read in shards."""
     model = meta_model(model_config, dtype)
     if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
-        raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which slices in {dtype} do not")
+        raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which shards in {dtype} do not")
     return model
 
 

@@ -20,6 +20,8 @@ from workers.step import Step
 
 logger = logging.getLogger(__name__)
 
+FAILURES = (BackendUnavailable, RuntimeError, OSError)
+"""What a backend raises that cannot be built or run here: torch and the compilers have no errors of their own."""
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Of a compiled backend, relative to the norm of a row's logits."""
 
@@ -82,17 +84,14 @@ class BackendStack:
 
     def build(self, progress: Callable[[str], None]) -> None:
         """Build the next backend, which runs steps from now on. All ranks do, or none. Raises: BackendUnavailable."""
-        backend, reason = self._to_build.pop()(self._context), ""
+        kind, reason = self._to_build.pop(), ""
         try:
+            backend = kind(self._context)
             backend.warm_up(progress)
-        except (
-            BackendUnavailable,
-            RuntimeError,
-            OSError,
-        ) as error:  # e.g. no compiler
+        except FAILURES as error:
             reason = first_line(error)
         if not self._all_min(int(not reason)):
-            raise BackendUnavailable(reason or "another rank cannot")
+            raise BackendUnavailable(reason or "another rank cannot build it")
         self._built.insert(0, backend)
 
     def drop(self, name: str, reason: str) -> None:
@@ -107,7 +106,7 @@ class BackendStack:
         """What is wrong with the backend that was built last; None if its logits are right but for rounding."""
         try:
             got = self_test.logits()
-        except (BackendUnavailable, RuntimeError, OSError) as error:
+        except FAILURES as error:
             return first_line(error)
         errors = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
         if float(errors.max()) <= LARGEST_ERROR[self._context.model.dtype]:

@@ -66,7 +66,7 @@ def all_kinds_of_steps(runtime: ModelRuntime) -> list[torch.Tensor]:
     runtime.cache.truncate(a, 20)
     c = runtime.cache.new_sequence()  # in blocks that others had
     logits.append(runtime.forward([StepRows(c, tokens(rng, 60)), StepRows(a, tokens(rng, 2))]))
-    d, e = runtime.cache.new_sequence(), runtime.cache.new_sequence()  # an order longer than its envelope
+    d, e = runtime.cache.new_sequence(), runtime.cache.new_sequence()  # a command of two broadcasts
     logits.append(runtime.forward([StepRows(d, tokens(rng, 300)), StepRows(e, tokens(rng, 320))]))
     for kv in (a, b, c, d, e):
         runtime.cache.free(kv)

@@ -106,7 +106,7 @@ def test_ranks_run_the_backend_of_a_single_process(followers: Followers, checkpo
 @pytest.mark.parametrize(
     ("recorder", "role", "reason"),
     [
-        (again, cannot_record, "another rank cannot"),
+        (again, cannot_record, "another rank cannot build it"),
         (fails_at_the_last, records, "out of memory"),
         (computes_too_much, records, "the compiled model's logits are off by"),
     ],
