@@ -143,7 +143,7 @@ def _loads() -> Iterator[Load]:
 
 def _step_sides(is_deterministic: bool) -> list[StepSide]:
     engine = load_engine(EngineConfig(str(DEMO_DIRECTORY / "target"), deterministic=is_deterministic))
-    model: Any = engine._runtime._model
+    model: Any = engine._runtime.context.model
     model.forward = meter = Meter(model.forward)
     return [StepSide(engine, meter, load, ", deterministic" if is_deterministic else "") for load in _loads()]
 

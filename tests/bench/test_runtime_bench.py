@@ -13,16 +13,16 @@ from bench.__main__ import main
 from bench.sizes import parse_size, read_shape, shape_of_size
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
-from workers.runtime import compiled
-from workers.runtime.compiled import CannotCompile
+from workers.runtime.backend import BackendUnavailable
+from workers.runtime.backends import native_library
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise CannotCompile("it takes a minute")
+        raise BackendUnavailable("it takes a minute")
 
-    monkeypatch.setattr(compiled, "build", refuse)
+    monkeypatch.setattr(native_library, "build", refuse)
     for name, value in {"NUM_TOKENS": 6, "SHARED_TOKENS": 64, "LONG_TOKENS": 200, "READ_BYTES": 1 << 16}.items():
         monkeypatch.setattr(runtime, name, value)
 

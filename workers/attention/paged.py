@@ -1,12 +1,11 @@
-"""Attention that reads KV where it lies, by block tables, for a GPU: one pass of a kernel, two for trees.
+"""Attention for a GPU that reads KV by block tables: one pass of a kernel, two for trees.
 
-Chains are one causal pass. Nodes of a tree see all that is above its first node, and their own lineage besides. The
-former is a second pass, without a mask; of the latter there are few rows, which are gathered for each node. A softmax
-over both is one over the lineage and one key more: what the pass gave is the value of that key, and the logarithm of
-its sum of exponentials is its score. What a node has no part in it does not read, so that a sequence that broke spoils
-no other.
+Chains are one causal pass. A node of a tree sees all KV above the tree, and its own lineage (its ancestors and itself).
+The KV above is a second pass, without a mask; the few rows of the lineage are gathered for each node. A softmax over
+both is one over the lineage and one more key: the value of that key is the output of the pass, and its score is the
+pass's log-sum-exp. A node reads nothing else, so that a sequence that broke spoils no other.
 
-Knows arithmetic and a step's form (`workers.step.paged_plan`); must not know tokens or models.
+Knows arithmetic and a step's shape (`workers.step.paged_plan`); must not know tokens or models.
 """
 
 from __future__ import annotations
@@ -20,44 +19,44 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-from workers.step import Form, KVCache, Step, StepPlan, Tiling, parts_of, plan_step, upload
+from workers.step import KVCache, Step, StepPlan, StepShape, Tiling, plan_step, segments_of, upload
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """Which rows of a step see which KV. Invariant: a part that has rows sees a row of KV at least."""
+class KVReads:
+    """Which rows of a step see which KV. Invariant: a segment with rows sees at least one row of KV."""
 
-    starts: Tensor  # [P+1] int32: the rows of part i are those from starts[i] to starts[i+1]
-    lengths: Tensor  # [P] int32: it sees the first so many rows of KV
-    table: Tensor  # [P, W] int32: in these blocks
-    longest: int  # rows that a part may have
+    starts: Tensor  # [P+1] int32: the rows of segment i are those from starts[i] to starts[i+1]
+    lengths: Tensor  # [P] int32: the number of rows of KV that it sees, from the first on
+    table: Tensor  # [P, W] int32: the blocks that hold them
+    longest: int  # the most rows of any segment
 
 
 class Kernel(Protocol):
     """Attention of rows [T, H, D] over pools of blocks [blocks, block_tokens, H_kv, D]."""
 
     def causal(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: Reads, scale: float, window: int | None
+        self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float, window: int | None
     ) -> Tensor:
-        """A part's last row sees all of its KV, the one before it a row less, and so on; each at most the last
-        `window`. A part sees as many rows of KV as it has rows, at least.  # [T, H, D]"""
+        """A segment's last row sees all of its KV, the row before it one row less, and so on; each at most the last
+        `window` rows. A segment sees at least as many rows of KV as it has rows.  # [T, H, D]"""
 
     def unmasked(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: Reads, scale: float
+        self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """A row sees all KV of its part. And the logarithm of its sum of exponentials.  # [T, H, D], [T, H]"""
+        """A row sees all KV of its segment. The output, and the log-sum-exp of its scores.  # [T, H, D], [T, H]"""
 
 
-class Flash:
+class FlashKernel:
     """FlashAttention-2, as torch brings it along; not run by any test of this project.
 
-    What its documentation does not say: blocks are a multiple of 256 tokens; with a block table KV must not be split,
-    or rows are left unwritten; where rows see no KV at all it writes to a wrong place; and logarithms are [H, T].
+    Undocumented: blocks are a multiple of 256 tokens; with a block table KV must not be split, or rows are left
+    unwritten; a row that sees no KV makes it write out of bounds; and the log-sum-exp is [H, T].
     Source: torch 2.13, `mha_varlen_fwd` in flash_api.cpp; pytorch/pytorch#194167, Dao-AILab/flash-attention#2842.
     """
 
     def causal(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: Reads, scale: float, window: int | None
+        self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float, window: int | None
     ) -> Tensor:
         sees = (-1 if window is None else window - 1, 0)
         if window is None and reads.longest == 1:
@@ -65,22 +64,22 @@ class Flash:
         return self._run(query, keys, values, reads, reads.longest, scale, sees)[0]
 
     def unmasked(
-        self, query: Tensor, keys: Tensor, values: Tensor, reads: Reads, scale: float
+        self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float
     ) -> tuple[Tensor, Tensor]:
-        # Told that no part has more than one row it takes heads for rows, and mixes up the logarithms.
+        # Told that no segment has more than one row it takes heads for rows, and mixes up the logarithms.
         output, logarithms = self._run(query, keys, values, reads, max(2, reads.longest), scale, (-1, -1))
         return output, logarithms.transpose(0, 1)
 
     @staticmethod
     def _run(
-        query: Tensor, keys: Tensor, values: Tensor, reads: Reads, longest: int, scale: float, sees: tuple[int, int]
+        query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, longest: int, scale: float, sees: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         output, logarithms = varlen_attn(
             query,
             keys,
             values,
             cu_seq_q=reads.starts,
-            cu_seq_k=reads.starts,  # has to be there; with a block table nobody reads it
+            cu_seq_k=reads.starts,  # has to be there; with a block table it is not read
             max_q=longest,
             max_k=reads.table.shape[1] * keys.shape[1],  # what lies beyond is not read
             return_aux=AuxRequest(lse=True),
@@ -96,23 +95,23 @@ class Flash:
 
 @dataclass(frozen=True)
 class PagedPlan:
-    """What `StepPlan` says, for a kernel that finds KV by block tables."""
+    """A step's plan for a kernel that reads KV by block tables."""
 
     cache: KVCache
     kernel: Kernel
     write_slots: Tensor  # [T]
-    chains: Reads
-    prefixes: Tensor | None  # [P] int32: KV that all rows of a part see; None where no part is a tree
-    lineage: Tensor | None  # [T, A] slots of a node's ancestors and its own; NOBODY behind them, and in other rows
+    chains: KVReads
+    prefixes: Tensor | None  # [P] int32: KV that all rows of a segment see; None where no segment is a tree
+    lineage: Tensor | None  # [T, A] slots of a node's ancestors and its own; padded with NO_SLOT, as are all other rows
     gather: Callable[[], StepPlan]
 
     @cached_property
     def gathering(self) -> StepPlan:
-        """The same for layers that ask for what no kernel does; planned once, if there are any."""
+        """The plan for layers that need what no kernel does; made once, at the first of them."""
         return self.gather()
 
     def can_see(self, window: int | None) -> bool:
-        """Whether a layer with such a window can be computed: a node's ends where its depth says, not its place."""
+        """Whether a layer with such a window can be computed: a tree's windows go by depth, a kernel's by KV row."""
         return window is None or self.lineage is None
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
@@ -122,7 +121,7 @@ class PagedPlan:
         output = self.kernel.causal(query, key_blocks, value_blocks, self.chains, scale, window)
         if self.prefixes is None or self.lineage is None:
             return output
-        above = Reads(self.chains.starts, self.prefixes, self.chains.table, self.chains.longest)
+        above = KVReads(self.chains.starts, self.prefixes, self.chains.table, self.chains.longest)
         of_nodes, logarithms = self.kernel.unmasked(query, key_blocks, value_blocks, above, scale)
         is_node = self.lineage[:, 0] >= 0
         return _with_lineage(
@@ -136,40 +135,32 @@ class PagedPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """What a model is called with."""
+def paged_inputs(
+    step: Step, cache: KVCache, kernel: Kernel, tiling: Tiling
+) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
+    """Ids [T], positions [T], wanted rows [W] and the plan of a step, in its own shape; uploaded in one copy."""
+    segments = segments_of(step.spans)
+    shape = StepShape.of(cache, step, segments)
+    values = upload(shape.fill(cache, step, segments), cache.device)
+    return inputs_in_shape(shape, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
 
-    ids: Tensor  # [T]
-    positions: Tensor  # [T]
-    wanted: Tensor  # [W]
-    plan: PagedPlan
 
-    @classmethod
-    def of(
-        cls, form: Form, values: Tensor, cache: KVCache, kernel: Kernel, gather: Callable[[], StepPlan]
-    ) -> PagedStep:
-        """The step that has been written to `values` in this form."""
-        pieces = form.cut(values)
-        ids, positions, wanted = (pieces[name].long() for name in ("ids", "positions", "wanted"))
-        plan = PagedPlan(
-            cache=cache,
-            kernel=kernel,
-            write_slots=pieces["write_slots"].long(),
-            chains=Reads(pieces["starts"], pieces["lengths"], pieces["table"], form.longest),
-            prefixes=pieces.get("prefixes"),
-            lineage=pieces.get("lineage"),
-            gather=gather,
-        )
-        return cls(ids, positions, wanted, plan)
-
-    @classmethod
-    def lay_out(cls, step: Step, cache: KVCache, kernel: Kernel, tiling: Tiling) -> PagedStep:
-        """The step in a form of its own, which goes to the device in one copy."""
-        parts = parts_of(step.spans)
-        form = Form.of(cache, step, parts)
-        values = upload(form.fill(cache, step, parts), cache.device)
-        return cls.of(form, values, cache, kernel, lambda: plan_step(cache, step.spans, len(step.ids), tiling))
+def inputs_in_shape(
+    shape: StepShape, values: Tensor, cache: KVCache, kernel: Kernel, gather: Callable[[], StepPlan]
+) -> tuple[Tensor, Tensor, Tensor, PagedPlan]:
+    """The same of the step that `values` hold in this shape."""
+    pieces = shape.cut(values)
+    ids, positions, wanted = (pieces[name].long() for name in ("ids", "positions", "wanted"))
+    plan = PagedPlan(
+        cache=cache,
+        kernel=kernel,
+        write_slots=pieces["write_slots"].long(),
+        chains=KVReads(pieces["starts"], pieces["lengths"], pieces["table"], shape.longest),
+        prefixes=pieces.get("prefixes"),
+        lineage=pieces.get("lineage"),
+        gather=gather,
+    )
+    return ids, positions, wanted, plan
 
 
 def _with_lineage(
@@ -180,7 +171,7 @@ def _with_lineage(
     A row without lineage keeps what it has: its one key has all the weight.
     """
     num_rows, num_ancestors = lineage.shape
-    slots = lineage.clamp(min=0).flatten()  # whoever is nobody is read from the blank block
+    slots = lineage.clamp(min=0).flatten()  # padding reads the blank block
     own_keys, own_values = (
         rows.index_select(0, slots).view(num_rows, num_ancestors, *rows.shape[1:]).float() for rows in (keys, values)
     )

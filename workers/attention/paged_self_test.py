@@ -1,7 +1,7 @@
-"""Whether a kernel that reads KV by block tables is to be used here: what it needs is looked up, what it does is tried.
+"""Whether a kernel that reads KV by block tables can be used here: checks its requirements, and compares its results.
 
-Such a kernel runs where the tests of this project do not: on a GPU. So at each start it has to give what gathering
-gives, on a step with everything in it, or it is done without.
+Such a kernel runs on a GPU, where the tests of this project do not run. So at each start its results on steps of all
+kinds of rows have to be those of gathering, or KV is gathered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.errors import first_line
 from core.speculation import ROOT
-from workers.attention.paged import Flash, Kernel, PagedStep
+from workers.attention.paged import FlashKernel, Kernel, paged_inputs
 from workers.attention.seam import Attention
 from workers.step import KVCache, LayerShape, SequenceKV, Span, Step, Tiling, plan_step
 
@@ -24,24 +24,24 @@ BLOCK_MULTIPLE = 256
 MAX_DIM = 256
 CAPABILITY = (8, 0)
 LARGEST_ERROR = 0.05
-"""Of a row, relative to its norm; bfloat16 leaves a hundredth of them."""
+"""Of a row, relative to its norm; rounding to bfloat16 makes errors of about 0.01."""
 HEADS_PER_KV_HEAD = 4
 NUM_BLOCKS = 16
 
 
 def find_kernel(cache: KVCache) -> Kernel | None:
-    """The one for this KV; None where it has to be gathered, and on a GPU the log says why."""
+    """The kernel for this KV; None where KV has to be gathered. On a GPU the log says why."""
     if cache.device.type != "cuda":
         return None
-    reason = obstacle(cache, torch.cuda.get_device_capability(cache.device)) or difference(cache, Flash())
+    reason = obstacle(cache, torch.cuda.get_device_capability(cache.device)) or difference(cache, FlashKernel())
     if reason is None:
-        return Flash()
+        return FlashKernel()
     logger.warning("attention gathers KV, so that every step takes longer: %s", reason)
     return None
 
 
 def obstacle(cache: KVCache, capability: tuple[int, int]) -> str | None:
-    """What keeps torch's kernel from reading this KV, if anything does."""
+    """Why torch's kernel cannot read this KV; None if it can."""
     if (dtype := cache.keys[0].dtype) != torch.bfloat16:
         return f"dtype is {dtype}, and the kernel takes bfloat16"
     if cache.block_tokens % BLOCK_MULTIPLE:
@@ -54,7 +54,7 @@ def obstacle(cache: KVCache, capability: tuple[int, int]) -> str | None:
 
 @torch.inference_mode()
 def difference(cache: KVCache, kernel: Kernel) -> str | None:
-    """What the kernel does otherwise than gathering, with KV in these shapes."""
+    """How the kernel's results differ from those of gathering, on KV of these shapes; None if they do not."""
     for shape in _shapes(cache):
         try:
             errors = _errors(shape, cache, kernel)
@@ -71,7 +71,7 @@ def _shapes(cache: KVCache) -> set[LayerShape]:
 
 
 def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
-    """Of each row of two steps: one of plain rows, and one of chunks, chains and trees.  # [rows]"""
+    """Relative errors of the rows of two steps: one of plain rows, and one of chunks, chains and trees.  # [rows]"""
     size = like.block_tokens
     cache = KVCache([shape], NUM_BLOCKS, size, like.keys[0].dtype, like.device)
     random = torch.Generator(like.device).manual_seed(0)
@@ -83,7 +83,7 @@ def _errors(shape: LayerShape, like: KVCache, kernel: Kernel) -> Tensor:
         Span(kvs[0], 0, 70),
         Span(kvs[1], 70, 1, (ROOT, 0, 1)),
         Span(kvs[2], 74, 2, (ROOT, ROOT, 0, 1, 1)),
-        Span(kvs[3], 81, 0, (ROOT, ROOT, 1), num_held=1),
+        Span(kvs[3], 81, 0, (ROOT, ROOT, 1), num_cached_nodes=1),
     ]
     return torch.cat([_errors_of_step(shape, cache, spans, kernel, random) for spans in (plain, ragged)])
 
@@ -106,9 +106,9 @@ def _errors_of_step(
         for heads in (HEADS_PER_KV_HEAD * shape.num_kv_heads, shape.num_kv_heads, shape.num_kv_heads)
     )
     step = Step([0] * num_rows, [0] * num_rows, [], spans)
-    paged_plan = PagedStep.lay_out(step, cache, kernel, Tiling()).plan
+    *_, paged_plan = paged_inputs(step, cache, kernel, Tiling())
     plans = (plan_step(cache, spans, num_rows, Tiling()), paged_plan)
     attention = Attention(shape.key_dim**-0.5, None, None, None)
-    want, got = (attention.of_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
+    want, got = (attention.run_layer(0, plan, query, key, value)[0].flatten(1).float() for plan in plans)
     error: Tensor = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
     return error

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from core.errors import UnsupportedModel
 from workers.attention.paged import PagedPlan
-from workers.step import Group, LayerShape, StepPlan
+from workers.step import AttentionGroup, LayerShape, StepPlan
 
 ATTENTION = "outrider"
 """The name under which transformers finds `attend`. No mask is registered under it, so models make none."""
@@ -23,12 +23,12 @@ ATTENTION = "outrider"
 
 @dataclass(slots=True)
 class LayerProbe:
-    """Given in place of a plan, it learns what each layer stores and how it calls the seam."""
+    """Given in place of a plan, it records what each layer stores and how it calls the seam."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
 
-    def note(
+    def record(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         """Zeros in the shape of the layer's output. Raises: UnsupportedModel for a layer that attends twice."""
@@ -64,28 +64,28 @@ def attend(
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} attends in both directions")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if torch.compiler.is_exporting():  # compiled code brings its plan along itself
+    if torch.compiler.is_exporting():  # native code has its own plan
         return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
     if plan is None:
         raise UnsupportedModel("the model does not hand keyword arguments on to its attention")
     if isinstance(plan, LayerProbe):
-        return plan.note(layer, query, key, value, sliding_window), None
-    return Attention(scale, sliding_window, softcap, s_aux).of_layer(layer, plan, query, key, value), None
+        return plan.record(layer, query, key, value, sliding_window), None
+    return Attention(scale, sliding_window, softcap, s_aux).run_layer(layer, plan, query, key, value), None
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What a layer asks of its attention, beside queries, keys and values."""
+    """The settings of a layer's attention."""
 
     scale: float
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None  # [H]
 
-    def of_layer(
+    def run_layer(
         self, layer: int, plan: StepPlan | PagedPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """As `attend` does it, with its shapes.  # [1, T, H, D_v]"""
+        """Write the layer's KV, then attend; shapes as in `attend`.  # [1, T, H, D_v]"""
         keys, values = plan.cache.by_head[layer]  # [1, H_kv, S, D]
         keys.index_copy_(2, plan.write_slots, key)
         values.index_copy_(2, plan.write_slots, value)
@@ -93,11 +93,13 @@ class Attention:
             if self.softcap is None and self.sinks is None and plan.can_see(self.window):
                 return plan.attend(layer, query[0].transpose(0, 1), self.scale, self.window)[None]
             plan = plan.gathering
-        outputs = [self._over(group, query, keys, values) for group in plan.groups]
+        outputs = [self._group_output(group, query, keys, values) for group in plan.groups]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return joined if plan.row_order is None else joined.index_select(1, plan.row_order)
 
-    def _over(self, group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _group_output(
+        self, group: AttentionGroup, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         """The attention of one group's rows.  # [1, B*R, H, D_v]"""
         num_seqs, num_queries, _ = group.visible.shape
         num_heads, num_kv_heads = query.shape[1], keys.shape[1]
@@ -112,7 +114,7 @@ class Attention:
 
     def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         is_fused = self.softcap is None and self.sinks is None and k.shape[3] == v.shape[3]
-        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # what reads the same in place would get a copy for each
+        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # or keys that products share would be copied for each
             each = [slice(product, product + 1) for product in range(len(q))]
             return torch.cat([self._products(q[one], k[one], v[one], bias[one]) for one in each])
         return self._products(q, k, v, bias)
@@ -126,7 +128,7 @@ class Attention:
         return torch.matmul(self._softmax((scores + bias).float()).to(v.dtype), v)
 
     def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """Over the keys and, where heads have one, a sink that takes weight and gives nothing."""
+        """Over the keys and, where heads have one, a sink: a key without a value."""
         if self.sinks is None:
             return torch.softmax(scores, dim=-1)
         num_seqs, num_kv_heads, num_rows, _ = scores.shape
@@ -135,7 +137,7 @@ class Attention:
         return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
 
 
-def _gather(pool: torch.Tensor, group: Group) -> torch.Tensor:
+def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
     """The KV rows of each product of a group, of [1, H, S, D]; read in place where they adjoin.  # [B, H, L, D]"""
     num_products, _, num_slots = group.visible.shape
     if isinstance(group.source, slice):

@@ -1,6 +1,6 @@
-"""From a checkpoint to a model that is ready to serve, whole or one rank's slice."""
+"""From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
 from workers.model.loader import LoadedModel, check_checkpoint, load, survey
-from workers.model.sliced_loader import ModelSlice
+from workers.model.sharded_loader import ModelShard
 
-__all__ = ["LoadedModel", "ModelSlice", "check_checkpoint", "load", "survey"]
+__all__ = ["LoadedModel", "ModelShard", "check_checkpoint", "load", "survey"]

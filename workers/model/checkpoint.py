@@ -1,7 +1,7 @@
-"""What the files of a checkpoint hold, by their headers: names, shapes and types of tensors, and no weight is read.
+"""The tensors of a checkpoint by the headers of its files: names, shapes and types. No weight is read.
 
-A header has a hundred bytes for each tensor, so a model of any size is looked at in the memory of its code. Knows files
-and models without weights. Must not know what is done with the tensors.
+A header has about 100 bytes for each tensor, so the check of a model of any size needs little memory. Knows files and
+models without weights. Must not know how tensors are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workers.attention import ATTENTION
 
 INDEX = "model.safetensors.index.json"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""What is loaded in the type that the settings ask for, as safetensors names it; others are quantized."""
+"""Types, as safetensors names them, that are converted to `dtype` of the settings; others are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What stored tensors become in the model."""
+class LoadTarget:
+    """The tensors of the model that one or more stored tensors are loaded into."""
 
     names: tuple[str, ...]
-    """Of one tensor, or of several that are made of the same."""
+    """One, or several that are made from the same stored tensors."""
     is_made: bool
-    """They are converted; otherwise one tensor is stored as the model has it."""
+    """True if stored tensors are converted; False if one stored tensor is the model's own."""
 
 
-def skeleton(model_config: Any, dtype: str) -> Any:
-    """The model without weights."""
+def meta_model(model_config: Any, dtype: str) -> Any:
+    """The model on the meta device: without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
@@ -57,9 +57,9 @@ def skeleton(model_config: Any, dtype: str) -> Any:
 
 
 def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]]:
-    """What transformers calls the tensors today that an older checkpoint has under `names`.
+    """Today's names of the tensors that an older checkpoint has under `names`.
 
-    With each the WeightConverter that makes the model's tensor of it and others, if it is not one by itself.
+    With each comes the WeightConverter that makes the model's tensor from it and others, or None.
     """
     conversions = get_model_conversion_mapping(model)
     renamings = [item for item in conversions if isinstance(item, WeightRenaming)]
@@ -72,29 +72,29 @@ def renamed(names: Iterable[str], model: Any) -> Iterator[tuple[str, Any | None]
 
 
 def check_stored(path: Path, files: Sequence[Path], model: Any) -> None:
-    """That `files` hold each tensor of `model`, a skeleton, in its shape. Raises: CheckpointError, UnsupportedModel."""
+    """Check that `files` hold all tensors of a meta model, by shape. Raises: CheckpointError, UnsupportedModel."""
     stored = _headers(files)
     _check_index(path, stored)
     wanted: Mapping[str, Tensor] = model.state_dict()
     sources = _sources(stored, model)
-    held = {name for place in sources for name in place.names}
-    missing = sorted(wanted.keys() - held - model.all_tied_weights_keys.keys())
+    available = {name for target in sources for name in target.names}
+    missing = sorted(wanted.keys() - available - model.all_tied_weights_keys.keys())
     if missing:
         raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
-    for place, old_names in sources.items():
-        tensors = [wanted[name] for name in place.names if name in wanted]  # none of what is stored in vain
+    for target, old_names in sources.items():
+        tensors = [wanted[name] for name in target.names if name in wanted]  # what the model lacks is ignored
         parts = {name: stored[name] for name in old_names}
         _check_types(path, tensors, parts)
         if tensors:
-            _check_sizes(path, tensors, parts, is_made=place.is_made)
+            _check_sizes(path, tensors, parts, is_made=target.is_made)
 
 
 def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Of all files. A file that is shorter or longer than its header says is refused. Raises: CheckpointError."""
+    """The tensors of all files. Raises: CheckpointError for a file that is shorter or longer than its header says."""
     found = {}
     for file in files:
         try:
-            # For torch it would be mapped to be written to, which a machine with less memory than weights refuses.
+            # With framework="pt" the file is mapped writable, which fails on a machine with less memory than weights.
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118  it is no mapping
                     view = opened.get_slice(name)
@@ -105,7 +105,7 @@ def _headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
-    """Each shard holds what the index says, where there is one; that its shards are there has been looked at."""
+    """Check that each file holds the tensors that the index names, if there is an index."""
     if not (path / INDEX).is_file() or (path / "model.safetensors").is_file():
         return
     for name, file in json.loads((path / INDEX).read_text())["weight_map"].items():
@@ -113,13 +113,13 @@ def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
             raise CheckpointError(f"{path / INDEX} says that {file} has {name}, which it has not")
 
 
-def _sources(stored: Iterable[str], model: Any) -> dict[Place, list[str]]:
-    """By their place in the model: the names of the tensors that are stored for it."""
+def _sources(stored: Iterable[str], model: Any) -> dict[LoadTarget, list[str]]:
+    """The names of the stored tensors, by the target that they are loaded into."""
     sources = defaultdict(list)
     for old_name, (name, converter) in zip(stored, renamed(stored, model), strict=True):
         patterns = converter.target_patterns if converter is not None else [name]
         names = tuple(name.replace(patterns[0], pattern) for pattern in patterns)
-        sources[Place(names, converter is not None)].append(old_name)
+        sources[LoadTarget(names, converter is not None)].append(old_name)
     return sources
 
 
@@ -130,7 +130,7 @@ def _check_types(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, Store
 
 
 def _check_sizes(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, StoredTensor], *, is_made: bool) -> None:
-    """A tensor that is stored as it is has its shape; what is made of others has as many elements."""
+    """A tensor that is stored as it is must have its shape; one that is converted, the number of elements."""
     name, first = next(iter(parts.items()))
     shape = tuple(wanted[0].shape)
     if not is_made and first.shape != shape:

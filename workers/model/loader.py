@@ -1,4 +1,4 @@
-"""From a checkpoint directory to a model that is ready for the seam, or one clear line that says why not.
+"""From a checkpoint directory to a model that the runtime can serve, or one clear line that says why not.
 
 Knows files, architectures and what the runtime cannot run. Must not know the KV cache, sessions or sampling.
 Weights are safetensors only, code is what transformers ships, nothing is fetched: `trust_remote_code` cannot be set.
@@ -25,8 +25,8 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
 from core.records import ModelInfo
 from workers.attention import ATTENTION, LayerProbe
-from workers.model.checkpoint import INDEX, check_stored, skeleton
-from workers.model.sliced_loader import ModelSlice
+from workers.model.checkpoint import INDEX, check_stored, meta_model
+from workers.model.sharded_loader import ModelShard
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
 
@@ -36,11 +36,10 @@ ROPE_OF_THE_BATCH = {"dynamic", "longrope"}
 
 PROBE_TOKENS = 4
 WINDOW_MASK = "create_sliding_window_causal_mask"
-"""What modelling code imports that masks by windows."""
+"""Modelling code that masks by windows imports this function."""
 
-
-UNSAID_CONTEXT = 32_768
-"""Positions of a model that does not say how many it has, where nothing else limits them."""
+DEFAULT_CONTEXT = 32_768
+"""Positions of a model that does not state its number, where nothing else limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +52,24 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
 
 
-def load(config: EngineConfig, progress: Callable[[str], None], part: ModelSlice | None = None) -> LoadedModel:
-    """The model of `config.model`, or one rank's slice of it, checked to be one that the runtime computes exactly.
+def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShard | None = None) -> LoadedModel:
+    """The model of `config.model`, or one rank's shard of it, checked to be one that the runtime computes exactly.
 
     Raises: CheckpointError for missing, foreign, damaged or incomplete files; UnsupportedModel for architectures that
-    the seam does not carry, or that so many ranks cannot share.
+    the attention interface does not carry, or that this number of ranks cannot share.
     """
-    if config.tensor_parallel != (part.size if part else 1):
+    if config.tensor_parallel != (shard.size if shard else 1):
         raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but this engine runs on its own")
     path = Path(config.model)
     progress(f"reading {path / 'config.json'}")
     model_config, max_context = _check(config)
     with _quiet_transformers():
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
-        if part is None:
+        if shard is None:
             model = _read_weights(path, config, model_config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
-            model, num_parameters = part.read(_weight_files(path), model_config, config)
+            model, num_parameters = shard.read(_weight_files(path), model_config, config)
     layers = _probe_layers(model, model_config)
     info = _describe(model, model_config, config, max_context, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
@@ -78,20 +77,21 @@ def load(config: EngineConfig, progress: Callable[[str], None], part: ModelSlice
 
 
 def check_checkpoint(config: EngineConfig) -> None:
-    """Find what can be found without reading the weights. Raises: as `load` does."""
+    """Check everything that can be checked without the weights. Raises: as `load` does."""
     _check(config)
 
 
 def survey(config: EngineConfig) -> ModelInfo:
-    """What `load` would say of the model, found without reading a weight, in the memory of the code.
+    """What `load` would say of the model, without reading a weight.
 
-    Names, shapes and types of all tensors are compared with config.json, by the headers of the files. What only a
-    forward pass shows, such as a layer that misuses the seam, is not seen. Raises: as `load` does.
+    Names, shapes and types of all tensors are compared with config.json, by the headers of the files. Problems that
+    only a forward pass shows, such as a layer that misuses the attention interface, are not found. Raises: as `load`
+    does.
     """
     path = Path(config.model)
     model_config, max_context = _check(config)
     with _quiet_transformers():
-        model = skeleton(model_config, config.dtype)
+        model = meta_model(model_config, config.dtype)
         if (path / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
     check_stored(path, _weight_files(path), model)
@@ -99,14 +99,14 @@ def survey(config: EngineConfig) -> ModelInfo:
 
 
 def _check(config: EngineConfig) -> tuple[Any, int]:
-    """The model's own configuration, and how many positions of it may be used."""
+    """The model's own configuration, and the number of positions that may be used."""
     path = Path(config.model)
     _check_files(path)
     with _quiet_transformers():
         model_config = _read_config(path)
         _check_architecture(model_config)
         if config.tensor_parallel > 1:
-            ModelSlice(0, config.tensor_parallel).check(model_config)
+            ModelShard(0, config.tensor_parallel).check(model_config)
         return model_config, _context_limit(model_config, config)
 
 
@@ -154,7 +154,7 @@ def _read_config(path: Path) -> Any:
 
 
 def _check_architecture(config: Any) -> None:
-    """Refuse what the seam cannot carry, by what the architecture says of itself."""
+    """Refuse what the attention interface cannot carry, by the architecture's own settings."""
     kind = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoder-only language models are served")
@@ -179,13 +179,13 @@ def _check_architecture(config: Any) -> None:
 
 
 def _context_limit(model_config: Any, config: EngineConfig) -> int:
-    """Positions that may be used.
+    """The number of positions that may be used.
 
     The frequencies of dynamic and longrope embeddings are fixed below the original context; above it they would depend
     on the longest sequence of the batch, so such a model is served up to there.
     Raises: UnsupportedModel when the settings ask for more.
     """
-    limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or UNSAID_CONTEXT
+    limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or DEFAULT_CONTEXT
     for rope in _rope_parameters(model_config):
         if rope.get("rope_type") in ROPE_OF_THE_BATCH:
             limit = min(limit, rope.get("original_max_position_embeddings") or limit)
@@ -229,7 +229,7 @@ def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConf
 
 @torch.inference_mode()
 def _probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
-    """What each layer stores, learnt by a small forward pass. Raises: UnsupportedModel if a layer misuses the seam."""
+    """What each layer stores, by a small forward pass. Raises: UnsupportedModel if a layer misuses the interface."""
     probe, device = LayerProbe(), model.device
     rows = torch.arange(PROBE_TOKENS, device=device)[None]
     model(input_ids=torch.zeros_like(rows), position_ids=rows, use_cache=False, logits_to_keep=rows[0], plan=probe)
@@ -248,9 +248,9 @@ def _probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
 
 
 def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
-    """The seam goes by what a layer tells its attention, eager code by the mask that the model makes: they must agree.
+    """Our attention uses the window that a layer passes, eager code the mask that the model makes: they must agree.
 
-    Where the config says of each layer what it is, that has been looked at already.
+    Models whose config names each layer's type have been checked already.
     Raises: UnsupportedModel where one of them has a window that the other has not.
     """
     window = getattr(config, "sliding_window", None)
@@ -274,7 +274,7 @@ def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: 
         num_parameters=num_parameters,
         vocab_size=min(1 + max(read_vocabulary(path)), model.get_input_embeddings().num_embeddings),
         max_context_tokens=max_context,
-        kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime knows better
+        kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime sets it
         eos_token_ids=_eos_token_ids(model),
         bos_token_id=model_config.bos_token_id,
     )
@@ -290,7 +290,7 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Neither warnings nor progress bars on the terminal: what matters is raised or told to `progress`."""
+    """No warnings or progress bars on the terminal: problems are raised, progress goes to `progress`."""
     verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

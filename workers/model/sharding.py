@@ -1,17 +1,17 @@
-"""One rank's slice of a model: which part of each weight it holds, and where the ranks' results are put together.
+"""One rank's shard of a model: its part of each weight, and the collectives that combine the ranks' results.
 
 Knows transformers' tensor-parallel plans. Must not know files, how ranks talk (`Collectives` does), KV or steps. What
 the styles of a plan mean here (Shoeybi et al. 2019, arXiv:1909.08053, section 3, has the idea):
 
-    colwise                 output features are split; what follows works on the rank's own
-    colwise_gather_output   the same, and the outputs are joined again: every rank has all of them
-    rowwise                 input features are split; the ranks' products are added up, and the bias once
+    colwise                 output features are split; the next layer takes the rank's own
+    colwise_gather_output   the same, with an all-gather of the outputs
+    rowwise                 input features are split, with an all-reduce of the products; one rank adds the bias
     rowwise_split_input     the same for an input that every rank has whole
-    embedding_rowwise       the vocabulary is split; a rank answers zeros for tokens of the others
-    replicate               whole on every rank, as is all that the plan does not name
+    embedding_rowwise       the vocabulary is split, with an all-reduce; a rank gives zeros for tokens of the others
+    replicate               whole on every rank, as is everything that the plan does not name
 
-So a layer adds up twice, after its attention and after its MLP. Where there are fewer heads of keys and values than
-ranks, several ranks hold the same one.
+So a layer has two all-reduces, after its attention and after its MLP. With fewer heads of keys and values than ranks,
+several ranks hold the same head.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch.utils.hooks import RemovableHandle
 
 from core.errors import UnsupportedModel
 
-JOINED = frozenset({"colwise_gather_output", "colwise_rep"})
-COLUMNS = JOINED | {"colwise"}
+GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
+COLUMNS = GATHERED | {"colwise"}
 SPLIT_INPUT = frozenset({"rowwise_split_input", "rowwise_rep"})
 ROWS = SPLIT_INPUT | {"rowwise"}
 VOCABULARY = frozenset({"embedding_rowwise"})
@@ -38,123 +38,127 @@ KEY_VALUE = frozenset({"k_proj", "v_proj"})
 
 
 class Collectives(Protocol):
-    """What the ranks of a model do together: all of them make the same calls in the same order."""
+    """Collectives among the ranks of a model: all ranks make the same calls in the same order."""
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors."""
         ...
 
-    def join(self, tensor: Tensor) -> Tensor:
-        """All ranks' tensors, one behind the other in the last dimension."""
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """All ranks' tensors, concatenated in the last dimension."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The shapes of the real thing, by one rank alone: for a model that is looked at before the ranks have met."""
+class LocalCollectives:
+    """Results of the right shapes without any other rank: for a model that is probed before the ranks have met."""
 
     size: int
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def join(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         return torch.cat([tensor] * self.size, dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What one rank holds of one module."""
+class ModuleShard:
+    """One rank's part of one module."""
 
     module: nn.Module
     style: str
     span: slice
-    """Of the features, or of the vocabulary, that are split."""
+    """This rank's part of the features or of the vocabulary."""
     total: int
-    """How many of them all ranks hold together."""
+    """The number of features or tokens on all ranks."""
     max_share: int
-    """And the one with the most of them."""
+    """The number on the rank with the most."""
     has_bias: bool = True
-    """What is added up has its bias on one rank only."""
+    """False on all ranks but one where products are summed: the bias is added once."""
 
     def of(self, parameter: str, whole: Tensor | Any) -> Any:
         """This rank's part of a parameter; `whole` is a tensor, or a file's view of one."""
         if self.style in VOCABULARY:
-            return F.pad(whole[self.span], (0, 0, 0, 1))  # and a row for the others' tokens
+            return F.pad(whole[self.span], (0, 0, 0, 1))  # and a row of zeros for other ranks' tokens
         if self.style in ROWS:
             return whole[:] if parameter == "bias" else whole[:, self.span]
         return whole[self.span]
 
     def hooks(self, collectives: Collectives) -> Iterator[RemovableHandle]:
-        """Attach what the ranks do together to the module."""
+        """Attach the module's collectives to it."""
         if self.style in VOCABULARY:
-            setattr(self.module, "padding_idx", None)  # noqa: B010  it says which row learns nothing; rows have other numbers here
+            setattr(self.module, "padding_idx", None)  # noqa: B010  the row that training skips; rows have other numbers here
             yield self.module.register_forward_pre_hook(self._own_tokens)
         if self.style in SPLIT_INPUT:
             yield self.module.register_forward_pre_hook(lambda _, args: (args[0][..., self.span],))
         if self.style in ROWS | VOCABULARY:
-            yield self.module.register_forward_hook(lambda _, args, output: collectives.add_up(output))  # noqa: ARG005
-        if self.style in JOINED:
-            yield self.module.register_forward_hook(lambda _, args, output: self._joined(output, collectives))  # noqa: ARG005
+            yield self.module.register_forward_hook(lambda _, args, output: collectives.all_reduce(output))  # noqa: ARG005
+        if self.style in GATHERED:
+            yield self.module.register_forward_hook(lambda _, args, output: self._gathered(output, collectives))  # noqa: ARG005
 
     def _own_tokens(self, _: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        """Rows of the rank's part of the vocabulary; other ranks' tokens have the row of zeros behind it."""
+        """Tokens as rows of the rank's part of the vocabulary; tokens of others become the row of zeros behind it."""
         num_rows = self.span.stop - self.span.start
         rows = args[0] - self.span.start
         return (torch.where((rows >= 0) & (rows < num_rows), rows, num_rows),)
 
-    def _joined(self, output: Tensor, collectives: Collectives) -> Tensor:
+    def _gathered(self, output: Tensor, collectives: Collectives) -> Tensor:
         padded = F.pad(output, (0, self.max_share - output.shape[-1]))
-        return collectives.join(padded)[..., : self.total]
+        return collectives.all_gather(padded)[..., : self.total]
 
 
 @dataclass(frozen=True, slots=True)
-class Slicer:
-    """Cuts models for rank `index` of `size`."""
+class Sharder:
+    """Splits models for rank `index` of `size`."""
 
     index: int
     size: int
 
-    def cuts(self, model: Any) -> dict[str, Cut]:
-        """What the rank holds of each module that is not whole everywhere, by the module's name.
+    def shards(self, model: Any) -> dict[str, ModuleShard]:
+        """The rank's part of each module that is split, by the module's name.
 
-        `model` may be on the meta device. Raises: UnsupportedModel when it has no plan, or one that is not for so many.
+        `model` may be on the meta device. Raises: UnsupportedModel when it has no plan, or cannot be split by `size`.
         """
         kind, styles = model.config.model_type, dict(_styles(model))
         if not ROWS & set(styles.values()):
             raise UnsupportedModel(f"{kind} has no tensor-parallel plan in transformers; serve it on one rank")
         self._check_heads(model, styles)
-        return {name: self._cut(name, style, model) for name, style in styles.items() if style not in WHOLE}
+        return {name: self._shard(name, style, model) for name, style in styles.items() if style not in WHOLE}
 
     def _check_heads(self, model: Any, styles: Mapping[str, str]) -> None:
-        """Query heads stay in one piece; where attention is joined again they need not."""
+        """Query heads are not split, unless attention's projections are gathered again."""
         num_heads = model.config.num_attention_heads
         parents = (model.get_submodule(name.rpartition(".")[0]) for name, style in styles.items() if style == "colwise")
         if num_heads % self.size and any(hasattr(parent, "layer_idx") for parent in parents):
             raise UnsupportedModel(f"{model.config.model_type} has {num_heads} heads, no multiple of {self.size} ranks")
 
-    def _cut(self, name: str, style: str, model: Any) -> Cut:
+    def _shard(self, name: str, style: str, model: Any) -> ModuleShard:
         module = _module(model, name, style)
         if style in ROWS:
-            span, total = self._evenly(name, module.in_features), module.in_features
-        elif style in JOINED | VOCABULARY:
+            span, total = self._even_split(name, module.in_features), module.in_features
+        elif style in GATHERED | VOCABULARY:
             total = module.num_embeddings if style in VOCABULARY else module.out_features
-            span = self._nearly_evenly(total)
+            span = self._uneven_split(total)
         else:
             total = module.out_features
             parent, _, leaf = name.rpartition(".")
             is_key_value = leaf in KEY_VALUE
-            span = self._heads(name, total, model.get_submodule(parent)) if is_key_value else self._evenly(name, total)
-        return Cut(module, style, span, total, -(-total // self.size), has_bias=style not in ROWS or self.index == 0)
+            span = (
+                self._heads(name, total, model.get_submodule(parent)) if is_key_value else self._even_split(name, total)
+            )
+        return ModuleShard(
+            module, style, span, total, -(-total // self.size), has_bias=style not in ROWS or self.index == 0
+        )
 
-    def _evenly(self, name: str, total: int) -> slice:
+    def _even_split(self, name: str, total: int) -> slice:
         if total % self.size:
             raise UnsupportedModel(f"{name} has {total} features, no multiple of {self.size} ranks")
         share = total // self.size
         return slice(self.index * share, (self.index + 1) * share)
 
-    def _nearly_evenly(self, total: int) -> slice:
-        """The last ranks may have fewer than the others, or none."""
+    def _uneven_split(self, total: int) -> slice:
+        """The last ranks may have fewer features than the others, or none."""
         share = -(-total // self.size)
         return slice(min(self.index * share, total), min((self.index + 1) * share, total))
 
@@ -173,7 +177,7 @@ class Slicer:
 
 
 def _styles(model: Any) -> Iterator[tuple[str, str]]:
-    """The plan's rules, each with the full name of what it is for."""
+    """The plan's style of each module or parameter, by full name."""
     names = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
     for name in names:
         pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)

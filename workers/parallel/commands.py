@@ -1,20 +1,34 @@
-"""What rank 0 tells its followers before each step, in integers: what has become of the KV, and what to run.
+"""What rank 0 tells its followers, in integers: what has become of the KV and what to run, and which backend to build.
 
 Followers keep no books: which block is whose, what is accepted and what is rolled back is decided on rank 0 alone. They
-erase, copy and compute what they are told, on their own heads of KV. A roll-back is no order at all.
+erase, copy and compute what they are told, on their own heads of KV. A roll-back needs no command.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import islice
 
 from workers.step import KVCache, SequenceKV, Span, Step
 
 
+class Command(IntEnum):
+    """The first integer of each message."""
+
+    STOP = 0
+    """There are no more."""
+    STEP = 1
+    """A `StepCommand` follows."""
+    BUILD_BACKEND = 2
+    """Build the next backend, with all other ranks."""
+    DROP_BACKEND = 3
+    """Do without the backend that was built last: rank 0's self-test has found it wrong."""
+
+
 @dataclass(frozen=True, slots=True)
-class Edit:
+class KVEdit:
     """The content of slots `sources` goes to `targets`; without sources, blocks `targets` are erased."""
 
     sources: Sequence[int]
@@ -28,10 +42,10 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StepCommand:
     """All edits since the last step, in order, and the step that follows them."""
 
-    edits: Sequence[Edit]
+    edits: Sequence[KVEdit]
     step: Step
 
     def pack(self) -> list[int]:
@@ -39,10 +53,10 @@ class Order:
         return [value for part in self._parts() for value in (len(part), *part)]
 
     @classmethod
-    def unpack(cls, values: Iterable[int]) -> Order:
+    def unpack(cls, values: Iterable[int]) -> StepCommand:
         parts = _lists(iter(values))
         num_edits, num_spans = next(parts)
-        edits = [Edit(next(parts), next(parts)) for _ in range(num_edits)]
+        edits = [KVEdit(next(parts), next(parts)) for _ in range(num_edits)]
         step = Step(next(parts), next(parts), next(parts), [])
         step.spans.extend(_span(*islice(parts, 3)) for _ in range(num_spans))
         return cls(edits, step)
@@ -56,7 +70,7 @@ class Order:
         yield self.step.positions
         yield self.step.wanted
         for span in self.step.spans:
-            yield span.first_row, span.num_chain, span.num_held, span.kv.num_tokens
+            yield span.first_row, span.num_chain, span.num_cached_nodes, span.kv.num_tokens
             yield span.parents
             yield span.kv.blocks
 
@@ -67,5 +81,5 @@ def _lists(values: Iterator[int]) -> Iterator[list[int]]:
 
 
 def _span(numbers: list[int], parents: list[int], blocks: list[int]) -> Span:
-    first_row, num_chain, num_held, num_tokens = numbers
-    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_held)
+    first_row, num_chain, num_cached_nodes, num_tokens = numbers
+    return Span(SequenceKV(blocks, num_tokens), first_row, num_chain, tuple(parents), num_cached_nodes)

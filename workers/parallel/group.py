@@ -1,7 +1,8 @@
-"""The processes that share one model: how they meet, what they do together, and what happens when one is lost.
+"""The processes that share one model: how they meet, their collectives, and what happens when one is lost.
 
-Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU; rank 0's orders,
-which are integers, always go through gloo, so that they wait for no device. One process is in one group at most.
+Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU; rank 0's
+commands, which are integers, always go through gloo, so that they wait for no device. A process is in at most one
+group.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its __init__ re-exports them
 
 from core.errors import ConfigError, StartupError, WorkerLost, first_line
-from workers.parallel.heartbeat import Lifeline, Switchboard, connect
+from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 
 logger = logging.getLogger(__name__)
 
-GLANCE_S = 0.25
-"""A rank that waits for others looks up this often to see whether they are there."""
+POLL_INTERVAL_S = 0.25
+"""A rank that waits in a collective checks this often whether the others are alive."""
 UNBOUNDED = timedelta(days=365)
-"""An engine that is idle gives no orders; the lifeline tells its followers when it is gone."""
-ENVELOPE_INTS = 1024
-"""An order that is no longer goes out in one broadcast, others in two."""
+"""An idle engine sends no commands; the heartbeat tells its followers when it is gone."""
+FIRST_MESSAGE_INTS = 1024
+"""A command up to this length is one broadcast, a longer one two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a group, and where it meets the others."""
+    """One process of a group, and the address where the group meets."""
 
     index: int
     """0 is the engine; the others follow it."""
@@ -46,18 +47,18 @@ class Rank:
     master_port: int
     """Free on rank 0's machine, which listens on it."""
     timeout_s: float = 60.0
-    """For the others to come, and within a step for each of them to do its part."""
+    """Limit for the others to connect at start, and for each collective of a step."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.size:
             raise ConfigError(f"rank {self.index} is none of {self.size}")
 
 
-class Group:
-    """This process among the others of its group. Whoever has lost one of them has lost the group.
+class RankGroup:
+    """This process among the others of its group. The loss of one process is the loss of the group.
 
     The calls are collective: every rank makes the same ones in the same order. All raise WorkerLost when a rank is
-    lost, has given up, or fails to do its part in time; nothing can be done together after that.
+    lost, has given up, or is late; no collective works after that.
     """
 
     def __init__(self, rank: Rank, device: str, on_loss: Callable[[str], None], *, is_ordered: bool = False) -> None:
@@ -71,7 +72,7 @@ class Group:
         try:
             store = TCPStore(rank.master_address, rank.master_port, rank.size, rank.index == 0, self._timeout)
             self._meet(PrefixStore("ranks", store))
-            self._lifeline = Lifeline(_connections(rank, store), on_loss)
+            self._heartbeat = Heartbeat(_connections(rank, store), on_loss)
         except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -90,57 +91,57 @@ class Group:
             timeout=self._timeout,
             device_id=torch.device("cuda", self._device.index or 0) if on_gpu else None,
         )
-        self._orders = dist.new_group(backend="gloo", timeout=UNBOUNDED)
+        self._command_group = dist.new_group(backend="gloo", timeout=UNBOUNDED)
 
     @property
     def lost(self) -> str | None:
         """Why this group is no more; None while it lives."""
-        return self._lifeline.lost
+        return self._heartbeat.lost
 
     def close(self) -> None:
-        """Leave: in good order when all do, after the last order, or what is left of a group that is lost."""
-        self._lifeline.close(farewell=self.lost is None)
+        """Leave: in good order when all do, after the last command, or what is left of a group that is lost."""
+        self._heartbeat.close(goodbye=self.lost is None)
         dist.destroy_process_group()
 
     def give_up(self) -> None:
-        """Let the others know that nothing will follow."""
-        self._lifeline.lost = self.lost or f"rank {self.rank.index} has failed"
-        self._lifeline.close(farewell=False)
+        """Tell the others that this rank will do no more."""
+        self._heartbeat.lost = self.lost or f"rank {self.rank.index} has failed"
+        self._heartbeat.close(goodbye=False)
 
-    # For the model (workers.model.sharding.Collectives)
+    # For the model: workers.model.sharding.Collectives
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, the same bits on each of them; `tensor` may be overwritten.
 
-        Collectives cut a tensor into pieces, and where an element lies decides in which order its summands are added:
-        with more than two ranks its last bits would depend on the rows beside it, unless the order is kept.
+        Collectives split a tensor into pieces, and an element's index decides the order in which its summands are
+        added: with more than two ranks its last bits would depend on the rows beside it, unless the order is kept.
         """
         if self._is_ordered:
-            first, *others = self._all(tensor)
+            first, *others = self._gather(tensor)
             return sum(others, first)
         tensor = tensor.contiguous()
-        self._do(lambda: dist.all_reduce(tensor, async_op=True))
+        self._run_collective(lambda: dist.all_reduce(tensor, async_op=True))
         return tensor
 
-    def join(self, tensor: Tensor) -> Tensor:
-        """All ranks' tensors, one behind the other in the last dimension."""
-        return torch.cat(self._all(tensor), dim=-1)
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """All ranks' tensors, concatenated in the last dimension."""
+        return torch.cat(self._gather(tensor), dim=-1)
 
-    def _all(self, tensor: Tensor) -> list[Tensor]:
-        """All ranks' tensors, in order."""
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        """All ranks' tensors, in the order of ranks."""
         parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.rank.size)]
-        self._do(lambda: dist.all_gather(parts, tensor.contiguous(), async_op=True))
+        self._run_collective(lambda: dist.all_gather(parts, tensor.contiguous(), async_op=True))
         return parts
 
     # For rank 0 and its followers
 
     def agree(self, statement: str, problem: str | None = None) -> None:
-        """Go on only if all ranks state the same and none of them has a problem.
+        """Check that all ranks state the same and none has a problem.
 
         Raises: StartupError with the first problem, or if the statements differ.
         """
         try:
-            heard = self._hear_all([statement, problem])
+            heard = self._gather_json([statement, problem])
         except WorkerLost as error:
             raise StartupError(f"the ranks of the model did not start together: {error}") from error
         for rank, (_, trouble) in enumerate(heard):
@@ -150,66 +151,66 @@ class Group:
             if said != heard[0][0]:
                 raise StartupError(f"rank {rank} has other settings or another checkpoint than rank 0")
 
-    def least(self, number: int) -> int:
+    def all_min(self, number: int) -> int:
         """The least of all ranks' numbers. Raises: WorkerLost."""
-        return min(int(said or 0) for said, _ in self._hear_all([str(number), None]))
+        return min(int(said or 0) for said, _ in self._gather_json([str(number), None]))
 
-    def _hear_all(self, mine: list[str | None]) -> list[list[str | None]]:
-        """What every rank has to say, in order."""
+    def _gather_json(self, mine: list[str | None]) -> list[list[str | None]]:
+        """All ranks' values, in the order of ranks."""
         said = json.dumps(mine).encode()
-        longest = max(int(length) for length in self._tell_all(torch.tensor([len(said)])))
+        longest = max(int(length) for length in self._gather_untimed(torch.tensor([len(said)])))
         padded = torch.frombuffer(bytearray(said.ljust(longest)), dtype=torch.uint8)
-        return [json.loads(bytes(heard.tolist())) for heard in self._tell_all(padded)]
+        return [json.loads(bytes(heard.tolist())) for heard in self._gather_untimed(padded)]
 
-    def _tell_all(self, tensor: Tensor) -> list[Tensor]:
-        """As `_all`, without a time limit: a rank may be loading for as long as it takes."""
+    def _gather_untimed(self, tensor: Tensor) -> list[Tensor]:
+        """As `_gather`, without a time limit: loading a rank may take any time."""
         parts = [torch.empty_like(tensor) for _ in range(self.rank.size)]
-        self._wait(lambda: dist.all_gather(parts, tensor, group=self._orders, async_op=True), UNBOUNDED)
+        self._wait(lambda: dist.all_gather(parts, tensor, group=self._command_group, async_op=True), UNBOUNDED)
         return parts
 
-    def send(self, order: Sequence[int]) -> None:
-        """On rank 0: what all others get as the answer of `receive`."""
-        values = [len(order), *order]
-        values.extend([0] * (ENVELOPE_INTS - len(values)))
+    def send_command(self, command: Sequence[int]) -> None:
+        """On rank 0: send a command to all followers."""
+        values = [len(command), *command]
+        values.extend([0] * (FIRST_MESSAGE_INTS - len(values)))
         message = torch.tensor(values, dtype=torch.int32)
-        self._broadcast(message[:ENVELOPE_INTS], self._timeout)
-        if len(values) > ENVELOPE_INTS:
-            self._broadcast(message[ENVELOPE_INTS:], self._timeout)
+        self._broadcast(message[:FIRST_MESSAGE_INTS], self._timeout)
+        if len(values) > FIRST_MESSAGE_INTS:
+            self._broadcast(message[FIRST_MESSAGE_INTS:], self._timeout)
 
-    def receive(self) -> list[int]:
-        """On the others: rank 0's next order, whenever it comes."""
-        envelope = torch.empty(ENVELOPE_INTS, dtype=torch.int32)
-        self._broadcast(envelope, UNBOUNDED)
-        length, *order = envelope.tolist()
-        if length > len(order):
-            rest = torch.empty(length - len(order), dtype=torch.int32)
+    def receive_command(self) -> list[int]:
+        """On a follower: wait for rank 0's next command."""
+        first = torch.empty(FIRST_MESSAGE_INTS, dtype=torch.int32)
+        self._broadcast(first, UNBOUNDED)
+        length, *command = first.tolist()
+        if length > len(command):
+            rest = torch.empty(length - len(command), dtype=torch.int32)
             self._broadcast(rest, self._timeout)
-            order += rest.tolist()
-        return order[:length]
+            command += rest.tolist()
+        return command[:length]
 
     def _broadcast(self, message: Tensor, limit: timedelta) -> None:
-        self._wait(lambda: dist.broadcast(message, src=0, group=self._orders, async_op=True), limit)
+        self._wait(lambda: dist.broadcast(message, src=0, group=self._command_group, async_op=True), limit)
 
-    def _do(self, start: Callable[[], Any]) -> None:
-        """One collective of a step."""
+    def _run_collective(self, start: Callable[[], Any]) -> None:
+        """One collective of a step; on a GPU the host does not wait for it."""
         if self._device.type != "cuda":
             self._wait(start, self._timeout)
             return
         self._check()
         try:
-            start().wait()  # orders the streams; the host goes on
+            start().wait()  # on the stream; the host goes on
         except RuntimeError as error:
             raise _loss(error) from error
 
     def _wait(self, start: Callable[[], Any], limit: timedelta) -> None:
-        """Until a collective is complete, or there is no point in waiting for it any longer."""
+        """Wait until a collective is complete, a rank is lost, or the limit has passed."""
         self._check()
         give_up_s = monotonic() + limit.total_seconds()
         try:
             work = start()
             while not work.is_completed():
-                with suppress(RuntimeError):  # to look up; where it is the collective that failed, the last wait tells
-                    work.wait(timedelta(seconds=GLANCE_S))
+                with suppress(RuntimeError):  # a time-out; if the collective has failed, the last wait raises
+                    work.wait(timedelta(seconds=POLL_INTERVAL_S))
                 self._check()
                 if monotonic() > give_up_s and not work.is_completed():
                     raise WorkerLost(f"a rank has not done its part within {limit.total_seconds():g} s")
@@ -223,12 +224,12 @@ class Group:
 
 
 def _connections(rank: Rank, store: Store) -> dict[socket.socket, str]:
-    """This rank's end of the lifeline, arranged through the store."""
+    """This rank's heartbeat connections; the store tells followers the port and the token."""
     if rank.index == 0:
-        switchboard = Switchboard(rank.master_address)
-        store.set("lifeline", f"{switchboard.port} {switchboard.token}")
-        return switchboard.gather(rank.size, rank.timeout_s)
-    port, token = store.get("lifeline").decode().split()
+        listener = HeartbeatListener(rank.master_address)
+        store.set("heartbeat", f"{listener.port} {listener.token}")
+        return listener.accept_followers(rank.size, rank.timeout_s)
+    port, token = store.get("heartbeat").decode().split()
     return connect(rank.master_address, int(port), token, rank.index, rank.timeout_s)
 
 

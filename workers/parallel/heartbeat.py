@@ -1,8 +1,8 @@
-"""Tells the ranks of a group at once that one of them has died, also while they wait for nothing from it.
+"""Tells the ranks of a group at once that one of them has died, also while the group is idle.
 
-Each follower holds one connection to rank 0 open, on which nothing is ever sent but a goodbye. The kernel closes it
-when a process dies, however it does, and its keep-alive probes find a machine or a network that is gone. Knows sockets;
-must not know models or collectives: those notice a death only when they are used, and on some devices never.
+Each follower keeps one connection to rank 0 open and sends nothing on it but a goodbye. The kernel closes it when a
+process dies, and its keep-alive probes are the heartbeat that finds a lost machine or network. Knows sockets; must not
+know models or collectives: those notice a death only while they are used, and on some devices never.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ logger = logging.getLogger(__name__)
 
 GOODBYE = b"."
 KEEP_ALIVE_S = 1
-"""Of silence, before the kernel asks whether the other end is there; it asks twice."""
+"""Interval of the kernel's keep-alive probes; two without an answer close the connection."""
 TOKEN_CHARS = 32
 RANK_BYTES = 4
 
 
-class Lifeline:
-    """One end of the connections: to all followers on rank 0, to rank 0 on a follower."""
+class Heartbeat:
+    """One rank's connections: to all followers on rank 0, to rank 0 on a follower."""
 
     def __init__(self, peers: Mapping[socket.socket, str], on_loss: Callable[[str], None]) -> None:
         self.lost: str | None = None
-        """Why the group is no more; None while it lives, and after a goodbye."""
+        """Why the group is lost; None while it lives, and after a goodbye."""
         self._on_loss = on_loss
         self._is_leaving = False
         self._peers = dict(peers)
         self._wake, self._woken = socket.socketpair()
         for peer in self._peers:
             _keep_alive(peer)
-        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def close(self, *, farewell: bool) -> None:
-        """Leave the group. Without a farewell the others take it as a loss."""
+    def close(self, *, goodbye: bool) -> None:
+        """Leave the group. Without a goodbye the others report a loss."""
         self._is_leaving = True
-        if farewell:
+        if goodbye:
             for peer in self._peers:
-                with suppress(OSError):  # it is gone already, and that is no news any more
+                with suppress(OSError):  # it is gone already
                     peer.sendall(GOODBYE)
         self._wake.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Until this end leaves, somebody is lost, or all have said goodbye."""
+        """Wait until this end leaves, a rank is lost, or all have said goodbye."""
         silent: set[socket.socket] = {*self._peers, self._woken}
         try:
             while len(silent) > 1 and self._woken in silent and self.lost is None:
                 for end in _readable(silent):
                     silent.remove(end)
                     if end is not self._woken:
-                        self._hear(end)
+                        self._read(end)
         finally:
-            self._hang_up()
+            self._close_all()
 
-    def _hear(self, peer: socket.socket) -> None:
-        """The only thing that a peer ever says is goodbye."""
+    def _read(self, peer: socket.socket) -> None:
+        """A goodbye, or a closed connection."""
         try:
             said = peer.recv(1)
         except OSError as error:
@@ -73,22 +73,22 @@ class Lifeline:
             self.lost = f"{self._peers[peer]} is gone"
             self._on_loss(self.lost)
 
-    def _hang_up(self) -> None:
-        """Closed connections are how rank 0 tells the other followers, too."""
+    def _close_all(self) -> None:
+        """Close all connections: so rank 0 tells the other followers, too."""
         for end in (*self._peers, self._woken):
             end.close()
 
 
 def _readable(sockets: Iterable[socket.socket]) -> list[socket.socket]:
-    """Those that have something to say, which may be that they are closed; waits for one."""
+    """Wait for one or more of them to have data or be closed."""
     with selectors.DefaultSelector() as selector:
         for end in sockets:
             selector.register(end, selectors.EVENT_READ)
         return [key.fileobj for key, _ in selector.select()]  # type: ignore[misc]  # what was registered is a socket
 
 
-class Switchboard:
-    """Rank 0's side of getting connected: followers prove with `token` that they are of this group."""
+class HeartbeatListener:
+    """Rank 0's side of connecting: followers authenticate with `token`."""
 
     def __init__(self, address: str) -> None:
         family = socket.getaddrinfo(address, None)[0][0]
@@ -96,15 +96,15 @@ class Switchboard:
         self.port: int = self._listener.getsockname()[1]
         self.token = secrets.token_hex(TOKEN_CHARS // 2)
 
-    def gather(self, size: int, timeout_s: float) -> dict[socket.socket, str]:
-        """The connections of all followers. Raises: TimeoutError when one of them does not come."""
+    def accept_followers(self, size: int, timeout_s: float) -> dict[socket.socket, str]:
+        """The connections of all followers. Raises: TimeoutError when one of them does not connect in time."""
         followers: dict[int, socket.socket] = {}
         with self._listener as listener:
             listener.settimeout(timeout_s)
             while len(followers) < size - 1:
                 connection, address = listener.accept()
                 connection.settimeout(timeout_s)
-                rank = _introduction(connection, self.token)
+                rank = _authenticate(connection, self.token)
                 if rank is None:
                     logger.warning("%s is no rank of this group", address)
                     connection.close()
@@ -120,8 +120,8 @@ def connect(address: str, port: int, token: str, rank: int, timeout_s: float) ->
     return {connection: "rank 0"}
 
 
-def _introduction(connection: socket.socket, token: str) -> int | None:
-    """The rank of whoever has connected; None if it is a stranger."""
+def _authenticate(connection: socket.socket, token: str) -> int | None:
+    """The rank of the process that has connected; None if its token is wrong."""
     try:
         said = connection.recv(TOKEN_CHARS + RANK_BYTES, socket.MSG_WAITALL)
     except OSError as error:
@@ -132,7 +132,7 @@ def _introduction(connection: socket.socket, token: str) -> int | None:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let the kernel find out within about 2 s that a machine has gone without a word."""
+    """Let the kernel detect a lost machine or network within about 3 s."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", KEEP_ALIVE_S), ("TCP_KEEPINTVL", KEEP_ALIVE_S), ("TCP_KEEPCNT", 2)):

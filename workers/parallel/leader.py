@@ -12,7 +12,7 @@ What an owner of such a group does (docs/parallel.md has the reasons):
             every one of these processes has to end, by `os._exit` at best: on a GPU a collective that waits for a dead
             rank holds its process back for ever. The group is replaced as a whole, on another port.
 
-Knows runtimes and the group; must not know sessions, nor who starts processes and where.
+Knows runtimes and the group; must not know sessions, nor how processes are started.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from core.config import EngineConfig
 from core.errors import ConfigError, StartupError
-from workers.model import LoadedModel, ModelSlice, loader
-from workers.parallel.commands import Edit, Order
-from workers.parallel.group import Group, Rank
+from workers.model import LoadedModel, ModelShard, loader
+from workers.parallel.commands import Command, KVEdit, StepCommand
+from workers.parallel.group import Rank, RankGroup
 from workers.runtime import ModelRuntime, NoRoomForKV
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
+from workers.runtime.backend_stack import BackendStack
 from workers.step import KVCache, Step
 
 __all__ = ["Rank", "follow", "load_runtime", "log_loss"]
@@ -40,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_loss(reason: str) -> None:
-    """What is done about a lost rank where the owner finds out by itself."""
+    """The default for `on_loss`: the owner notices the loss at its next step."""
     logger.error("the ranks of the model have lost each other: %s", reason)
 
 
@@ -50,7 +53,7 @@ def load_runtime(
     rank: Rank | None = None,
     on_loss: Callable[[str], None] = log_loss,
 ) -> ModelRuntime:
-    """A runtime that has the whole model, or rank 0's, which the others follow. Raises: StartupError."""
+    """A runtime of the whole model, or of rank 0, which the others follow. Raises: StartupError."""
     if rank is None:
         return ModelRuntime(loader.load(config, progress), config)
     if rank.index != 0:
@@ -58,77 +61,99 @@ def load_runtime(
     group = _meet(config, rank, progress, on_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
-        return LeadingRuntime(loaded, config, group)
+        leading = partial(LeaderBackends, group)
+        return ModelRuntime(loaded, config, LeaderCache, stack_type=leading, all_min=group.all_min)
 
 
 def follow(config: EngineConfig, rank: Rank, progress: Callable[[str], None]) -> None:
-    """Do rank 0's steps with it, until it says that there are no more.
+    """Carry out rank 0's commands, until it stops.
 
     Raises: StartupError; WorkerLost when rank 0, or any other, is lost.
     """
     group = _meet(config, rank, progress, log_loss)
     loaded = _load(config, group, progress)
     with _all_or_none(group):
-        runtime = ModelRuntime(loaded, config, least=group.least)
-        runtime.warm_up_products()
-        while order := group.receive():
-            _obey(Order.unpack(order), runtime)
+        runtime = ModelRuntime(loaded, config, all_min=group.all_min)
+        runtime.backends.warm_up_base(progress)
+        while (command := group.receive_command())[0] != Command.STOP:
+            _carry_out(command, runtime, progress)
     group.close()
 
 
+def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable[[str], None]) -> None:
+    kind, *values = command
+    if kind == Command.STEP:
+        _run(StepCommand.unpack(values), runtime)
+    elif kind == Command.BUILD_BACKEND:
+        with suppress(BackendUnavailable):  # which rank 0 says for all
+            runtime.backends.build(progress)
+    else:
+        runtime.backends.drop(runtime.info.name, "rank 0 does without it")
+
+
 @torch.inference_mode()
-def _obey(order: Order, runtime: ModelRuntime) -> None:
-    for edit in order.edits:
+def _run(command: StepCommand, runtime: ModelRuntime) -> None:
+    for edit in command.edits:
         edit.apply(runtime.cache)
-    runtime.run(order.step)
+    runtime.run(command.step)
 
 
-class LeadingCache(KVCache):
-    """Rank 0's KV, which remembers what the others have yet to do to theirs."""
+class LeaderCache(KVCache):
+    """Rank 0's KV, which records the edits that its followers have yet to make."""
 
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
-        self.edits: list[Edit] = []
+        self.edits: list[KVEdit] = []
 
     def erase(self, blocks: Sequence[int]) -> None:
         super().erase(blocks)
-        self.edits.append(Edit((), blocks))
+        self.edits.append(KVEdit((), blocks))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         super().move(sources, targets)
-        self.edits.append(Edit(sources, targets))
+        self.edits.append(KVEdit(sources, targets))
 
 
-class LeadingRuntime(ModelRuntime):
-    """Rank 0's runtime: what it runs, all ranks run."""
+class LeaderBackends(BackendStack):
+    """Rank 0's backends: what they build, drop and run, all ranks do."""
 
-    cache: LeadingCache
-
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, group: Group) -> None:
-        super().__init__(loaded, config, LeadingCache, least=group.least)
+    def __init__(
+        self, group: RankGroup, kinds: Sequence[type[Backend]], context: BackendContext, all_min: Callable[[int], int]
+    ) -> None:
+        super().__init__(kinds, context, all_min)
+        assert isinstance(context.cache, LeaderCache), "followers need the edits of the KV"
+        self._cache = context.cache
         self._group = group
 
     def run(self, step: Step) -> torch.Tensor:
-        """As ModelRuntime does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
-        edits, self.cache.edits = self.cache.edits, []
+        """As BackendStack does. Raises: WorkerLost. After any failure the ranks are out of step, and the group ends."""
+        edits, self._cache.edits = self._cache.edits, []
         with _all_or_none(self._group):
-            self._group.send(Order(edits, step).pack())
+            self._group.send_command([Command.STEP, *StepCommand(edits, step).pack()])
             return super().run(step)
+
+    def build(self, progress: Callable[[str], None]) -> None:
+        self._group.send_command([Command.BUILD_BACKEND])
+        super().build(progress)
+
+    def drop(self, name: str, reason: str) -> None:
+        self._group.send_command([Command.DROP_BACKEND])
+        super().drop(name, reason)
 
     def close(self) -> None:
         try:
             if self._group.lost is None:
-                self._group.send(())
+                self._group.send_command([Command.STOP])
         finally:
             self._group.close()
 
 
 @contextmanager
-def _all_or_none(group: Group) -> Iterator[None]:
-    """What one rank fails at, the others do not go on with: they would wait for it for ever."""
+def _all_or_none(group: RankGroup) -> Iterator[None]:
+    """After a failure on this rank the others give up, too: they would wait for it for ever."""
     try:
         yield
-    except NoRoomForKV:  # which all of them say
+    except NoRoomForKV:  # which all ranks raise
         group.close()
         raise
     except BaseException:
@@ -136,36 +161,38 @@ def _all_or_none(group: Group) -> Iterator[None]:
         raise
 
 
-def _meet(config: EngineConfig, rank: Rank, progress: Callable[[str], None], on_loss: Callable[[str], None]) -> Group:
+def _meet(
+    config: EngineConfig, rank: Rank, progress: Callable[[str], None], on_loss: Callable[[str], None]
+) -> RankGroup:
     if rank.size != config.tensor_parallel:
         raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but there are {rank.size} ranks")
     progress(f"rank {rank.index} of {rank.size} waits for the others at {rank.master_address}:{rank.master_port}")
-    return Group(rank, config.device, on_loss, is_ordered=config.deterministic)
+    return RankGroup(rank, config.device, on_loss, is_ordered=config.deterministic)
 
 
-def _load(config: EngineConfig, group: Group, progress: Callable[[str], None]) -> LoadedModel:
-    """This rank's slice, once all ranks have theirs of the same model. Raises: StartupError, on all ranks alike."""
-    part = ModelSlice(group.rank.index, group.rank.size)
+def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None]) -> LoadedModel:
+    """This rank's shard, once all ranks have theirs of the same model. Raises: StartupError, on all ranks alike."""
+    shard = ModelShard(group.rank.index, group.rank.size)
     try:
-        loaded = loader.load(config, progress, part)
+        loaded = loader.load(config, progress, shard)
     except Exception as error:
-        with suppress(StartupError):  # it says what is raised here anyway
+        with suppress(StartupError):  # the error is raised here anyway
             group.agree("", str(error))
         group.close()
         raise
     try:
-        group.agree(_fingerprint(config, loaded, part))
+        group.agree(_fingerprint(config, loaded, shard))
     except StartupError:
         group.close()
         raise
-    part.meet(group)
+    shard.connect(group)
     return loaded
 
 
-def _fingerprint(config: EngineConfig, loaded: LoadedModel, part: ModelSlice) -> str:
-    """What is the same on all ranks of one model: the settings that shape a step, and the weights that all have."""
+def _fingerprint(config: EngineConfig, loaded: LoadedModel, shard: ModelShard) -> str:
+    """A digest of what all ranks must share: the settings that shape a step, and the weights that each holds whole."""
     digest = hashlib.sha256(repr(replace(config, model="-", device="-", num_threads=1)).encode())
     digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers)).encode())
-    for tensor in part.common_tensors(loaded.model):
+    for tensor in shard.common_tensors(loaded.model):
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

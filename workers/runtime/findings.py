@@ -1,6 +1,6 @@
-"""What an engine finds out while it warms up; it holds for another engine in its place, which then is ready sooner.
+"""The results of an engine's warm-up. An engine that replaces it on the same machine reuses them, and is ready sooner.
 
-Free of torch, so that replicas may carry it from one engine to the next.
+Imports no torch, so that replicas can carry it from one engine to the next.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Linux: drawn as a machine boots, and the same in all its containers."""
+"""Linux: drawn when the machine boots, and the same in all its containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of one model with one configuration, on one machine."""
+    """Results for one model with one configuration, on one machine."""
 
     machine: str
-    """Which one: any name that no other machine has."""
+    """A name that no other machine has."""
     is_compiled: bool
-    """Whether steps run by compiled code or recordings."""
+    """Whether steps run by a compiled backend: native code or CUDA graphs."""
     tile_rows: int | None
-    """In deterministic mode, how many rows a tile has to have for the bits of a row to be its own; None where that is
-    not asked, or no number does."""
+    """In deterministic mode, the number of rows to a tile with which a row's bits do not depend on other rows; None in
+    other modes, or where no number does."""
     step_times_s: tuple[tuple[int, float], ...]
-    """Numbers of rows, and how long a step of so many took."""
+    """Pairs of a number of rows and the duration of such a step."""
 
 
 def this_machine() -> str:
-    """A name that no other machine has; another one each time where there is none to be had."""
+    """A name that no other machine has; a new one at each call where the system has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""How much memory a device has left, and how much KV that makes.
+"""The free memory of a device, and the number of KV blocks that fit into it.
 
-Knows devices and what the kernel says of this process; must not know models, beyond the sizes of what they need.
+Knows devices, and what the operating system says of this process. Must not know models, beyond their sizes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from core.errors import ConfigError, StartupError
 from workers.step import NUM_OWN_BLOCKS, LayerShape
 
 MAX_SLOTS = (1 << 31) - 1
-"""What 32-bit integers can name."""
+"""Slots are numbered by 32-bit integers."""
 MAX_BLOCKS = 1 << 18
-"""Millions of tokens; the books on each block take memory, too."""
+"""Millions of tokens; the bookkeeping of each block takes memory, too."""
 GIB = 1 << 30
 
 
 class NoRoomForKV(StartupError):
-    """The device has no memory for a block; all ranks that share a model say so together."""
+    """The device has no memory for a single block; all ranks of a model raise it together."""
 
 
 def free_bytes(device: torch.device, num_ranks: int = 1, root: Path = Path("/")) -> int | None:
-    """What one of `num_ranks` processes may still take there; None where nobody can tell.
+    """Bytes that one of `num_ranks` processes may still allocate there; None where that is unknown.
 
-    Ranks share a host's memory, of which control groups, and so containers, may allow less than there is.
+    Ranks share a host's memory, which control groups, and so containers, may limit.
     """
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
+        torch.cuda.empty_cache()  # what torch caches counts as taken
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "cpu" and (root / "proc/meminfo").exists():
-        return min([_available(root), *_left_in_groups(root)]) // num_ranks
+        return min([_available(root), *_cgroup_headrooms(root)]) // num_ranks
     return None
 
 
@@ -46,31 +46,31 @@ def _available(root: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """Files of a version of control groups."""
+class _CgroupFiles:
+    """The files of one version of control groups."""
 
     limit: str
     current: str
     inactive: str
-    """Line of memory.stat: files that nobody reads, which make room."""
+    """A line of memory.stat: inactive page cache, which the kernel can reclaim."""
 
 
-_VERSION_1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = _Names("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Of each control group around this process that has a limit."""
+def _cgroup_headrooms(root: Path) -> Iterator[int]:
+    """Bytes below the limit, for each control group around this process that has one."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            yield from _left(root / "sys/fs/cgroup", group, _VERSION_2)
+            yield from _headrooms(root / "sys/fs/cgroup", group, _VERSION_2)
         elif "memory" in controllers.split(","):
-            yield from _left(root / "sys/fs/cgroup/memory", group, _VERSION_1)
+            yield from _headrooms(root / "sys/fs/cgroup/memory", group, _VERSION_1)
 
 
-def _left(top: Path, group: str, names: _Names) -> Iterator[int]:
-    folder = top / group.lstrip("/")  # which a container may not see: then those above it count
+def _headrooms(top: Path, group: str, names: _CgroupFiles) -> Iterator[int]:
+    folder = top / group.lstrip("/")  # a container may not see it, only those above it
     for each in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
         limit = _text(each / names.limit).strip()
         if limit.isdigit():
@@ -86,22 +86,21 @@ def num_kv_blocks(
     config: EngineConfig,
     layers: Sequence[LayerShape],
     dtype: torch.dtype,
-    least: Callable[[int], int] = int,
+    all_min: Callable[[int], int] = int,
 ) -> int:
-    """Blocks of KV: for as many tokens as were asked for, or as there is memory for now.
+    """The number of KV blocks: for `kv_cache_tokens` if set, else as many as the free memory holds.
 
-    `least` answers the least of what all ranks say that share the model. Raises: NoRoomForKV; ConfigError where nobody
-    can tell how much memory there is.
+    `all_min` returns the least of all ranks' numbers. Raises: NoRoomForKV; ConfigError where free memory is unknown.
     """
     if config.kv_cache_tokens is not None:
         return -(-config.kv_cache_tokens // config.block_tokens)
     device = torch.device(config.device)
     free = free_bytes(device, config.tensor_parallel)
     if free is None:
-        raise ConfigError(f"nobody can tell how much memory is free on {device} of {sys.platform}: set kv_cache_tokens")
+        raise ConfigError(f"the free memory of {device} is unknown on {sys.platform}: set kv_cache_tokens")
     of_token = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in layers) * dtype.itemsize
     num_tokens = min(int(free * config.kv_memory_share) // of_token, MAX_SLOTS)
-    num_blocks = least(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
+    num_blocks = all_min(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
     if num_blocks < 1:
         raise NoRoomForKV(
             f"there is no room for KV: {free / GIB:.3g} GiB are free on {device}, of which kv_memory_share lets "

@@ -1,6 +1,6 @@
-"""Steps of tokens that mean nothing, which are run at start in two ways to see whether the logits agree.
+"""Self-tests at start: steps of arbitrary tokens, whose logits have to agree between backends or between batches.
 
-Knows how a step is asked for; must not know models, nor which ways there are.
+Knows how a runtime is called. Must not know models or backends.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import repeat, starmap
 
 import torch
 from torch import Tensor
@@ -16,62 +16,67 @@ from torch import Tensor
 from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.step import KVCache, SequenceKV, StepRows
 
-TRIED_ROWS = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
-"""A step of each of these sizes, one after the other. Single rows are what plain decoding is made of, and there are
-many of them: where results are rounded to bfloat16, another order of sums shows in a few rows only. The many come last,
-so that they take no room from other sizes where there is little."""
+STEP_SIZES = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
+"""Rows of each step of one sequence. There are many single rows, as in plain decoding: where results are rounded to
+bfloat16, another order of sums shows in a few rows only. Most come last, so that a small engine has room for the other
+sizes."""
 _ROOT = (0,)
 _TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
-TRIED_TOGETHER = (
+BATCHES = (
     (EMPTY_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK),
     (_TREE,),
     (EMPTY_BLOCK, TokenTree.chain((2, 0, 1)), _TREE),
     (TokenTree.chain((1, 2, 0, 1, 2, 0, 1, 2)), EMPTY_BLOCK),
 )
-"""Steps of several sequences, or of trees: what is below the last token of each."""
-TOKENS_ABOVE = 5
-"""Of KV, for the first of several sequences; twice as many for the second, and so on."""
+"""Steps of several sequences, or of trees: the nodes below the last token of each sequence."""
+PREFIX_TOKENS = 5
+"""KV of the first sequence of a batch; the second has twice as many tokens, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
-    """What has room is tried: a small engine may have none for the larger steps."""
+class SelfTest:
+    """Steps that a small engine has no room for are left out."""
 
     forward: Callable[[Sequence[StepRows]], Tensor]
-    """Answers logits [rows, vocab]."""
+    """Returns logits [rows, vocab]."""
     cache: KVCache
     max_rows: int
-    """Of one step, and of one sequence."""
+    """The most rows of one step, and of one sequence."""
     vocab_size: int
 
     def logits(self) -> Tensor:
-        """Of everything that is tried.  # [rows, vocab]"""
+        """Logits of all steps.  # [rows, vocab]"""
         return torch.cat([self.in_steps(), *self.together()])
 
+    def has_equal_bits(self) -> bool:
+        """Whether a row's bits are independent of the number of rows in its step, and of the other sequences."""
+        pairs = zip(self.together(), self.apart(), strict=True)
+        return torch.equal(self.at_once(), self.in_steps()) and all(starmap(torch.equal, pairs))
+
     def at_once(self) -> Tensor:
-        """Of the rows of `in_steps`, in one step.  # [rows, vocab]"""
-        return self._taken([sum(self._sizes())])
+        """Logits of the rows of `in_steps`, from one step.  # [rows, vocab]"""
+        return self._chain_logits([sum(self._sizes())])
 
     def in_steps(self) -> Tensor:
-        """Of one sequence, in steps of TRIED_ROWS.  # [rows, vocab]"""
-        return self._taken(self._sizes())
+        """Logits of one sequence, in steps of STEP_SIZES.  # [rows, vocab]"""
+        return self._chain_logits(self._sizes())
 
     def together(self) -> list[Tensor]:
-        """Of each of TRIED_TOGETHER, in one step.  # [rows, vocab]"""
-        return self._of_each(lambda kvs, trees: self.forward([*map(StepRows, kvs, repeat(_ROOT), trees)]))
+        """Logits of each of BATCHES, from one step each.  # [rows, vocab]"""
+        return self._batch_logits(lambda kvs, trees: self.forward([*map(StepRows, kvs, repeat(_ROOT), trees)]))
 
     def apart(self) -> list[Tensor]:
-        """Of the same rows, each with nothing beside it but the chain that it ends.  # [rows, vocab]"""
-        return self._of_each(lambda kvs, trees: torch.cat([*map(self._node_by_node, kvs, trees)]))
+        """Logits of the same rows, each from a step of its own path alone.  # [rows, vocab]"""
+        return self._batch_logits(lambda kvs, trees: torch.cat([*map(self._node_by_node, kvs, trees)]))
 
     def _sizes(self) -> list[int]:
         sizes: list[int] = []
-        for size in TRIED_ROWS:
+        for size in STEP_SIZES:
             if sum(sizes) + size <= self.max_rows:
                 sizes.append(size)
         return sizes
 
-    def _taken(self, sizes: Sequence[int]) -> Tensor:
+    def _chain_logits(self, sizes: Sequence[int]) -> Tensor:
         rest = [row * row % self.vocab_size for row in range(sum(sizes))]
         logits = []
         with self._sequences(1) as [kv]:
@@ -80,29 +85,29 @@ class Trials:
                 del rest[:size]
         return torch.cat(logits)
 
-    def _of_each(self, logits_of: Callable[[list[SequenceKV], Sequence[TokenTree]], Tensor]) -> list[Tensor]:
-        """Of each of TRIED_TOGETHER that there is room for, with what is above it in place."""
+    def _batch_logits(self, logits_of: Callable[[list[SequenceKV], Sequence[TokenTree]], Tensor]) -> list[Tensor]:
+        """Logits of each of BATCHES that there is room for, after a prefix of each sequence."""
         logits = []
-        for trees in TRIED_TOGETHER:
-            num_above = [TOKENS_ABOVE * (1 + place) for place in range(len(trees))]
-            if not self._has_room(num_above, trees):
+        for trees in BATCHES:
+            num_prefix = [PREFIX_TOKENS * (1 + place) for place in range(len(trees))]
+            if not self._has_room(num_prefix, trees):
                 continue
             with self._sequences(len(trees)) as kvs:
-                for kv, count in zip(kvs, num_above, strict=True):
+                for kv, count in zip(kvs, num_prefix, strict=True):
                     self.forward([StepRows(kv, [token % self.vocab_size for token in range(count)])])
                 logits.append(logits_of(kvs, trees))
         return logits
 
     def _node_by_node(self, kv: SequenceKV, tree: TokenTree) -> Tensor:
-        num_above = kv.num_tokens
+        num_prefix = kv.num_tokens
         logits = []
         for path in ((), *(_path_to(node, tree) for node in range(len(tree)))):
             logits.append(self.forward([StepRows(kv, _ROOT, TokenTree.chain(path))])[-1:])
-            self.cache.truncate(kv, num_above)
+            self.cache.truncate(kv, num_prefix)
         return torch.cat(logits)
 
-    def _has_room(self, num_above: Sequence[int], trees: Sequence[TokenTree]) -> bool:
-        lengths = [count + 1 + len(tree) for count, tree in zip(num_above, trees, strict=True)]
+    def _has_room(self, num_prefix: Sequence[int], trees: Sequence[TokenTree]) -> bool:
+        lengths = [count + 1 + len(tree) for count, tree in zip(num_prefix, trees, strict=True)]
         num_rows = sum(1 + len(tree) for tree in trees)
         num_blocks = sum(map(self.cache.num_blocks_for, lengths))
         return max(num_rows, *lengths) <= self.max_rows and num_blocks <= self.cache.num_free_blocks

@@ -1,15 +1,14 @@
 """One forward pass, planned: its rows, the KV blocks they read and write, and the way to the device."""
 
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBlocks, SequenceKV
-from workers.step.paged_plan import Form, parts_of
-from workers.step.plan import Group, Span, StepPlan, Tiling, plan_step
+from workers.step.paged_plan import StepShape, segments_of
+from workers.step.plan import AttentionGroup, Span, StepPlan, Tiling, plan_step
 from workers.step.rows import Step, StepRows, lay_out
 from workers.step.transfer import Readback, upload
 
 __all__ = [
     "NUM_OWN_BLOCKS",
-    "Form",
-    "Group",
+    "AttentionGroup",
     "KVCache",
     "LayerShape",
     "OutOfBlocks",
@@ -19,9 +18,10 @@ __all__ = [
     "Step",
     "StepPlan",
     "StepRows",
+    "StepShape",
     "Tiling",
     "lay_out",
-    "parts_of",
     "plan_step",
+    "segments_of",
     "upload",
 ]

@@ -2,12 +2,12 @@
 
 Knows which block belongs to whom. Must not know tokens, positions or models: `num_tokens` counts rows of KV, whatever
 they stand for.
-Sequences share blocks that are full: who has written one publishes it under the hash of all that it follows from, and a
-new sequence adopts those whose hashes are the beginning of its own. Who has to write into a block that others read, or
-may come to read, gets a copy first. A published block that nobody uses any more keeps its content until the room is
-needed, least recently used first.
-Two blocks belong to nobody: padded block tables point to one that is never written, padding rows write to the other,
-so that what a broken sequence leaves in a padding row is read by no one.
+Sequences share full blocks: the sequence that wrote a block publishes it under the hash of its whole prefix, and a new
+sequence adopts the published blocks that its own prefix begins with. A sequence that has to write into a block that
+others read, or may read, gets a copy first (copy-on-write). A published block without users keeps its content until
+its memory is needed; the least recently used goes first.
+Two blocks belong to no sequence: padded block tables point to one that is never written, and padding rows write to the
+other, so that no sequence reads what a broken one leaves in a padding row.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class SequenceKV:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Of a host in pages of its own, not taken before they are written: an allocator may hand out used ones."""
+    """Zeros; on a host in fresh pages, which take no memory before they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError, AttributeError):  # not each system has huge pages, and KV does without them
+    with suppress(OSError, AttributeError):  # not every system has huge pages; KV works without them
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class KVCache:
-    """A pool of KV blocks; every block is blank, used by one sequence or more, or kept for its content.
+    """A pool of KV blocks. Each block is blank, in use by one or more sequences, or unused and kept for its content.
 
     Invariant: a block that two sequences use is published, and what is published is never written.
     """
@@ -88,7 +88,7 @@ class KVCache:
         self.device = device
         self._blank: dict[int, SequenceKV | None] = dict.fromkeys(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + num_blocks))
         """And whose rows are still in it; in the order in which they were let go."""
-        self._kept: dict[int, int] = {}  # and when it was last used, oldest first
+        self._unused: dict[int, int] = {}  # and when it was last used, oldest first
         self._num_users: Counter[int] = Counter()
         self._published: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
@@ -97,8 +97,8 @@ class KVCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be had: blank ones, and those that are kept only for their content."""
-        return len(self._blank) + len(self._kept)
+        """The number of blocks that can be allocated: blank ones, and unused ones whose content is lost then."""
+        return len(self._blank) + len(self._unused)
 
     def new_sequence(self) -> SequenceKV:
         """An empty sequence; it holds no block until `reserve` or `adopt`."""
@@ -107,7 +107,7 @@ class KVCache:
         return seq
 
     def num_published(self, hashes: Iterable[BlockHash]) -> int:
-        """How many of these blocks, from the first on, could be adopted."""
+        """The number of these blocks, from the first on, that could be adopted."""
         count = 0
         for block_hash in hashes:
             if block_hash not in self._published:
@@ -118,18 +118,18 @@ class KVCache:
     def adopt(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> int:
         """Begin an empty sequence with the published blocks of these hashes, up to the first that is missing.
 
-        Answers how many rows they hold; these are valid now.
+        Returns the number of rows in them; these are valid now.
         """
         assert not seq.blocks, "only an empty sequence begins with blocks of others"
         seq.blocks = [self._published[block_hash] for block_hash in hashes[: self.num_published(hashes)]]
         for block in seq.blocks:
-            self._kept.pop(block, None)
+            self._unused.pop(block, None)
             self._num_users[block] += 1
         seq.num_tokens = len(seq.blocks) * self.block_tokens
         return seq.num_tokens
 
     def publish(self, seq: SequenceKV, hashes: Sequence[BlockHash]) -> None:
-        """Let others begin with the first blocks of a sequence, one for each hash. All their rows must be valid."""
+        """Let other sequences adopt the first blocks of this one, one for each hash. All their rows must be valid."""
         assert len(hashes) * self.block_tokens <= seq.num_tokens, "only full blocks are published"
         for block, block_hash in zip(seq.blocks, hashes, strict=False):
             if block not in self._hash_of and block_hash not in self._published:
@@ -137,11 +137,11 @@ class KVCache:
                 self._hash_of[block] = block_hash
 
     def reserve(self, seq: SequenceKV, num_tokens: int) -> None:
-        """Make room for `num_tokens` rows in all. Raises: OutOfBlocks."""
+        """Reserve blocks for `num_tokens` rows in total. Raises: OutOfBlocks."""
         self.reserve_all([(seq, num_tokens)])
 
     def reserve_all(self, wanted: Iterable[tuple[SequenceKV, int]]) -> None:
-        """Make room for each sequence's total of rows, or for none of them, and for these rows to be written.
+        """Reserve blocks for each sequence's total number of rows, for its next rows to be written; all or none.
 
         Raises: OutOfBlocks.
         """
@@ -150,14 +150,14 @@ class KVCache:
             return
         lacking = [(seq, max(0, self.num_blocks_for(num_tokens) - len(seq.blocks))) for seq, num_tokens in unready]
         to_copy = [
-            (seq, place) for seq, _ in lacking for place in self._places_to_write(seq) if self._is_shared(seq, place)
+            (seq, index) for seq, _ in lacking for index in self._indices_to_write(seq) if self._is_shared(seq, index)
         ]
         num_needed = sum(count for _, count in lacking) + len(to_copy)
         if num_needed > self.num_free_blocks:
             raise OutOfBlocks(f"{num_needed} KV blocks needed, {self.num_free_blocks} free")
         for seq, _ in lacking:
             self._withdraw(seq)
-        copies = [(seq, place, self._take(None)[0]) for seq, place in to_copy]
+        copies = [(seq, index, self._allocate(None)[0]) for seq, index in to_copy]
         taken = [self._append_block(seq) for seq, count in lacking for _ in range(count)]
         foreign = [block for block, is_own in taken if not is_own] + [block for _, _, block in copies]
         if foreign:
@@ -173,16 +173,16 @@ class KVCache:
         seq.num_tokens += num_tokens
 
     def suspect(self, seq: SequenceKV) -> None:
-        """Something that is no number was computed for this sequence: from now on its new blocks are blank."""
+        """NaN was computed for this sequence: from now on each of its new blocks is erased."""
         seq.is_suspect = True
 
     def truncate(self, seq: SequenceKV, num_tokens: int) -> None:
-        """Roll back to the first `num_tokens` rows and let go of the blocks behind them."""
+        """Roll back to the first `num_tokens` rows and release the blocks behind them."""
         assert 0 <= num_tokens <= seq.num_tokens, f"cannot truncate {seq.num_tokens} rows to {num_tokens}"
         seq.num_tokens = num_tokens
         num_kept = self.num_blocks_for(num_tokens)
-        for block in reversed(seq.blocks[num_kept:]):  # a beginning is of more use than an end: it is kept for longer
-            self._let_go(block, seq)
+        for block in reversed(seq.blocks[num_kept:]):  # the end first: the beginning is kept longer
+            self._release(block, seq)
         del seq.blocks[num_kept:]
 
     def compact(self, seq: SequenceKV, base_tokens: int, path: Sequence[int]) -> None:
@@ -198,13 +198,13 @@ class KVCache:
         self.truncate(seq, base_tokens + len(path))
 
     def free(self, seq: SequenceKV) -> None:
-        """Let go of all blocks; the sequence must not be used again."""
-        assert seq in self._sequences, "freed twice, or of another cache"
+        """Release all blocks; the sequence must not be used again."""
+        assert seq in self._sequences, "a sequence that was freed, or is of another cache"
         self.truncate(seq, 0)
         self._sequences.remove(seq)
 
     def slot(self, seq: SequenceKV, row: int) -> int:
-        """Where row `row` of the sequence lies in each layer's tensor."""
+        """The index of the sequence's row `row` in each layer's tensor."""
         return seq.blocks[row // self.block_tokens] * self.block_tokens + row % self.block_tokens
 
     def slots(self, seq: SequenceKV, first: int, end: int) -> list[int]:
@@ -213,15 +213,15 @@ class KVCache:
         return [blocks[row // size] * size + row % size for row in range(first, end)]
 
     def erase(self, blocks: Sequence[int]) -> None:
-        """Zero new blocks: masked rows weigh nothing, but nothing times a NaN that another sequence left is NaN. What a
-        sequence has left itself it may find again: rejected guesses, mostly, behind which it goes on in the next step.
+        """Zero new blocks: a masked row has weight 0, but 0 times a NaN that another sequence left is NaN. A sequence
+        takes its own blocks again as they are: mostly those of rejected guesses.
         """
         index = self._slot_tensor(blocks)
         for rows in self._by_block:
             rows.index_fill_(0, index, 0.0)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy what lies in the slots `sources` to the slots `targets`, in all layers at once."""
+        """Copy the slots `sources` to the slots `targets`, in all layers."""
         source, target = self._slot_tensor(sources), self._slot_tensor(targets)
         for rows in (*self.keys, *self.values):
             rows.index_copy_(0, target, rows.index_select(0, source))
@@ -235,10 +235,10 @@ class KVCache:
         assert users == +self._num_users, "a block's users are miscounted"
         shared = {block for block, count in users.items() if count > 1}
         assert shared <= self._hash_of.keys(), "a block that was not published has two owners"
-        assert not (self._blank.keys() | self._kept.keys()) & users.keys(), "a free block has an owner"
+        assert not (self._blank.keys() | self._unused.keys()) & users.keys(), "a free block has an owner"
         assert not self._blank.keys() & self._hash_of.keys(), "a blank block is published"
-        assert self._kept.keys() <= self._hash_of.keys(), "a block is kept for nothing"
-        everything = self._blank.keys() | self._kept.keys() | users.keys()
+        assert self._unused.keys() <= self._hash_of.keys(), "a block is kept for nothing"
+        everything = self._blank.keys() | self._unused.keys() | users.keys()
         assert everything == set(range(NUM_OWN_BLOCKS, NUM_OWN_BLOCKS + self.num_blocks)), "a block is lost"
         assert {block: name for name, block in self._published.items()} == self._hash_of, "a hash leads elsewhere"
         for seq in self._sequences:
@@ -246,68 +246,72 @@ class KVCache:
             assert 0 <= seq.num_tokens <= len(seq.blocks) * self.block_tokens, "a length exceeds its block table"
 
     def _is_ready(self, seq: SequenceKV, num_tokens: int) -> bool:
-        """Whether there is room for so many rows, and what is to be written is nobody else's."""
+        """Whether the blocks have room for this number of rows, and none that will be written is published."""
         return num_tokens <= len(seq.blocks) * self.block_tokens and self._hash_of.keys().isdisjoint(
             seq.blocks[seq.num_tokens // self.block_tokens :]
         )
 
-    def _places_to_write(self, seq: SequenceKV) -> range:
-        """Places in the block table of the next row and all after it."""
+    def _indices_to_write(self, seq: SequenceKV) -> range:
+        """Indices in the block table, from the next row's block on."""
         return range(seq.num_tokens // self.block_tokens, len(seq.blocks))
 
-    def _is_shared(self, seq: SequenceKV, place: int) -> bool:
-        return self._num_users[seq.blocks[place]] > 1
+    def _is_shared(self, seq: SequenceKV, index: int) -> bool:
+        return self._num_users[seq.blocks[index]] > 1
 
     def _withdraw(self, seq: SequenceKV) -> None:
-        """Publish no longer what the sequence is going to write and nobody else uses."""
-        for place in self._places_to_write(seq):
-            if seq.blocks[place] in self._hash_of and not self._is_shared(seq, place):
-                self._unpublish(seq.blocks[place])
+        """Unpublish the blocks that the sequence will write and no other uses."""
+        for index in self._indices_to_write(seq):
+            if seq.blocks[index] in self._hash_of and not self._is_shared(seq, index):
+                self._unpublish(seq.blocks[index])
 
-    def _replace(self, seq: SequenceKV, place: int, copy: int) -> None:
-        """`copy` takes the place of a block that others use, with its rows as far as they are valid."""
-        block, first = seq.blocks[place], place * self.block_tokens
+    def _replace(self, seq: SequenceKV, index: int, copy: int) -> None:
+        """`copy` replaces a block that others use, with its rows as far as they are valid."""
+        block, first = seq.blocks[index], index * self.block_tokens
         sources = [self.slot(seq, row) for row in range(first, seq.num_tokens)]
-        self._let_go(block, None)
+        self._release(block, None)
         self._num_users[copy] += 1
-        seq.blocks[place] = copy
+        seq.blocks[index] = copy
         if sources:
             self.move(sources, [self.slot(seq, row) for row in range(first, seq.num_tokens)])
 
     def _append_block(self, seq: SequenceKV) -> tuple[int, bool]:
-        """The next block of a sequence, and whether nothing is in it but what the sequence has left there itself."""
-        block, user = self._take(seq.blocks[-1] + 1 if seq.blocks else None)
+        """The next block of a sequence, and whether it holds only rows that the sequence has written itself."""
+        block, user = self._allocate(seq.blocks[-1] + 1 if seq.blocks else None)
         self._num_users[block] += 1
         seq.blocks.append(block)
         return block, user is seq and not seq.is_suspect
 
-    def _take(self, wished: int | None) -> tuple[int, SequenceKV | None]:
-        """A block, and whose rows are in it: the one wished for, if nothing of worth is in it, so that attention can
-        often read KV in place."""
-        block = wished if wished in self._blank or self._is_stale(wished) else next(iter(self._blank or self._kept))
+    def _allocate(self, preferred: int | None) -> tuple[int, SequenceKV | None]:
+        """A block, and whose rows are in it: the preferred one if its content is of no worth, so that attention
+        may read KV in place."""
+        block = (
+            preferred
+            if preferred in self._blank or self._is_stale(preferred)
+            else next(iter(self._blank or self._unused))
+        )
         assert block is not None
         user = self._blank.pop(block, None)
-        if block in self._kept:
-            del self._kept[block]
+        if block in self._unused:
+            del self._unused[block]
             self._unpublish(block)
         return block, user
 
     def _is_stale(self, block: int | None) -> bool:
-        """Whether a block is kept that was last used in the older half of the time that any kept one was."""
-        if block not in self._kept or self._blank:
+        """Whether an unused block's last use lies in the older half of the time since the oldest one's."""
+        if block not in self._unused or self._blank:
             return False
-        oldest = next(iter(self._kept.values()))
-        return self._kept[block] <= (oldest + self._clock) // 2
+        oldest = next(iter(self._unused.values()))
+        return self._unused[block] <= (oldest + self._clock) // 2
 
-    def _let_go(self, block: int, seq: SequenceKV | None) -> None:
-        """One user less; the last one leaves a block to be kept for its content, if that is published."""
+    def _release(self, block: int, seq: SequenceKV | None) -> None:
+        """One user less. Without users, a published block keeps its content; any other is blank."""
         self._num_users[block] -= 1
         if self._num_users[block]:
             return
         del self._num_users[block]
         self._clock += 1
         if block in self._hash_of:
-            self._kept[block] = self._clock
+            self._unused[block] = self._clock
         else:
             self._blank[block] = seq
 

@@ -1,11 +1,11 @@
 """What one forward pass writes and reads: planned once for a step, shared by all layers.
 
 Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Sequences with few rows and KV of
-like length go into one padded group; a prefill chunk is a group of its own. A node of a tree sees what was there before
-the tree, the chain above it, its ancestors and itself; its position is its depth, which sliding windows compare.
+similar length go into one padded group; a prefill chunk is a group of its own. A node of a tree sees the KV before the
+tree, the chain above it, its ancestors and itself; its position is its depth, which sliding windows compare.
 
-A mask gives each node that, but not bit for bit what a chain would: where keys lie decides in which order they are
-summed up. So where bits count a tree is read branch by branch, the slots of each in the order of a chain.
+A mask gives each node that, but not bit for bit what a chain would: the order of keys in memory is the order in which
+they are summed up. So in deterministic mode a tree is read branch by branch, the slots of each in the order of a chain.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ class Tiling:
     min_rows: int = 1
     """Least rows of every matrix product."""
     row_multiple: int = 1
-    """And what their number is a multiple of."""
+    """The number of rows is a multiple of this."""
     query_rows: int | None = None
-    """Of a product of attention: who has more brings several such tiles, who has fewer is padded. None: as many as
-    there are."""
+    """Rows of one attention product: more rows are cut into tiles of this size, fewer are padded. None: no tiles."""
     kv_tokens: int = 1
-    """What the number of slots that are read is a multiple of; a multiple of the block size."""
+    """The number of slots that are read is a multiple of this, which is a multiple of the block size."""
     by_branch: bool = False
-    """Whether each branch of a tree is read as the chain that it is."""
+    """Whether each branch of a tree is read as a chain."""
 
     def rows(self, count: int) -> int:
-        """Rows to compute where `count` are wanted."""
+        """The number of rows to compute for `count` wanted ones."""
         return round_up(max(count, self.min_rows), self.row_multiple)
 
 
@@ -54,18 +53,18 @@ class Tiling:
 class Span:
     """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
 
-    Of the tree's nodes the first `num_held` are no rows of this step; theirs lie at the end of the sequence's KV.
+    The KV of the first `num_cached_nodes` nodes is there already, at the end of the sequence's: they are no rows.
     """
 
     kv: SequenceKV
     first_row: int
     num_chain: int
     parents: tuple[int, ...] = ()
-    num_held: int = 0
+    num_cached_nodes: int = 0
 
     @property
     def num_rows(self) -> int:
-        return self.num_chain + len(self.parents) - self.num_held
+        return self.num_chain + len(self.parents) - self.num_cached_nodes
 
     @property
     def num_kv(self) -> int:
@@ -74,7 +73,7 @@ class Span:
     @property
     def root(self) -> int:
         """The KV row of the tree's root, which is also its position."""
-        return self.kv.num_tokens - self.num_held + self.num_chain - 1
+        return self.kv.num_tokens - self.num_cached_nodes + self.num_chain - 1
 
     @property
     def rows(self) -> range:
@@ -84,15 +83,15 @@ class Span:
     def is_chain(self) -> bool:
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
-    def correct(
+    def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
-        """As `Reader` says: of what follows the root, a node sees its ancestors and itself."""
+        """As `Reader` says: of the rows behind the root, a node sees its ancestors and itself."""
         if self.is_chain:
             return
         lineage = _lineage(self.parents)
         nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
-        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_held :]
+        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_cached_nodes :]
         key_positions[nodes] = self.root + lineage.sum(axis=1)
         query_positions[:] = key_positions[query_positions]
 
@@ -102,7 +101,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Rows of a span that go straight down its tree, and all KV rows that the last of them sees, root first."""
+    """Rows of a span that are a path in its tree, and all KV rows that the last of them sees, in order."""
 
     span: Span
     rows: list[int]
@@ -116,24 +115,24 @@ class Branch:
     def is_chain(self) -> bool:
         return True
 
-    def correct(
+    def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
-        """As `Reader` says: there is nothing to correct."""
+        """As `Reader` says: a branch is a chain, so nothing changes."""
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
         return [cache.slot(self.span.kv, row) for row in self.seen], 1
 
 
 class Reader(Protocol):
-    """What is one line of a group: rows of the step that read the same KV."""
+    """Rows of the step that read the same KV: one entry of a group's batch."""
 
     @property
     def rows(self) -> Sequence[int]: ...
 
     @property
     def num_kv(self) -> int:
-        """Slots that they read, those written in this step included."""
+        """The number of slots that they read, those written in this step included."""
         ...
 
     @property
@@ -141,22 +140,22 @@ class Reader(Protocol):
         """Whether each row sees all slots before its own."""
         ...
 
-    def correct(
+    def mask_tree(
         self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
     ) -> None:
-        """What a chain would see becomes what a tree's rows see, and where they stand.  # [R, L], [R], [L]"""
+        """Change the mask and the positions of a chain to those of the tree.  # [R, L], [R], [L]"""
         ...
 
     def source(self, cache: KVCache) -> tuple[list[int], int]:
-        """Where to read, and how many slots each entry stands for: blocks, or slot by slot."""
+        """What to read, blocks or slots, and the number of slots of each entry."""
         ...
 
 
 @dataclass(slots=True)
-class Group:
-    """Attention products of one shape, in one call: B of them, with R query rows and L slots each.
+class AttentionGroup:
+    """Attention products of one shape in one call: B of them, with R query rows and L slots each.
 
-    They are readers, or tiles of one reader, which read the same.
+    Each is a reader, or a tile of the one reader.
     """
 
     device: torch.device
@@ -169,7 +168,7 @@ class Group:
     _biases: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, heads_per_row: int, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores, 0 or -inf; made once for each kind of layer.  # [B, 1, R*G, L]"""
+        """The additive mask, 0 or -inf; made once for each kind of layer.  # [B, 1, R*G, L]"""
         key = (window, heads_per_row, dtype)
         if key not in self._biases:
             self._biases[key] = self._make_bias(window, heads_per_row, dtype)
@@ -189,14 +188,14 @@ class StepPlan:
 
     cache: KVCache
     write_slots: torch.Tensor  # [T]
-    groups: tuple[Group, ...]
+    groups: tuple[AttentionGroup, ...]
     row_order: torch.Tensor | None  # [T] rows of the groups' joined outputs; None when they are in order
 
 
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
-    """The plan of a step of `num_rows` rows; those that belong to no span are padding, seen by nobody."""
+    """The plan of a step of `num_rows` rows; rows of no span are padding, which no row sees."""
     readers = [reader for span in spans for reader in (_branches(span) if tiling.by_branch else [span])]
-    groups: list[Group] = []
+    groups: list[AttentionGroup] = []
     padded: list[tuple[Reader, int]] = []
     for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
         is_in_place = len(readers) == 1 and tiling.query_rows is None  # else padding would have tiles of its own
@@ -210,12 +209,12 @@ def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tili
 
 
 def _row_order(padded: Sequence[tuple[Reader, int]], num_rows: int) -> list[int]:
-    """Where each row of the step is among the outputs of all readers, each padded to so many."""
+    """For each row of the step, its index in the outputs of all readers, each padded to its number of queries."""
     order = [0] * num_rows
     offset = 0
     for reader, num_queries in padded:
-        for place, row in enumerate(reader.rows, offset):
-            order[row] = place
+        for index, row in enumerate(reader.rows, offset):
+            order[row] = index
         offset += num_queries
     return order
 
@@ -228,7 +227,7 @@ def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.
 
 
 def _branches(span: Span) -> Sequence[Reader]:
-    """The span's rows as chains: the first child of a node goes on where the node is, others begin a branch."""
+    """The span's rows as chains: the first child continues its parent's branch, other children begin one."""
     if span.is_chain:
         return [span]
     above = {ROOT: list(range(span.root + 1))}
@@ -236,20 +235,20 @@ def _branches(span: Span) -> Sequence[Reader]:
     branches, tips = [chain] if span.num_chain else [], {ROOT: chain} if span.num_chain else {}
     for node, parent in enumerate(span.parents):
         above[node] = [*above[parent], span.root + 1 + node]
-        if node < span.num_held:
+        if node < span.num_cached_nodes:
             continue
         branch = tips.pop(parent, None)
         if branch is None:
             branch = Branch(span, [], above[parent][:])
             branches.append(branch)
-        branch.rows.append(span.first_row + span.num_chain + node - span.num_held)
+        branch.rows.append(span.first_row + span.num_chain + node - span.num_cached_nodes)
         branch.seen.append(span.root + 1 + node)
         tips[node] = branch
     return branches
 
 
 def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[Reader]]:
-    """Readers that are padded together; one with more rows than `most_rows` stays alone."""
+    """Readers of each group; one with more rows than `most_rows` is a group of its own."""
     groups: dict[tuple[int, int], list[Reader]] = {}
     for index, reader in enumerate(readers):
         alone = index if len(reader.rows) > most_rows else -1
@@ -258,13 +257,15 @@ def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[R
     return list(groups.values())
 
 
-def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num_rows: int, tiling: Tiling) -> Group:
+def _plan_group(
+    cache: KVCache, members: Sequence[Reader], num_queries: int, num_rows: int, tiling: Tiling
+) -> AttentionGroup:
     num_blocks = cache.num_blocks_for(round_up(max(reader.num_kv for reader in members), tiling.kv_tokens))
     rows = [row for reader in members for row in _padded(reader.rows, num_queries, num_rows)]
     visible, query_positions, key_positions = _visibility(members, num_queries, num_blocks * cache.block_tokens)
     source, stretch_tokens = _source(cache, members, num_blocks)
     tile = tiling.query_rows or num_queries
-    return Group(
+    return AttentionGroup(
         device=cache.device,
         query_rows=None if rows == list(range(num_rows)) else upload(rows, cache.device),
         source=source,
@@ -276,12 +277,12 @@ def _plan_group(cache: KVCache, members: Sequence[Reader], num_queries: int, num
 
 
 def _padded(rows: Sequence[int], num_queries: int, num_rows: int) -> list[int]:
-    """`rows`, and then whatever follows in the step: what padding computes is read by nobody."""
+    """`rows`, padded with the rows that follow in the step: the outputs of padding are dropped."""
     return [*rows, *(min(rows[-1] + 1 + row, num_rows - 1) for row in range(num_queries - len(rows)))]
 
 
 def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple[torch.Tensor | slice, int]:
-    """Blocks that adjoin are read in place; others are gathered, padded with the blank block."""
+    """The slots to read: a slice where all blocks adjoin, or a padded index; and the slots of each entry."""
     sources = [reader.source(cache) for reader in members]
     stretch_tokens = min(tokens for _, tokens in sources)
     if len(sources) == 1 and stretch_tokens == cache.block_tokens:
@@ -295,7 +296,7 @@ def _source(cache: KVCache, members: Sequence[Reader], num_blocks: int) -> tuple
 
 
 def _cut_up(entries: list[int], parts: int) -> list[int]:
-    """Each stretch as `parts` shorter ones."""
+    """Each stretch of slots as `parts` shorter ones."""
     return entries if parts == 1 else [entry * parts + part for entry in entries for part in range(parts)]
 
 
@@ -304,7 +305,7 @@ def _visibility(
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """Which slots each query row sees, and the positions of rows and slots.  # [B, R, L], [B, R], [B, L] or [1, L]
 
-    Rows beyond a reader's see as much as its last one in a chain: nobody reads them, but no row may see nothing.
+    Padding sees what a reader's last row in a chain does: its outputs are dropped, but each row has to see a slot.
     """
     sizes = np.array([(reader.num_kv, len(reader.rows)) for reader in members])
     num_kv, num_rows = sizes[:, :1], sizes[:, 1:]
@@ -314,7 +315,7 @@ def _visibility(
     if not all(reader.is_chain for reader in members):
         key_positions = np.repeat(key_positions, len(members), axis=0)
         for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
-            reader.correct(*parts)
+            reader.mask_tree(*parts)
     return visible, query_positions, key_positions
 
 

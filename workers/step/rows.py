@@ -15,47 +15,47 @@ from workers.step.plan import Span
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """What one sequence adds in a step: `tokens`, then the guesses of `tree` below the last of them.
+    """The rows that one sequence adds in a step: `tokens`, then the nodes of `tree` below the last token.
 
-    The first `num_held` nodes of the tree are no rows of this step: earlier ones have left their KV right behind that
-    of the tokens, in this order; and the tokens can be none. Invariant: where nodes are held, `tokens` is empty.
+    The first `num_cached_nodes` nodes of the tree are no rows of this step: earlier steps have written their KV, in
+    this order, right behind that of the last token. Invariant: `tokens` is empty if there are cached nodes.
     """
 
     kv: SequenceKV
     tokens: Sequence[int]
     tree: TokenTree = EMPTY_BLOCK
-    num_held: int = 0
+    num_cached_nodes: int = 0
     wants_logits: bool = True
     """False for all but the last chunk of a prefill."""
 
     @property
     def num_rows(self) -> int:
-        return len(self.tokens) + len(self.tree) - self.num_held
+        return len(self.tokens) + len(self.tree) - self.num_cached_nodes
 
     @property
     def ids(self) -> tuple[int, ...]:
         """The token of each row."""
-        return (*self.tokens, *self.tree.tokens[self.num_held :])
+        return (*self.tokens, *self.tree.tokens[self.num_cached_nodes :])
 
     @property
     def positions(self) -> list[int]:
-        """Where each row stands in its sequence; a guess stands at its depth below the last token."""
-        first = self.kv.num_tokens - self.num_held
+        """The position of each row; a node's is its depth below the last token."""
+        first = self.kv.num_tokens - self.num_cached_nodes
         root = first + len(self.tokens) - 1
-        return [*range(first, root + 1), *(root + depth for depth in self.tree.depths[self.num_held :])]
+        return [*range(first, root + 1), *(root + depth for depth in self.tree.depths[self.num_cached_nodes :])]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch, laid out: nothing but integers, so that whoever has the same KV blocks can run it.
+    """The input of one forward pass, in integers only, so that any rank with the same KV blocks can run it.
 
-    It may have more rows than its spans, and ask for more than is wanted: padding.
+    Padding: it may have more rows than its spans, and want more rows than the caller does.
     """
 
     ids: list[int]
     positions: list[int]
     wanted: list[int]
-    """Rows whose logits are asked for."""
+    """Rows whose logits are wanted."""
     spans: list[Span]
 
 
@@ -66,7 +66,7 @@ def lay_out(batch: Sequence[StepRows]) -> Step:
         first = len(step.ids)
         step.ids.extend(item.ids)
         step.positions.extend(item.positions)
-        step.spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_held))
+        step.spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_cached_nodes))
         if item.wants_logits:
             step.wanted.extend(range(first + max(0, len(item.tokens) - 1), first + item.num_rows))
     return step

@@ -1,8 +1,7 @@
-"""Between host and device: uploads that nobody waits for, and results that are waited for together.
+"""Copies between host and device: asynchronous uploads, and one wait for all results.
 
-A GPU works behind Python's back. Whenever Python looks at a number there, it waits until everything that it has asked
-for is done, and so it does when torch makes a tensor there of a list. So whatever a step needs goes by `upload`, and
-whatever it has to see comes by one `Readback`.
+A GPU runs asynchronously. When Python reads a value on it, Python waits until all queued work is done; so it does when
+torch makes a tensor there from a list. So inputs of a step go by `upload`, and results come by one `Readback`.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from torch import Tensor
 def upload(
     values: list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Numbers of the host as a tensor on the device, there by the time that the device needs them."""
+    """Values of the host as a tensor on the device; the copy is queued before the device's next work."""
     tensor = values if isinstance(values, Tensor) else _tensor(values)
     tensor = tensor if dtype is None else tensor.type(dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _tensor(values: list[Any] | tuple[Any, ...] | NDArray[Any]) -> Tensor:
-    """As `torch.as_tensor` makes it, which takes three times as long over a short list."""
+    """As `torch.as_tensor` makes it, in a third of the time for a short list."""
     tensor = torch.from_numpy(np.asarray(values))
     is_of_floats = tensor.dtype == torch.float64 and not isinstance(values, np.ndarray)
     return tensor.float() if is_of_floats else tensor
 
 
-class Wanted:
-    """A tensor that has been asked for."""
+class PendingTensor:
+    """A tensor whose values have been asked for."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -42,36 +41,36 @@ class Wanted:
 
     @property
     def values(self) -> Any:
-        """Its numbers, as `tolist` has them, once the readback has been waited for."""
-        assert self._values is not None, "nobody has waited for it yet"
+        """Its values, as from `tolist`. Invariant: `Readback.wait` was called."""
+        assert self._values is not None, "the readback has not been waited for"
         return self._values
 
-    def arrive(self, on_host: Tensor) -> None:
+    def receive(self, on_host: Tensor) -> None:
         self._values = on_host.tolist()
 
 
 class Readback:
-    """Tensors that the host wants to see: any number of them for one wait. They are on one device."""
+    """Reads any number of tensors of one device with one wait."""
 
     def __init__(self) -> None:
-        self._wanted: list[Wanted] = []
+        self._wanted: list[PendingTensor] = []
 
-    def ask(self, tensor: Tensor) -> Wanted:
-        """`tensor` must not be changed until it has arrived."""
-        self._wanted.append(Wanted(tensor))
+    def ask(self, tensor: Tensor) -> PendingTensor:
+        """Read this tensor, too; it must not be changed before `wait` returns."""
+        self._wanted.append(PendingTensor(tensor))
         return self._wanted[-1]
 
     def wait(self) -> None:
-        """Have everything that was asked for brought here, in one copy if it is elsewhere."""
+        """Copy all tensors that were asked for to the host, in one copy from another device."""
         if self._wanted and self._wanted[0].tensor.device.type != "cpu":
-            _bring(self._wanted)
+            _copy_to_host(self._wanted)
         else:
             for wanted in self._wanted:
-                wanted.arrive(wanted.tensor)
+                wanted.receive(wanted.tensor)
         self._wanted.clear()
 
 
-def _bring(everything: Sequence[Wanted]) -> None:
+def _copy_to_host(everything: Sequence[PendingTensor]) -> None:
     """In one copy."""
     by_size = sorted(everything, key=lambda wanted: -wanted.tensor.itemsize)  # so that each begins at a multiple
     # A copy, for torch takes what has one element for contiguous, and then minds its strides.
@@ -81,5 +80,5 @@ def _bring(everything: Sequence[Wanted]) -> None:
     for wanted in by_size:
         tensor = wanted.tensor
         end = first + prod(tensor.shape) * tensor.itemsize
-        wanted.arrive(packed[first:end].view(tensor.dtype).view(tensor.shape))
+        wanted.receive(packed[first:end].view(tensor.dtype).view(tensor.shape))
         first = end

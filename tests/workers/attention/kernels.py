@@ -23,16 +23,16 @@ class PlainKernel:
         assert reads.starts.dtype == reads.lengths.dtype == reads.table.dtype == torch.int32
         starts, lengths = reads.starts.tolist(), reads.lengths.tolist()
         assert starts[0] == 0
-        assert starts[-1] == len(query), "rows that belong to no part are never written"
+        assert starts[-1] == len(query), "rows that belong to no segment are never written"
         output = torch.full_like(query, torch.nan)
         logarithms = torch.full(query.shape[:2], torch.nan)
         heads_per_kv_head = query.shape[1] // keys.shape[2]
-        for part, length in enumerate(lengths):
-            rows = range(starts[part], starts[part + 1])
+        for segment, length in enumerate(lengths):
+            rows = range(starts[segment], starts[segment + 1])
             assert len(rows) <= reads.longest
-            assert length >= 1, "a part that sees nothing makes the kernel write in a wrong place"
+            assert length >= 1, "a segment that sees nothing makes the kernel write in a wrong place"
             assert length <= reads.table.shape[1] * keys.shape[1]
-            pages = reads.table[part].long()
+            pages = reads.table[segment].long()
             k, v = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)  # [W * block_tokens, H_kv, D]
             for row in rows:
                 end, window = sees(length, rows.stop - 1 - row)

@@ -39,11 +39,11 @@ def fill(cache: KVCache, lengths: list[int]) -> list[Any]:
 
 def seen_by(span: Span, row: int) -> list[tuple[int, int]]:
     """Slot offset and position of everything that row `row` of the span sees; the last one is the row itself."""
-    base = span.kv.num_tokens - span.num_held
+    base = span.kv.num_tokens - span.num_cached_nodes
     if row < span.num_chain:
         return [(place, place) for place in range(base + row + 1)]
     root = base + span.num_chain - 1
-    lineage, node = [], row - span.num_chain + span.num_held
+    lineage, node = [], row - span.num_chain + span.num_cached_nodes
     while node != ROOT:
         lineage.append(node)
         node = span.parents[node]
@@ -75,10 +75,10 @@ def random_spans(rng: random.Random, kvs: list[Any]) -> list[Span]:
     for kv in kvs:
         num_nodes = rng.choice([0, 0, 3, 7, 20])
         parents = tuple(rng.randint(ROOT, node - 1) for node in range(num_nodes))
-        num_held = min(rng.choice([0, 2, num_nodes - 1]), kv.num_tokens - 1) if num_nodes else 0
+        num_cached_nodes = min(rng.choice([0, 2, num_nodes - 1]), kv.num_tokens - 1) if num_nodes else 0
         span = Span(kv, first, rng.choice([1, 1, 2, 5, 40]), parents)
-        if num_held > 0:
-            span = Span(kv, first, 0, parents, num_held)
+        if num_cached_nodes > 0:
+            span = Span(kv, first, 0, parents, num_cached_nodes)
         spans.append(span)
         first += span.num_rows
     return spans
@@ -177,7 +177,7 @@ def test_branches_are_chains_that_read_what_is_above_them() -> None:
     parents = (ROOT, 0, 0, 1, 2, ROOT)
     whole = [(branch.rows, branch.num_kv) for branch in _branches(Span(kv, 10, 2, parents))]
     assert whole == [([10, 11, 12, 13, 15], 14), ([14, 16], 14), ([17], 12)]
-    later = _branches(Span(kv, 10, 0, parents, num_held=2))
+    later = _branches(Span(kv, 10, 0, parents, num_cached_nodes=2))
     assert [(branch.rows, branch.num_kv) for branch in later] == [([10, 12], 10), ([11], 10), ([13], 8)]
     cache.reserve(kv, 13)
     assert later[0].source(cache) == ([cache.slot(kv, row) for row in [*range(7), 7, 9, 11]], 1)

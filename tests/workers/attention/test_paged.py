@@ -18,10 +18,10 @@ from core.speculation.token_tree import ROOT
 from tests.workers.attention.kernels import PlainKernel
 from tests.workers.attention.test_attention import random_spans
 from workers.attention import paged
-from workers.attention.paged import Flash, PagedPlan, PagedStep, Reads
+from workers.attention.paged import FlashKernel, KVReads, PagedPlan, inputs_in_shape
 from workers.attention.seam import attend
 from workers.step.kv_cache import BLANK_BLOCK, KVCache, LayerShape
-from workers.step.paged_plan import NOBODY, Form, parts_of
+from workers.step.paged_plan import NO_SLOT, StepShape, segments_of
 from workers.step.plan import Span, Tiling, plan_step
 from workers.step.rows import Step
 
@@ -46,14 +46,14 @@ def fill(cache: KVCache, lengths: list[int]) -> list[Any]:
 
 
 def paged_plan(
-    cache: KVCache, spans: list[Span], num_rows: int, kernel: Any, form: Form | None = None
-) -> tuple[PagedPlan, Form]:
+    cache: KVCache, spans: list[Span], num_rows: int, kernel: Any, step_shape: StepShape | None = None
+) -> tuple[PagedPlan, StepShape]:
     step = Step(list(range(num_rows)), list(range(num_rows)), [0], spans)
-    parts = parts_of(spans)
-    form = form or Form.of(cache, step, parts)
-    values = torch.from_numpy(form.fill(cache, step, parts))
-    paged_step = PagedStep.of(form, values, cache, kernel, lambda: plan_step(cache, spans, num_rows, Tiling()))
-    return paged_step.plan, form
+    segments = segments_of(spans)
+    step_shape = step_shape or StepShape.of(cache, step, segments)
+    values = torch.from_numpy(step_shape.fill(cache, step, segments))
+    *_, plan = inputs_in_shape(step_shape, values, cache, kernel, lambda: plan_step(cache, spans, num_rows, Tiling()))
+    return plan, step_shape
 
 
 def both(cache: KVCache, spans: list[Span], heads: int, kernel: Any, num_padding: int = 0, **kind: Any) -> list[Any]:
@@ -106,11 +106,11 @@ def test_a_tree_is_a_chain_and_nodes_that_know_their_lineage() -> None:
     cache = make_cache()
     (kv,) = fill(cache, [9])
     parents = (ROOT, 0, 0, 1)
-    chain, nodes = parts_of([Span(kv, 0, 2, parents)])
+    chain, nodes = segments_of([Span(kv, 0, 2, parents)])
     assert (chain.num_rows, chain.num_seen, chain.is_tree) == (2, 11, False)
     assert (nodes.num_rows, nodes.num_seen) == (4, 11)
     assert nodes.lineages == ((11,), (11, 12), (11, 13), (11, 12, 14))
-    (rest,) = parts_of([Span(kv, 0, 0, parents, num_held=3)])
+    (rest,) = segments_of([Span(kv, 0, 0, parents, num_cached_nodes=3)])
     assert (rest.num_rows, rest.num_seen, rest.lineages) == (1, 6, ((6, 7, 9),))
 
 
@@ -138,7 +138,7 @@ def test_what_a_sequence_left_behind_spoils_no_other_and_no_branch_but_its_own()
     """A NaN in the KV of one node, and in all blocks that nobody has."""
     cache = make_cache()
     kvs = fill(cache, [9, 9])
-    spans = [Span(kvs[0], 0, 1, (ROOT, ROOT, 1)), Span(kvs[1], 4, 0, (ROOT, ROOT, 0, 1), num_held=2)]
+    spans = [Span(kvs[0], 0, 1, (ROOT, ROOT, 1)), Span(kvs[1], 4, 0, (ROOT, ROOT, 0, 1), num_cached_nodes=2)]
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
     mine = {cache.slot(kv, row) for kv, span in zip(kvs, spans, strict=True) for row in range(span.num_kv)}
     others = [slot for slot in range(2 * cache.block_tokens, len(cache.keys[0])) if slot not in mine]
@@ -156,15 +156,15 @@ def test_a_form_with_room_to_spare_gives_the_same_and_padding_reads_the_blank_bl
     kvs = fill(cache, [9, 5])
     spans = [Span(kvs[0], 0, 1, (ROOT, ROOT, 1)), Span(kvs[1], 4, 2)]
     cache.reserve_all((span.kv, span.num_kv) for span in spans)
-    tight, form = paged_plan(cache, spans, 6, PlainKernel())
-    assert form == Form(6, 1, 3, 3, 3, 2)
-    roomy, _ = paged_plan(cache, spans, 6, PlainKernel(), Form(8, 8, 8, 5, 8, 4))
+    tight, step_shape = paged_plan(cache, spans, 6, PlainKernel())
+    assert step_shape == StepShape(6, 1, 3, 3, 3, 2)
+    roomy, _ = paged_plan(cache, spans, 6, PlainKernel(), StepShape(8, 8, 8, 5, 8, 4))
     assert roomy.chains.starts.tolist() == [0, 1, 4, 6, 7, 8, 8, 8, 8]
     assert roomy.chains.lengths.tolist() == [10, 3, 7, 1, 1, 1, 1, 1]
     assert roomy.chains.table[3:].unique().tolist() == [BLANK_BLOCK]
     assert roomy.write_slots[6:].tolist() == [cache.block_tokens] * 2, "the sink"
     assert roomy.lineage is not None
-    assert (roomy.lineage[4:] == NOBODY).all()
+    assert (roomy.lineage[4:] == NO_SLOT).all()
     query, key, value = torch.randn(3, 1, 2, 8, DIM)
     want, _ = attend(LAYER, query[:, :, :6], key[:, :, :6], value[:, :, :6], None, plan=tight)
     got, _ = attend(LAYER, query, key, value, None, plan=roomy)
@@ -190,11 +190,11 @@ def test_torch_is_asked_as_its_signature_and_its_kernel_want_it(asked: list[dict
     query, pool = torch.empty(5, 6, 64, device="meta"), torch.empty(7, 256, 2, 64, device="meta")
     starts, lengths = (torch.empty(count, dtype=torch.int32, device="meta") for count in (4, 3))
     table = torch.empty(3, 9, dtype=torch.int32, device="meta")
-    many, one = Reads(starts, lengths, table, 3), Reads(starts, lengths, table, 1)
-    assert Flash().causal(query, pool, pool, many, 0.1, None).shape == query.shape
-    assert Flash().causal(query, pool, pool, one, 0.1, None).shape == query.shape
-    assert Flash().causal(query, pool, pool, one, 0.1, 100).shape == query.shape
-    output, logarithms = Flash().unmasked(query, pool, pool, one, 0.1)
+    many, one = KVReads(starts, lengths, table, 3), KVReads(starts, lengths, table, 1)
+    assert FlashKernel().causal(query, pool, pool, many, 0.1, None).shape == query.shape
+    assert FlashKernel().causal(query, pool, pool, one, 0.1, None).shape == query.shape
+    assert FlashKernel().causal(query, pool, pool, one, 0.1, 100).shape == query.shape
+    output, logarithms = FlashKernel().unmasked(query, pool, pool, one, 0.1)
     assert (output.shape, logarithms.shape) == (query.shape, (5, 6))
     assert [call["window_size"] for call in asked] == [(-1, 0), (-1, -1), (99, 0), (-1, -1)]
     assert [call["max_q"] for call in asked] == [3, 1, 1, 2]

@@ -17,7 +17,7 @@ from core.config import EngineConfig
 from core.errors import CheckpointError, StartupError, UnsupportedModel
 from tests import checkpoints
 from tests.workers.model.test_loader import edit_json, split_into_shards
-from workers.model.checkpoint import skeleton
+from workers.model.checkpoint import meta_model
 from workers.model.loader import load, survey
 
 pytestmark = pytest.mark.thorough
@@ -152,7 +152,7 @@ def declare(path: Path, **sizes: int) -> None:
     config.save_pretrained(path)
     (path / "tokenizer.json").write_text(checkpoints.tokenizer_json())
     header, end = {}, 0
-    for name, tensor in skeleton(config, "bfloat16").state_dict().items():
+    for name, tensor in meta_model(config, "bfloat16").state_dict().items():
         begin, end = end, end + tensor.numel() * 2
         header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()

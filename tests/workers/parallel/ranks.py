@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -56,7 +56,7 @@ def _led(config: EngineConfig, rank: Rank) -> str:
 _kept: list[ModelRuntime] = []
 
 
-def _followed(config: EngineConfig, rank: Rank) -> str:
+def followed(config: EngineConfig, rank: Rank) -> str:
     try:
         follow(config, rank, lambda _: None)
     except OutriderError as error:
@@ -86,11 +86,13 @@ class Followers:
             process.kill()
             process.join()
 
-    def start(self, config: EngineConfig, group: list[Rank]) -> None:
-        """Let them follow, as ranks 1 and up."""
+    def start(
+        self, config: EngineConfig, group: list[Rank], role: Callable[[EngineConfig, Rank], str] | None = None
+    ) -> None:
+        """Let them follow, as ranks 1 and up, or do what `role` does in such a process."""
         assert self.outcomes(0) == ["still following"] * len(self.processes), "of an earlier group"
         for call, rank in zip(self._calls, group[1:], strict=False):
-            call.send((_followed, config, rank))
+            call.send((role or followed, config, rank))
 
     def lead(self, config: EngineConfig, rank: Rank) -> None:
         """Let the first of them be rank 0, here and not in this process."""
@@ -120,11 +122,13 @@ class Followers:
         return pid
 
     @contextmanager
-    def runtime(self, path: Path, **settings: Any) -> Iterator[ModelRuntime]:
+    def runtime(
+        self, path: Path, role: Callable[[EngineConfig, Rank], str] | None = None, **settings: Any
+    ) -> Iterator[ModelRuntime]:
         """The checkpoint on all ranks, this process being the first."""
         config = config_of(path, 1 + len(self.processes), **settings)
         group = ranks(config.tensor_parallel)
-        self.start(config, group)
+        self.start(config, group, role)
         runtime = load_runtime(config, lambda _: None, group[0])
         try:
             yield runtime

@@ -66,7 +66,7 @@ def all_kinds_of_steps(runtime: ModelRuntime) -> list[torch.Tensor]:
     runtime.cache.truncate(a, 20)
     c = runtime.cache.new_sequence()  # in blocks that others had
     logits.append(runtime.forward([StepRows(c, tokens(rng, 60)), StepRows(a, tokens(rng, 2))]))
-    d, e = runtime.cache.new_sequence(), runtime.cache.new_sequence()  # an order longer than its envelope
+    d, e = runtime.cache.new_sequence(), runtime.cache.new_sequence()  # a command of two broadcasts
     logits.append(runtime.forward([StepRows(d, tokens(rng, 300)), StepRows(e, tokens(rng, 320))]))
     for kv in (a, b, c, d, e):
         runtime.cache.free(kv)
@@ -135,16 +135,16 @@ def test_half_the_weights_and_the_kv_are_on_each_rank(followers: Followers, tmp_
     alone = checkpoints.runtime(path)
     with followers.runtime(path) as shared:
         assert shared.cache.keys[0].shape[1] * 2 == alone.cache.keys[0].shape[1]
-        norms = sum(value.numel() for name, value in alone._model.named_parameters() if "norm" in name)
+        norms = sum(value.numel() for name, value in alone.context.model.named_parameters() if "norm" in name)
         whole, half = (
-            sum(value.numel() for value in runtime._model.parameters()) - norms for runtime in (alone, shared)
+            sum(value.numel() for value in runtime.context.model.parameters()) - norms for runtime in (alone, shared)
         )
         assert half - 32 == whole / 2, "and the row of zeros that the embedding has for others' tokens"
 
 
 def test_an_output_layer_that_is_tied_shares_the_memory_of_its_embedding(followers: Followers, tmp_path: Path) -> None:
     with followers.runtime(checkpoints.write("llama", tmp_path, tie_word_embeddings=True)) as shared:
-        model = shared._model
+        model = shared.context.model
         assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 says is what its followers hear, and a lifeline tells a death from a goodbye."""
+"""What rank 0 says is what its followers hear, and a heartbeat tells a death from a goodbye."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import WorkerLost
-from workers.parallel.commands import Edit, Order
-from workers.parallel.group import UNBOUNDED, Group
-from workers.parallel.heartbeat import Lifeline, Switchboard, connect
-from workers.parallel.leader import LeadingCache
+from workers.parallel.commands import KVEdit, StepCommand
+from workers.parallel.group import UNBOUNDED, RankGroup
+from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
+from workers.parallel.leader import LeaderCache
 from workers.step.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.plan import Span
 from workers.step.rows import Step
@@ -29,9 +29,9 @@ SPANS = st.builds(
     st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 9)),
     NUMBERS,
 )
-ORDERS = st.builds(
-    Order,
-    st.lists(st.builds(Edit, NUMBERS, NUMBERS), max_size=3),
+COMMANDS = st.builds(
+    StepCommand,
+    st.lists(st.builds(KVEdit, NUMBERS, NUMBERS), max_size=3),
     st.builds(
         Step,
         NUMBERS,
@@ -42,27 +42,27 @@ ORDERS = st.builds(
 )
 
 
-def visible(order):
-    """Of an order, all that counts; sequences are compared by what they hold."""
+def visible(command):
+    """Of a command, all that counts; sequences are compared by what they hold."""
     spans = [
-        (s.first_row, s.num_chain, s.num_held, s.kv.num_tokens, [*s.parents], s.kv.blocks) for s in order.step.spans
+        (s.first_row, s.num_chain, s.num_cached_nodes, s.kv.num_tokens, [*s.parents], s.kv.blocks)
+        for s in command.step.spans
     ]
-    edits = [([*edit.sources], [*edit.targets]) for edit in order.edits]
-    return edits, order.step.ids, order.step.positions, order.step.wanted, spans
+    edits = [([*edit.sources], [*edit.targets]) for edit in command.edits]
+    return edits, command.step.ids, command.step.positions, command.step.wanted, spans
 
 
-@given(ORDERS)
-def test_an_order_is_unpacked_as_it_was_packed(order):
-    packed = order.pack()
-    assert packed, "an empty message says that there are no more"
-    assert visible(Order.unpack(packed)) == visible(order)
+@given(COMMANDS)
+def test_a_command_is_unpacked_as_it_was_packed(command):
+    packed = command.pack()
+    assert visible(StepCommand.unpack(packed)) == visible(command)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_obeys_the_orders_has_the_same_kv(seed):
+def test_who_carries_out_the_edits_has_the_same_kv(seed):
     """Whatever is reserved, compacted, rolled back and freed, and whatever had been in those blocks."""
     rng, shape = random.Random(seed), ([LayerShape(1, 2, 3)] * 2, 12, 4, torch.float32, torch.device("cpu"))
-    leading, following = LeadingCache(*shape), KVCache(*shape)
+    leading, following = LeaderCache(*shape), KVCache(*shape)
     held = [leading.new_sequence() for _ in range(4)]
     for _ in range(60):
         kv = rng.choice(held)
@@ -107,8 +107,8 @@ class LateWork:
 
 
 def test_a_collective_that_is_complete_just_after_a_look_is_no_loss():
-    group = object.__new__(Group)
-    group._lifeline = SimpleNamespace(lost=None)
+    group = object.__new__(RankGroup)
+    group._heartbeat = SimpleNamespace(lost=None)
     work = LateWork(is_failure=False)
     group._wait(lambda: work, UNBOUNDED)
     assert work.num_waits == 2
@@ -117,44 +117,44 @@ def test_a_collective_that_is_complete_just_after_a_look_is_no_loss():
 
 
 @pytest.fixture
-def lifelines():
+def heartbeats():
     """Rank 0's end, those of two followers, and what each was told."""
-    switchboard = Switchboard("127.0.0.1")
+    listener = HeartbeatListener("127.0.0.1")
     found = queue.SimpleQueue()
-    answering = threading.Thread(target=lambda: found.put(switchboard.gather(3, 5.0)))
+    answering = threading.Thread(target=lambda: found.put(listener.accept_followers(3, 5.0)))
     answering.start()
-    stranger = socket.create_connection(("127.0.0.1", switchboard.port))
+    stranger = socket.create_connection(("127.0.0.1", listener.port))
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: nobody here\r\n\r\n")
-    ends = [connect("127.0.0.1", switchboard.port, switchboard.token, rank, 5.0) for rank in (1, 2)]
+    ends = [connect("127.0.0.1", listener.port, listener.token, rank, 5.0) for rank in (1, 2)]
     answering.join()
     stranger.close()
     told = [queue.SimpleQueue() for _ in range(3)]
-    lines = [Lifeline(peers, heard.put) for peers, heard in zip([found.get(), *ends], told, strict=True)]
-    yield lines, told
-    for line in lines:
-        line.close(farewell=False)
+    ends = [Heartbeat(peers, heard.put) for peers, heard in zip([found.get(), *ends], told, strict=True)]
+    yield ends, told
+    for line in ends:
+        line.close(goodbye=False)
 
 
-def test_who_leaves_without_a_word_is_lost_to_all(lifelines):
-    lines, told = lifelines
-    lines[2].close(farewell=False)
+def test_who_leaves_without_a_word_is_lost_to_all(heartbeats):
+    ends, told = heartbeats
+    ends[2].close(goodbye=False)
     assert told[0].get(timeout=2) == "rank 2 is gone"
     assert told[1].get(timeout=2) == "rank 0 is gone", "it has given up the group"
-    assert [line.lost for line in lines] == ["rank 2 is gone", "rank 0 is gone", None]
+    assert [line.lost for line in ends] == ["rank 2 is gone", "rank 0 is gone", None]
 
 
-def test_who_says_goodbye_is_not_lost(lifelines):
-    lines, told = lifelines
-    for line in lines:
-        line.close(farewell=True)
+def test_who_says_goodbye_is_not_lost(heartbeats):
+    ends, told = heartbeats
+    for line in ends:
+        line.close(goodbye=True)
     assert [heard.empty() for heard in told] == [True] * 3
-    assert [line.lost for line in lines] == [None] * 3
+    assert [line.lost for line in ends] == [None] * 3
 
 
-def test_a_follower_that_does_not_come_is_not_waited_for(lifelines):
-    switchboard = Switchboard("127.0.0.1")
-    connection = connect("127.0.0.1", switchboard.port, "f" * 32, 1, 5.0)  # a token of another group
+def test_a_follower_that_does_not_come_is_not_waited_for(heartbeats):
+    listener = HeartbeatListener("127.0.0.1")
+    connection = connect("127.0.0.1", listener.port, "f" * 32, 1, 5.0)  # a token of another group
     with pytest.raises(TimeoutError):
-        switchboard.gather(2, 0.5)
+        listener.accept_followers(2, 0.5)
     for end in connection:
         end.close()

@@ -97,7 +97,7 @@ def test_a_copy_of_a_shared_block_is_made_on_all_ranks(followers, checkpoint):
 
 
 def test_a_long_prompt_goes_in_chunks_beside_another_session(followers, checkpoint, plain):
-    """Some orders are longer than one envelope."""
+    """Some commands take two broadcasts."""
     prompt = [Random(4).randrange(250) for _ in range(450)]
     alone = TargetEngine.load(config_of(checkpoint), EPOCH, lambda _: None)
     want = Driver(alone, prompt).run(4)

@@ -230,9 +230,9 @@ def test_followers_end_when_rank_0_dies_and_no_process_is_left(checkpoint):
 
 
 def test_a_failure_on_rank_0_ends_the_followers(checkpoint, monkeypatch):
-    """It has sent the order, and fails in the middle of its own part: they would wait for its sum for ever."""
+    """It has sent the command, and fails in the middle of its own part: they would wait for its sum for ever."""
     with led(1, config_of(checkpoint, 2)) as (engine, followers):
-        layer = engine._runtime._model.model.layers[1]
+        layer = engine._runtime.context.model.model.layers[1]
 
         def fail(*_args, **_kwargs):
             raise MemoryError("no room")

@@ -14,7 +14,8 @@ from core.config import EngineConfig
 from core.errors import ConfigError
 from core.speculation.token_tree import ROOT, TokenTree
 from tests import checkpoints
-from workers.runtime.runtime import ModelRuntime, choose_tiling
+from workers.runtime.runtime import ModelRuntime
+from workers.runtime.tiling import choose_tiling
 from workers.step.kv_cache import OutOfBlocks
 from workers.step.rows import StepRows
 

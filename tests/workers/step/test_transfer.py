@@ -50,7 +50,7 @@ def test_everything_arrives_as_it_was(tensors: list[tuple[torch.dtype, list[int]
     assert [wanted.values for wanted in asked] == [tensor.tolist() for tensor in made]
     if made:  # as from a GPU
         brought = [readback.ask(tensor) for tensor in made]
-        transfer._bring(brought)
+        transfer._copy_to_host(brought)
         assert [wanted.values for wanted in brought] == [tensor.tolist() for tensor in made]
 
 

@@ -17,11 +17,11 @@ from transformers.pytorch_utils import Conv1D
 from core.errors import CheckpointError
 from tests import checkpoints
 from tests.workers.runtime.test_runtime import in_all_ways, tokens
-from workers.runtime import packed_weights
+from workers.runtime.backends import packed_weights
+from workers.runtime.backends.packed_weights import PackedProduct, pack
 from workers.runtime.findings import Findings
-from workers.runtime.packed_weights import PackedProduct, pack
-from workers.runtime.runtime import CPU_DETERMINISTIC, ModelRuntime
-from workers.runtime.self_test import Trials
+from workers.runtime.self_test import SelfTest
+from workers.runtime.tiling import CPU_DETERMINISTIC
 
 pytestmark = pytest.mark.thorough
 
@@ -146,7 +146,7 @@ def test_code_that_asks_for_the_weight_learns_its_shape_and_gets_no_wrong_number
 def test_a_model_that_gives_nan_is_not_served(tmp_path: Path) -> None:
     runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path))
     with torch.no_grad():
-        runtime._model.model.norm.weight.fill_(torch.nan)
+        runtime.context.model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(CheckpointError, match="gives NaN"):
         runtime.warm_up()
 
@@ -264,10 +264,12 @@ def test_nothing_is_widened_where_memory_is_short(
     needed = packed_weights.bytes_needed(checkpoints.build("llama").bfloat16(), keeps_rows=not deterministic)
     for free, is_enough in ((2 * needed, True), (2 * needed - 2, False), (None, True)):
         caplog.clear()
-        monkeypatch.setattr("workers.runtime.runtime.free_bytes", lambda _device, num_ranks, free=free: free)
+        monkeypatch.setattr(
+            "workers.runtime.backends.packed_cpu.free_bytes", lambda _device, num_ranks, free=free: free
+        )
         with caplog.at_level(logging.WARNING):
             runtime = checkpoints.runtime(path, dtype="bfloat16", deterministic=deterministic)
-        assert bool(packed_weights.packed(runtime._model)) == is_enough
+        assert bool(packed_weights.packed(runtime.context.model)) == is_enough
         assert ("torch.bfloat16 is not widened" in caplog.text) == (not is_enough)
 
 
@@ -280,9 +282,9 @@ def test_where_there_are_no_kernels_nothing_is_packed(
     with caplog.at_level(logging.WARNING):
         runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
     assert "no packed torch.float32 products" in caplog.text
-    assert not any(isinstance(vars(module).get("forward"), PackedProduct) for module in runtime._model.modules())
+    assert not any(isinstance(vars(module).get("forward"), PackedProduct) for module in runtime.context.model.modules())
     runtime.warm_up()
-    assert runtime._tiling == CPU_DETERMINISTIC
+    assert runtime.context.tiling == CPU_DETERMINISTIC
 
 
 # Tiles
@@ -311,8 +313,8 @@ def test_tiles_are_as_large_as_bits_need(
     spoil(monkeypatch, num_unlike)
     runtime = checkpoints.runtime(checkpoints.write("llama", tmp_path), deterministic=True)
     runtime.warm_up()
-    assert (runtime._tiling.min_rows, runtime._tiling.row_multiple) == (want, want)
-    assert runtime._tiling.query_rows == CPU_DETERMINISTIC.query_rows
+    assert (runtime.context.tiling.min_rows, runtime.context.tiling.row_multiple) == (want, want)
+    assert runtime.context.tiling.query_rows == CPU_DETERMINISTIC.query_rows
 
 
 @needs_kernels
@@ -323,10 +325,10 @@ def test_what_one_has_found_out_another_takes_over(tmp_path: Path, monkeypatch: 
     assert (known.machine, known.is_compiled, known.tile_rows) == ("here", False, 4)
     assert [num_rows for num_rows, _ in known.step_times_s][:4] == [1, 2, 4, 8]
 
-    monkeypatch.setattr(ModelRuntime, "_has_equal_bits", lambda _: pytest.fail("it is known"))
+    monkeypatch.setattr(SelfTest, "has_equal_bits", lambda _: pytest.fail("it is known"))
     runtime = checkpoints.runtime(path, deterministic=True)
     assert runtime.warm_up(machine="here", known=known) is known
-    assert (runtime._tiling.min_rows, runtime._tiling.row_multiple) == (4, 4)
+    assert (runtime.context.tiling.min_rows, runtime.context.tiling.row_multiple) == (4, 4)
 
 
 @needs_kernels
@@ -336,7 +338,7 @@ def test_what_was_found_out_elsewhere_or_in_vain_is_found_out_again(change: dict
     known = replace(Findings("here", False, 8, ((1, 60.0),)), **change)
     findings = runtime.warm_up(machine="here", known=known)
     assert (findings.machine, findings.is_compiled) == ("here", False)
-    assert findings.tile_rows == runtime._tiling.min_rows != 8
+    assert findings.tile_rows == runtime.context.tiling.min_rows != 8
     assert dict(findings.step_times_s)[1] < 60.0
 
 
@@ -349,7 +351,7 @@ def test_it_is_said_when_no_tiles_will_do(
     with caplog.at_level(logging.WARNING):
         runtime.warm_up()
     assert "a row's bits are NOT its own" in caplog.text
-    assert runtime._tiling == CPU_DETERMINISTIC
+    assert runtime.context.tiling == CPU_DETERMINISTIC
 
 
 @pytest.mark.parametrize("of_several_readers", [True, False], ids=["company", "tiles"])
@@ -373,7 +375,7 @@ def test_attention_that_depends_on_what_shares_its_call_is_found_out(
 
 def test_single_rows_are_tried_often_and_take_no_room_from_other_sizes() -> None:
     """In bfloat16 another order of sums shows in one row of twenty or so."""
-    sizes = {room: Trials(lambda _: torch.empty(0), None, room, 1)._sizes() for room in (64, 512)}
+    sizes = {room: SelfTest(lambda _: torch.empty(0), None, room, 1)._sizes() for room in (64, 512)}
     assert sizes[512].count(1) > 20
     assert {*range(1, 11)} <= set(sizes[64])
     assert {*range(1, 23), 31, 64, 129} == set(sizes[512])

@@ -1,10 +1,9 @@
-"""Weights of linear layers, laid out once in the blocks that the CPU's matrix kernels read.
+"""Packed weights: weights of linear layers in the blocked layout that the CPU's matrix kernels read.
 
-torch multiplies by a weight as it lies, row by row. oneDNN, which every torch for x86 brings along, has kernels for
-weights in blocks: two to three times as fast for the few rows of a verification, and near the memory's bandwidth for
-one. They also add up each row in the same order however many rows there are, which deterministic steps are made of
-(adr/0016). These are the operators that torch's own compiler emits for weights that do not change
-(`torch._inductor.config.freezing`).
+torch multiplies by a weight in row-major layout. oneDNN, part of every torch for x86, has kernels for weights in
+blocks: two to three times as fast for the few rows of a verification, and near the memory's bandwidth for one. They
+also sum up each row in the same order for any number of rows, which deterministic steps need (adr/0016). torch's own
+compiler emits the same operators for weights that do not change (`torch._inductor.config.freezing`).
 
 Knows modules and kernels. Must not know what the rows are.
 """
@@ -21,11 +20,11 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 MIN_WEIGHTS: Final = 1 << 19
-"""Of a matrix that is worth it: a call into oneDNN costs 30 µs more."""
+"""The least number of weights of a matrix that is worth packing: a call into oneDNN costs 30 µs more."""
 SIBLINGS: Final = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
-"""Names of layers that models give the same rows: one product reads its weights faster than three."""
-ROWS_IN_MIND: Final = 8
-"""The layout is chosen for so many; it is not much worse for others."""
+"""Names of layers that take the same input rows: one product reads their weights faster than three."""
+LAYOUT_ROWS: Final = 8
+"""The number of rows that the layout is chosen for; it is not much worse for others."""
 
 
 def is_available(dtype: torch.dtype, device: torch.device) -> bool:
@@ -45,7 +44,7 @@ def has_bfloat16() -> bool:
 
 
 def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
-    """What `pack` takes beyond what the weights take now."""
+    """Bytes that `pack` takes beyond those of the weights now."""
     if next(model.parameters()).dtype != torch.bfloat16 or has_bfloat16():
         return 0
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -57,11 +56,11 @@ def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
 
 
 def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS, *, keeps_rows: bool = True) -> tuple[int, int]:
-    """Pack every linear layer with so many weights; how many were, and how many are left as they are.
+    """Pack each linear layer of at least `min_weights`; the numbers of layers packed, and left as they are.
 
-    Siblings that are given the same rows are one product. The `weight` of a packed layer is a stand-in: with both, a
-    model would take twice its memory. Code may ask it for its shape, dtype and device, as some does; who computes with
-    it gets NaN. What shares the weight, as an embedding may, keeps it.
+    Siblings that take the same rows are one product. The `weight` of a packed layer is a stand-in, since both would
+    take twice the memory: it has the shape, dtype and device that some code asks for, and values of NaN. Another module
+    that shares the weight, as an embedding may, keeps it.
     `keeps_rows`: on a CPU that has to widen bfloat16, single rows are multiplied by the weights as they were.
     """
     is_widened = next(model.parameters()).dtype == torch.bfloat16 and not has_bfloat16()
@@ -73,10 +72,10 @@ def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS, *, keeps_rows: bool =
         if sum(layer.weight.numel() for layer in group) < min_weights:
             continue
         product, first = make(group, index), 0
-        joint = Joint(product, len(group))
-        for layer in group:  # what is hooked to a layer stays
+        fused = FusedProduct(product, len(group))
+        for layer in group:  # hooks of a layer stay
             num_outputs = _weight(layer).shape[0]
-            layer.forward = Part(joint, slice(first, first + num_outputs)) if len(group) > 1 else product
+            layer.forward = FusedOutput(fused, slice(first, first + num_outputs)) if len(group) > 1 else product
             layer.weight = nn.Parameter(
                 layer.weight.new_full((1, 1), torch.nan).expand_as(layer.weight), requires_grad=False
             )
@@ -110,10 +109,10 @@ def _weight(layer: Any) -> Tensor:
 
 
 class PackedProduct:
-    """The forward of a linear layer, or of several that are given the same rows, with the weights in blocks."""
+    """The forward of a linear layer, or of several with the same input rows, with the weights in blocks."""
 
     def __init__(self, layers: Sequence[Any], index: int = 0) -> None:
-        """`index` is the product's place among those of its model."""
+        """`index` counts the products of a model."""
         self.index = index
         weights = [_weight(layer) for layer in layers]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
@@ -122,12 +121,12 @@ class PackedProduct:
         self._take(weight, torch.cat([layer.bias.detach() for layer in layers]) if self.has_bias else None)
 
     def _take(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_IN_MIND)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS)
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
-        if torch.compiler.is_exporting():  # which knows no weights in blocks
+        if torch.compiler.is_exporting():  # exported code calls an operator: it has no weights in blocks
             return torch.ops.outrider.linear(rows, self.index, self.shape[0])  # type: ignore[no-any-return]
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.shape[0])
@@ -139,10 +138,10 @@ class PackedProduct:
 
 
 class WidenedProduct(PackedProduct):
-    """For bfloat16 on a CPU without instructions for it, on which 8 rows take 7 times as long as one.
+    """For bfloat16 on a CPU without instructions for it, where 8 rows take 7 times as long as one.
 
-    It multiplies by the same numbers as float32, and rounds what comes out, which is what such instructions do. Single
-    rows are nothing but reading weights, so that it is better to have them in half the bytes.
+    It multiplies in float32 and rounds the result, as such instructions do. The cost of a single row is reading the
+    weights, so for single rows the bfloat16 weights are kept.
     """
 
     def __init__(self, layers: Sequence[Any], index: int = 0, *, keeps_rows: bool = True) -> None:
@@ -159,21 +158,21 @@ class WidenedProduct(PackedProduct):
         return super()._multiply(rows.float()).to(rows.dtype)
 
 
-class Joint:
-    """One product for several layers: the first that is called computes for all of them.
+class FusedProduct:
+    """One product for several layers: the first layer that is called computes for all of them.
 
-    Invariant: between two siblings of one pass nobody changes the rows in place; no model that is served does.
+    Invariant: no code changes the rows in place between two siblings of one pass; no served model does.
     """
 
-    def __init__(self, product: PackedProduct, num_parts: int) -> None:
+    def __init__(self, product: PackedProduct, num_layers: int) -> None:
         self.product = product
-        self._num_parts = num_parts
+        self._num_parts = num_layers
         self._rows: Tensor | None = None
         self._outputs: Tensor | None = None
         self._num_taken = 0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """As the product does; of rows that it has just seen, and that nobody has asked for as often, from memory."""
+        """The product of `rows`; computed once for all layers that are called with the same tensor."""
         if self._outputs is None or rows is not self._rows:
             self._rows, self._outputs, self._num_taken = rows, self.product(rows), 0
         outputs = self._outputs
@@ -183,28 +182,28 @@ class Joint:
         return outputs
 
 
-class Part:
-    """The forward of one of them."""
+class FusedOutput:
+    """The forward of one of the layers of a fused product."""
 
-    def __init__(self, joint: Joint, outputs: slice) -> None:
-        self.joint = joint
+    def __init__(self, fused: FusedProduct, outputs: slice) -> None:
+        self.fused = fused
         self._outputs = outputs
 
     def __call__(self, rows: Tensor) -> Tensor:
         """# [..., in] -> [..., out]"""
-        return self.joint(rows)[..., self._outputs]
+        return self.fused(rows)[..., self._outputs]
 
 
 def packed(model: nn.Module) -> list[PackedProduct]:
     """The products of the packed layers, in the order of their indices."""
     forwards = [vars(module).get("forward") for module in model.modules()]
-    products = {one.joint.product if isinstance(one, Part) else one: None for one in forwards}
+    products = {one.fused.product if isinstance(one, FusedOutput) else one: None for one in forwards}
     return sorted((one for one in products if isinstance(one, PackedProduct)), key=lambda product: product.index)
 
 
 @torch.inference_mode()
 def warm_up(model: nn.Module, max_rows: int) -> None:
-    """Let oneDNN make its kernels for up to `max_rows` rows: the first product of a shape takes a millisecond more."""
+    """Let oneDNN make its kernels for up to `max_rows` rows: the first product of each shape takes 1 ms more."""
     products = {(product.shape, product.has_bias): product for product in packed(model)}
     dtype = next(model.parameters()).dtype
     for ((_, num_inputs), _), product in products.items():

@@ -33,8 +33,9 @@ from tests.workers.runtime.test_runtime import (
 )
 from workers.engine.target import TargetEngine
 from workers.model.loader import load
-from workers.runtime import cuda_graph
-from workers.runtime.cuda_graph import CudaRecorder, Inputs, Recorder
+from workers.runtime import backends
+from workers.runtime.backends.cuda_graph import CudaGraphBackend, CudaRecorder, Inputs, Recorder
+from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step.kv_cache import NUM_OWN_BLOCKS, SINK_BLOCK
 from workers.step.rows import StepRows
@@ -48,12 +49,37 @@ def again(work: Callable[[], None]) -> Callable[[], None]:
     return work
 
 
-def warm(path: Path, recorder: Recorder = again, kernel: Any = None, **settings: Any) -> ModelRuntime:
+def recording(by: Recorder) -> type[CudaGraphBackend]:
+    """CUDA graphs on any device, as `by` records them."""
+
+    class Recording(CudaGraphBackend):
+        @classmethod
+        def suits(cls, config: EngineConfig) -> bool:
+            return config.compile
+
+        def recorder(self) -> Recorder:
+            return by
+
+    return Recording
+
+
+def cold(path: Path, recorder: Recorder = again, kernel: Any = None, **settings: Any) -> ModelRuntime:
     config = EngineConfig(**{"model": str(path), "kv_cache_tokens": 8192, "compile": True} | settings)
-    kernel = PlainKernel() if kernel is None else kernel
-    runtime = ModelRuntime(load(config, lambda _: None), config, kernel=kernel, recorder=recorder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "BACKENDS", (recording(recorder), PackedBackend))
+        return ModelRuntime(load(config, lambda _: None), config, kernel=kernel)
+
+
+def warm(path: Path, recorder: Recorder = again, **settings: Any) -> ModelRuntime:
+    runtime = cold(path, recorder, PlainKernel(), **settings)
     runtime.warm_up(lambda _: None)
     return runtime
+
+
+def backend_of(runtime: ModelRuntime) -> CudaGraphBackend:
+    (backend,) = runtime.backends._built
+    assert isinstance(backend, CudaGraphBackend)
+    return backend
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +95,7 @@ def recorded(checkpoint: Path) -> ModelRuntime:
 @pytest.fixture
 def runtime(recorded: ModelRuntime) -> Iterator[ModelRuntime]:
     """One whose every step in a test has to be a recorded one."""
-    recorded.num_eager_steps = 0
+    recorded.backends.num_base_steps = 0
     yield recorded
     assert recorded.num_eager_steps == 0
 
@@ -120,9 +146,8 @@ def test_of_what_a_larger_step_left_behind_nothing_is_read(runtime: ModelRuntime
     free = [slot for slot in range(SINK_BLOCK * 16, len(runtime.cache.keys[0])) if slot not in in_use]
     for pool in (*runtime.cache.keys, *runtime.cache.values):
         pool[free] = torch.nan
-    assert runtime._captured is not None
-    runtime._captured._inputs.values.fill_(3)
-    runtime._captured._logits.fill_(torch.nan)
+    backend_of(runtime)._inputs.values.fill_(3)
+    backend_of(runtime)._logits.fill_(torch.nan)
     got = runtime.forward([StepRows(kv, prefix[-1:], tree)])
     want = [eager_logits(eager, prefix + path_tokens(tree, node))[-1] for node in range(ROOT, len(tree))]
     assert_same(got, torch.stack(want))
@@ -140,10 +165,8 @@ def test_logits_stay_what_they_were(runtime: ModelRuntime) -> None:
 
 
 def test_recording_and_padding_write_to_the_sink_alone(checkpoint: Path) -> None:
-    config = EngineConfig(str(checkpoint), kv_cache_tokens=128, max_step_tokens=8)
-    runtime = ModelRuntime(load(config, lambda _: None), config, kernel=PlainKernel())
-    model = cuda_graph.CapturedModel(runtime._model, runtime.cache, PlainKernel(), 8, 128)
-    model.record(again, lambda _: None)
+    runtime = cold(checkpoint, kernel=PlainKernel(), kv_cache_tokens=128, max_step_tokens=8)
+    recording(again)(runtime.context).warm_up(lambda _: None)
     size = runtime.cache.block_tokens
     for pool in (*runtime.cache.keys, *runtime.cache.values):
         assert pool[SINK_BLOCK * size : NUM_OWN_BLOCKS * size].any()
@@ -157,19 +180,17 @@ def test_recording_and_padding_write_to_the_sink_alone(checkpoint: Path) -> None
 def test_the_largest_is_recorded_first_and_there_are_few(
     checkpoint: Path, max_step_tokens: int, sizes: list[int]
 ) -> None:
-    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, max_step_tokens=max_step_tokens)
-    runtime = ModelRuntime(load(config, lambda _: None), config)
-    model = cuda_graph.CapturedModel(runtime._model, runtime.cache, PlainKernel(), max_step_tokens, 512)
-    forms = list(model._forms())
-    assert list(dict.fromkeys(form.num_rows for form in forms)) == sizes
-    assert len(set(forms)) == len(forms) == 3 * len(sizes) - 1
-    assert forms[0].num_values == max(form.num_values for form in forms)
+    runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=max_step_tokens)
+    shapes = list(CudaGraphBackend(runtime.context)._shapes())
+    assert list(dict.fromkeys(shape.num_rows for shape in shapes)) == sizes
+    assert len(set(shapes)) == len(shapes) == 3 * len(sizes) - 1
+    assert shapes[0].num_values == max(shape.num_values for shape in shapes)
 
 
 def test_what_no_form_has_room_for_runs_as_it_would_and_is_counted(recorded: ModelRuntime, eager: Any) -> None:
     rng = random.Random(7)
     many, deep = tokens(rng, 300), TokenTree(tuple(tokens(rng, 40)), (ROOT, *range(38), ROOT))
-    recorded.num_eager_steps = 0
+    recorded.backends.num_base_steps = 0
     kv = recorded.cache.new_sequence()
     assert_same(recorded.forward([StepRows(kv, many)]), eager_logits(eager, many)[-1:])
     assert recorded.num_eager_steps == 1
@@ -204,14 +225,14 @@ def forgets(work: Callable[[], None]) -> Callable[[], None]:
 
 def forgets_trees(work: Any) -> Callable[[], None]:
     """So does this, for steps with trees."""
-    (form,) = work.args
-    return forgets(work) if form.num_ancestors else again(work)
+    (shape,) = work.args
+    return forgets(work) if shape.num_ancestors else again(work)
 
 
 def forgets_company(work: Any) -> Callable[[], None]:
     """And this for a row of each of several sequences."""
-    (form,) = work.args
-    return forgets(work) if form.longest == 1 and form.num_rows > 1 else again(work)
+    (shape,) = work.args
+    return forgets(work) if shape.longest == 1 and shape.num_rows > 1 else again(work)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +248,7 @@ def forgets_company(work: Any) -> Callable[[], None]:
 def test_what_cannot_be_recorded_is_said_and_serves(
     family: str, recorder: Recorder, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="workers.runtime.runtime"):
+    with caplog.at_level(logging.WARNING, logger="workers.runtime"):
         runtime = warm(checkpoints.write(family, tmp_path), recorder, max_step_tokens=16)
     (line,) = [record.getMessage() for record in caplog.records if "compiled" in record.getMessage()]
     assert line.startswith(f"{runtime.info.name} does not run compiled, so that every step takes longer: {reason}")
@@ -238,9 +259,8 @@ def test_what_cannot_be_recorded_is_said_and_serves(
 
 
 def test_where_kv_is_gathered_nothing_is_recorded(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, max_step_tokens=8, compile=True)
-    runtime = ModelRuntime(load(config, lambda _: None), config, recorder=again)
-    with caplog.at_level(logging.WARNING, logger="workers.runtime.runtime"):
+    runtime = cold(checkpoint, kv_cache_tokens=1024, max_step_tokens=8)
+    with caplog.at_level(logging.WARNING, logger="workers.runtime"):
         runtime.warm_up(lambda _: None)
     assert "its attention gathers KV" in caplog.text
 
@@ -265,11 +285,10 @@ def test_an_engine_writes_what_it_writes_without(recorded: ModelRuntime, checkpo
 
 
 def test_progress_is_shown(checkpoint: Path) -> None:
-    config = EngineConfig(str(checkpoint), kv_cache_tokens=1024, max_step_tokens=8, compile=True)
     lines: list[str] = []
-    ModelRuntime(load(config, lambda _: None), config, kernel=PlainKernel(), recorder=again).warm_up(lines.append)
+    cold(checkpoint, kernel=PlainKernel(), kv_cache_tokens=1024, max_step_tokens=8).warm_up(lines.append)
     assert lines[0] == "recording steps of up to 8 rows"
-    assert lines[1].startswith("recorded 11 of 11 forms of steps in ")
+    assert lines[1].startswith("recorded 11 of 11 shapes of steps in ")
 
 
 def test_inputs_are_copied_to_where_they_were() -> None:

@@ -1,4 +1,4 @@
-"""Reads one rank's slice of a checkpoint: no rank ever holds a tensor that is split, or the whole model.
+"""Reads one rank's shard of a checkpoint: no rank ever holds all of a tensor that is split, or the whole model.
 
 Knows files and modules that are still without weights. Must not know what is split and why (`workers.model.sharding`
 does), nor how ranks talk.
@@ -21,64 +21,64 @@ from transformers import GenerationConfig
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, UnsupportedModel
-from workers.model.checkpoint import renamed, skeleton
-from workers.model.sharding import VOCABULARY, Collectives, Cut, Rehearsal, Slicer
+from workers.model.checkpoint import meta_model, renamed
+from workers.model.sharding import VOCABULARY, Collectives, LocalCollectives, ModuleShard, Sharder
 
 MAX_COMMON_ELEMENTS = 1 << 16
 
 
 @dataclass(slots=True)
-class ModelSlice:
+class ModelShard:
     """The part of a model that rank `index` of `size` holds."""
 
     index: int
     size: int
-    _cuts: Sequence[Cut] = field(init=False, default=())
+    _shards: Sequence[ModuleShard] = field(init=False, default=())
     _hooks: list[RemovableHandle] = field(init=False, default_factory=list)
 
     def check(self, model_config: Any) -> None:
-        """Raises: UnsupportedModel when so many ranks cannot share such a model; needs no weights."""
-        Slicer(self.index, self.size).cuts(_skeleton(model_config, "float32"))
+        """Raises: UnsupportedModel when this number of ranks cannot share the model; needs no weights."""
+        Sharder(self.index, self.size).shards(_shardable_meta_model(model_config, "float32"))
 
     def read(self, files: Sequence[Path], model_config: Any, config: EngineConfig) -> tuple[Any, int]:
         """The model with this rank's weights, and the number of parameters that it has on all ranks together.
 
-        Until `meet` its results have the right shapes and nothing else. Raises: CheckpointError, UnsupportedModel.
+        Until `connect` its results have the right shapes and wrong values. Raises: CheckpointError, UnsupportedModel.
         """
-        model = _skeleton(model_config, config.dtype)
+        model = _shardable_meta_model(model_config, config.dtype)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        cuts = Slicer(self.index, self.size).cuts(model)
+        shards = Sharder(self.index, self.size).shards(model)
         try:
-            _fill(model, files, cuts, torch.device(config.device))
+            _fill(model, files, shards, torch.device(config.device))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"the weights in {files[0].parent} are damaged: {error}") from error
         _fill_buffers(model, torch.device(config.device))
         if (files[0].parent / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(files[0].parent, local_files_only=True)
-        self._cuts = list(cuts.values())
-        self.meet(Rehearsal(self.size))
+        self._shards = list(shards.values())
+        self.connect(LocalCollectives(self.size))
         return model.eval(), num_parameters
 
-    def meet(self, collectives: Collectives) -> None:
-        """From now on the model's results are those of all ranks together."""
+    def connect(self, collectives: Collectives) -> None:
+        """Have the model combine its results with those of the other ranks, by `collectives`."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [hook for cut in self._cuts for hook in cut.hooks(collectives)]
+        self._hooks = [hook for shard in self._shards for hook in shard.hooks(collectives)]
 
     def common_tensors(self, model: Any) -> Iterator[Tensor]:
-        """Small parameters that every rank holds whole: its norms, above all."""
-        cut_modules = {id(cut.module) for cut in self._cuts}
+        """Small parameters that every rank holds whole, mostly norms."""
+        sharded_modules = {id(shard.module) for shard in self._shards}
         for module in model.modules():
-            if id(module) not in cut_modules:
+            if id(module) not in sharded_modules:
                 small = (value for value in module.parameters(recurse=False) if value.numel() <= MAX_COMMON_ELEMENTS)
                 yield from small
 
 
-def _skeleton(model_config: Any, dtype: str) -> Any:
-    """The model without weights. Raises: UnsupportedModel when it cannot be read in slices."""
-    model = skeleton(model_config, dtype)
+def _shardable_meta_model(model_config: Any, dtype: str) -> Any:
+    """The model without weights. Raises: UnsupportedModel when it cannot be read in shards."""
+    model = meta_model(model_config, dtype)
     if dtype != "float32" and getattr(model, "_keep_in_fp32_modules_strict", None):
-        raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which slices in {dtype} do not")
+        raise UnsupportedModel(f"{model_config.model_type} keeps weights in float32, which shards in {dtype} do not")
     return model
 
 
@@ -99,49 +99,49 @@ class _Files:
         return cls(files[0].parent, {name: (file, old) for name, (old, file) in zip(names, stored, strict=True)})
 
     def check(self, wanted: Iterable[str]) -> None:
-        """Raises: CheckpointError when one of them is not there."""
+        """Raises: CheckpointError when one of them is missing."""
         missing = sorted(name for name in wanted if name not in self.holders)
         if missing:
             raise CheckpointError(f"the weights in {self.path} lack {len(missing)} tensors, the first is {missing[0]}")
 
-    def part(self, name: str, shape: torch.Size, cut: Cut | None) -> Tensor:
-        """What the cut leaves of a tensor; no more of it is read. Raises: CheckpointError when it has another shape."""
+    def part(self, name: str, shape: torch.Size, shard: ModuleShard | None) -> Tensor:
+        """This rank's part of a tensor; the rest is not read. Raises: CheckpointError when it has another shape."""
         file, stored_name = self.holders[name]
         whole = file.get_slice(stored_name)
         if tuple(whole.get_shape()) != tuple(shape):
             raise CheckpointError(
                 f"{stored_name} in {self.path} is {tuple(whole.get_shape())}, and by config.json {tuple(shape)}"
             )
-        part: Tensor = file.get_tensor(stored_name) if cut is None else cut.of(name.rpartition(".")[2], whole)
+        part: Tensor = file.get_tensor(stored_name) if shard is None else shard.of(name.rpartition(".")[2], whole)
         return part.contiguous()
 
 
 def _renamed(names: Sequence[str], model: Any) -> Iterator[str]:
-    """What the model calls these tensors. Raises: UnsupportedModel where one is made into something else."""
+    """The model's names of these tensors. Raises: UnsupportedModel for one that has to be converted."""
     for name, (new_name, converter) in zip(names, renamed(names, model), strict=True):
         if converter is not None:
-            raise UnsupportedModel(f"{name} is not a weight as the model has it, and cannot be cut; use one rank")
+            raise UnsupportedModel(f"{name} is not a weight as the model has it, and cannot be split; use one rank")
         yield new_name
 
 
-def _fill(model: Any, files: Sequence[Path], cuts: Mapping[str, Cut], device: torch.device) -> None:
-    """Put the rank's part of each parameter and each stored buffer where it belongs."""
+def _fill(model: Any, files: Sequence[Path], shards: Mapping[str, ModuleShard], device: torch.device) -> None:
+    """Load this rank's part of each parameter and each stored buffer."""
     with ExitStack() as stack:
         stored = _Files.open(files, model, stack)
-        skeleton: dict[str, Tensor] = model.state_dict()
+        expected: dict[str, Tensor] = model.state_dict()
         tied = {name: source for name, source in model.all_tied_weights_keys.items() if name not in stored.holders}
-        own = [name for name in skeleton if name not in tied]
+        own = [name for name in expected if name not in tied]
         stored.check(own)
         for name in own:
             module_name, _, leaf = name.rpartition(".")
-            cut = cuts.get(module_name)
-            if cut is not None and leaf == "bias" and not cut.has_bias:
-                cut.module.register_parameter("bias", None)
+            shard = shards.get(module_name)
+            if shard is not None and leaf == "bias" and not shard.has_bias:
+                shard.module.register_parameter("bias", None)
             else:
-                part = stored.part(name, skeleton[name].shape, cut)
-                _put(model, name, part.to(device=device, dtype=skeleton[name].dtype))
+                part = stored.part(name, expected[name].shape, shard)
+                _put(model, name, part.to(device=device, dtype=expected[name].dtype))
         for name, source in tied.items():
-            _tie(model, name, source, cuts)
+            _tie(model, name, source, shards)
 
 
 def _put(model: Any, name: str, value: Tensor) -> None:
@@ -154,21 +154,21 @@ def _put(model: Any, name: str, value: Tensor) -> None:
     module._parameters[leaf]._is_hf_initialized = True  # type: ignore[union-attr]  # transformers asks for it
 
 
-def _tie(model: Any, name: str, source: str, cuts: Mapping[str, Cut]) -> None:
-    """Let `name` be what it is tied to, in the same memory: an output layer and its embedding are cut alike."""
-    cut, source_cut = (cuts.get(key.rpartition(".")[0]) for key in (name, source))
+def _tie(model: Any, name: str, source: str, shards: Mapping[str, ModuleShard]) -> None:
+    """Let `name` share the memory of `source`: an output layer and the embedding that it is tied to are split alike."""
+    shard, source_shard = (shards.get(key.rpartition(".")[0]) for key in (name, source))
     value: Tensor = model.get_parameter(source).data
-    if source_cut is not None and source_cut.style in VOCABULARY:
-        value = value[: source_cut.span.stop - source_cut.span.start]
-    if source_cut is None and cut is not None:
-        value = cut.of(name.rpartition(".")[2], value)
-    elif (cut and cut.span) != (source_cut and source_cut.span):
+    if source_shard is not None and source_shard.style in VOCABULARY:
+        value = value[: source_shard.span.stop - source_shard.span.start]
+    if source_shard is None and shard is not None:
+        value = shard.of(name.rpartition(".")[2], value)
+    elif (shard and shard.span) != (source_shard and source_shard.span):
         raise UnsupportedModel(f"{name} is tied to {source}, but they are not split alike")
     _put(model, name, value)
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:
-    """Compute what no checkpoint holds: the frequencies of rotary embeddings, and factors."""
+    """Compute the buffers that no checkpoint holds: frequencies of rotary embeddings, and factors."""
     for module in model.modules():
         names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
         for name in names:

@@ -20,10 +20,13 @@ from tests import checkpoints
 from tests.workers.runtime.test_runtime import assert_same, eager_logits, in_all_ways, tokens
 from tests.workers.runtime.test_runtime_families import NUM_TOKENS, PROMPT_TOKENS, generated, guesses, verified_round
 from workers.engine.target import TargetEngine
-from workers.runtime import compiled, packed_weights
-from workers.runtime.compiled import CannotCompile
+from workers.runtime import backends
+from workers.runtime.backend import Backend, BackendUnavailable, gathered_inputs, model_logits
+from workers.runtime.backend_stack import choose
+from workers.runtime.backends import native_library, packed_weights
+from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
-from workers.step.rows import StepRows
+from workers.step.rows import Step, StepRows
 
 pytestmark = pytest.mark.thorough
 
@@ -128,7 +131,7 @@ def test_so_are_bfloat16s_where_they_are_widened(
     """With tiles of one row: compiled code rounds where the model does, whatever it has made one kernel of."""
     monkeypatch.setattr(packed_weights, "has_bfloat16", lambda: False)
     runtime = warm(checkpoint, tmp_path / "compiled", dtype="bfloat16", deterministic=True)
-    assert runtime._tiling.min_rows == 1
+    assert runtime.context.tiling.min_rows == 1
     test_bits_of_compiled_rows_are_their_own(runtime)
 
 
@@ -168,7 +171,9 @@ def test_each_size_of_step_has_code_that_is_made_for_it(
     made: list[str] = []
     monkeypatch.setattr(packed_weights, "has_bfloat16", lambda: has_bfloat16)
     monkeypatch.setattr(packed_weights, "is_available", lambda *_: False)
-    monkeypatch.setattr(compiled, "_compile", lambda _module, _rows, file: made.append(file.stem.partition("-")[2]))
+    monkeypatch.setattr(
+        native_library, "_compile", lambda _module, _rows, file: made.append(file.stem.partition("-")[2])
+    )
     warm(checkpoint, tmp_path / "compiled", **settings)
     assert made == want
 
@@ -180,12 +185,12 @@ def test_what_is_damaged_on_disk_is_made_again(checkpoint: Path, tmp_path: Path,
     def pretend(module: Any, num_rows: int, file: Path) -> None:
         made.append(file)
 
-    monkeypatch.setattr(compiled, "_compile", pretend)
-    model = checkpoints.runtime(checkpoint, deterministic=True)._model
+    monkeypatch.setattr(native_library, "_compile", pretend)
+    model = checkpoints.runtime(checkpoint, deterministic=True).context.model
     for rows in ("one-row", "more-rows"):
-        (tmp_path / f"{compiled._name_of(model)}-{rows}.pt2").write_text("half of it")
-    with pytest.raises(CannotCompile, match="one-row"):
-        compiled.build(model, tmp_path, 1, lambda _: None)
+        (tmp_path / f"{native_library._name_of(model)}-{rows}.pt2").write_text("half of it")
+    with pytest.raises(BackendUnavailable, match="one-row"):
+        native_library.build(model, {}, tmp_path, 1, lambda _: None)
     assert [file.name.partition("-")[2] for file in made] == ["one-row.pt2", "more-rows.pt2"]
 
 
@@ -220,53 +225,64 @@ def test_code_is_kept_and_run_only_where_nobody_else_can_put_any(
         if os.getuid() != 0:
             pytest.skip("only root can give a folder away")
         os.chown(folder, 1234, -1)
-    with pytest.raises(CannotCompile, match=problem):
-        compiled.build(checkpoints.runtime(checkpoint)._model, folder, 1, lambda _: None)
+    with pytest.raises(BackendUnavailable, match=problem):
+        native_library.build(checkpoints.runtime(checkpoint).context.model, {}, folder, 1, lambda _: None)
 
 
 def test_who_did_not_ask_for_it_gets_none_and_counts_none(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "build", None)
+    monkeypatch.setattr(native_library, "build", None)
     runtime = checkpoints.runtime(checkpoint)
     runtime.warm_up(lambda _: None)
     runtime.forward([StepRows(runtime.cache.new_sequence(), [1])])
     assert runtime.num_eager_steps == 0
 
 
-def test_ranks_of_a_shared_model_do_without(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_shared_model_do_without() -> None:
     """Following the model's code would wait for the other ranks, who follow nothing."""
-    monkeypatch.setattr(compiled, "build", None)
+    config = EngineConfig("m", compile=True, tensor_parallel=2)
+    assert choose(config) == [PackedBackend]
+
+
+def test_where_no_compiled_backend_is_for_the_settings_it_says_so_counts_and_serves(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backends, "BACKENDS", (PackedBackend,))
     runtime = checkpoints.runtime(checkpoint, compile=True)
-    runtime._is_shared = True
-    runtime.warm_up(lambda _: None)
+    with caplog.at_level(logging.WARNING, logger="workers"):
+        runtime.warm_up(lambda _: None)
+    assert (
+        "does not run compiled, so that every step takes longer: no compiled backend suits tensor_parallel 1 on cpu"
+        in caplog.text
+    )
     runtime.forward([StepRows(runtime.cache.new_sequence(), [1])])
     assert runtime.num_eager_steps == 1
 
 
-class FakeCompiled:
+def mistaken(factor: float) -> type[Backend]:
     """The model itself, with a mistake: every logit is a hundredth too large, or every lone row stands at 0."""
 
-    def __init__(self, model: Any, factor: float) -> None:
-        self.model = model
-        self.factor = factor
+    class Mistaken(Backend):
+        @classmethod
+        def suits(cls, config: EngineConfig) -> bool:
+            return config.compile
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, plan: Any) -> torch.Tensor:
-        positions = positions * 0 if self.factor == 1 and len(ids) == 1 else positions
-        output = self.model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan
-        )
-        logits: torch.Tensor = output.logits[0] * self.factor
-        return logits
+        def run(self, step: Step) -> torch.Tensor:
+            ids, positions, wanted, plan = gathered_inputs(step, self.context)
+            positions = positions * 0 if factor == 1 and len(ids) == 1 else positions
+            return model_logits(self.context.model, ids, positions, wanted, plan) * factor
+
+    return Mistaken
 
 
 @pytest.mark.parametrize("factor", [1.01, 1])
 def test_compiled_code_that_computes_something_else_is_not_used(
     factor: float, checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled, "build", lambda model, *_: FakeCompiled(model, factor))
+    monkeypatch.setattr(backends, "BACKENDS", (mistaken(factor), PackedBackend))
     with caplog.at_level(logging.WARNING, logger="workers"):
         runtime = warm(checkpoint, folder)
     assert "the compiled model's logits are off by" in caplog.text
-    assert runtime._compiled is None
+    assert not runtime.backends.is_compiled
 
 
 class FakeModel(nn.Module):
@@ -285,23 +301,23 @@ class FakeModel(nn.Module):
 @needs_compiler
 def test_weights_are_no_part_of_the_code_however_small_they_are(tmp_path: Path) -> None:
     file = tmp_path / "more.pt2"
-    compiled._compile(FakeModel(1.0), 8, file)
+    native_library._compile(FakeModel(1.0), 8, file)
     step = [torch.tensor([3, 4, 5]), torch.tensor([0, 1, 2]), torch.tensor([2, 0])]
     for scale in (1.0, 2.0):
         model = FakeModel(scale)
         weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
-        (got,) = compiled._load(file, weights)(list(step))
+        (got,) = native_library._load(file, weights)(list(step))
         torch.testing.assert_close(got, model(*step).detach())
 
 
 def test_code_that_is_another_for_many_rows_is_not_compiled(tmp_path: Path) -> None:
-    with pytest.raises(CannotCompile, match="something else above 100 rows"):
-        compiled._compile(FakeModel(1.0, has_limit=True), 8, tmp_path / "more.pt2")
+    with pytest.raises(BackendUnavailable, match="something else above 100 rows"):
+        native_library._compile(FakeModel(1.0, has_limit=True), 8, tmp_path / "more.pt2")
 
 
 def test_what_was_compiled_is_named_after_all_that_shaped_it(checkpoint: Path, tmp_path: Path) -> None:
     def name(path: Path, **settings: Any) -> str:
-        return compiled._name_of(checkpoints.runtime(path, **settings)._model)
+        return native_library._name_of(checkpoints.runtime(path, **settings).context.model)
 
     usual = name(checkpoint)
     assert name(checkpoints.write("llama", tmp_path / "a", seed=1)) == usual, "weights are no part of it"
@@ -322,7 +338,7 @@ def test_what_no_start_has_used_for_long_is_deleted(tmp_path: Path, monkeypatch:
     """And nothing else that lies there; what cannot be touched, or deleted, is left."""
     names = (f"{1:032x}-one-row.pt2", f"{2:032x}-more-rows.pt2", f"{3:032x}-one-row.pt2", "program.pt2")
     used, old, young, foreign = files = [tmp_path / name for name in names]
-    long_ago = time.time() - compiled.UNUSED_S - 60
+    long_ago = time.time() - native_library.UNUSED_S - 60
     for file in files:
         file.touch()
     for file in (used, old, foreign):
@@ -334,8 +350,8 @@ def test_what_no_start_has_used_for_long_is_deleted(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "touch", refuse)
         patch.setattr(Path, "unlink", refuse)
-        compiled._tidy(tmp_path, [used])
+        native_library._tidy(tmp_path, [used])
     assert set(tmp_path.iterdir()) == set(files)
-    compiled._tidy(tmp_path, [used])
+    native_library._tidy(tmp_path, [used])
     assert set(tmp_path.iterdir()) == {used, young, foreign}
     assert used.stat().st_mtime > time.time() - 3600

@@ -1,0 +1,102 @@
+"""A step goes to the fastest backend that runs it; one that cannot be built, or is wrong, is left out with a reason."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import EngineConfig
+from workers.runtime import backends
+from workers.runtime.backend import Backend
+from workers.runtime.backend_stack import BackendStack, choose
+from workers.runtime.backends import CompiledBackend, CudaGraphBackend, EagerBackend, PackedBackend
+
+STEP: Any = "a step"
+SMALL: Any = "a small step"
+
+
+class Base(Backend):
+    """Runs every step, to 1."""
+
+    is_compiled = False
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return True
+
+    def run(self, step: Any) -> torch.Tensor | None:
+        return torch.full((1, 2), 1.0)
+
+
+class Fast(Base):
+    """Runs small steps alone, to 2."""
+
+    is_compiled = True
+
+    def run(self, step: Any) -> torch.Tensor | None:
+        return torch.full((1, 2), 2.0) if step == SMALL else None
+
+
+class Unbuildable(Fast):
+    def __init__(self, context: Any) -> None:
+        raise RuntimeError("out of memory\nand more")
+
+
+def stack_of(*kinds: type[Backend]) -> BackendStack:
+    context: Any = SimpleNamespace(config=EngineConfig("m", compile=True), model=SimpleNamespace(dtype=torch.float32))
+    return BackendStack(kinds, context, int)
+
+
+def build(stack: BackendStack, step: Any = STEP) -> None:
+    """With a self-test of this step."""
+    self_test: Any = SimpleNamespace(logits=lambda: stack.run(step))
+    stack.build_all(self_test, "model", lambda _: None)
+
+
+def test_a_step_goes_to_the_fastest_that_runs_it_and_others_are_counted() -> None:
+    stack = stack_of(Fast, Base)
+    build(stack)
+    stack.num_base_steps = 0
+    assert (stack.run(SMALL)[0, 0], stack.run(STEP)[0, 0]) == (2.0, 1.0)
+    assert stack.is_compiled
+    assert stack.num_base_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Unbuildable, "out of memory"), (Fast, "the compiled model's logits are off by 1 of their norm")],
+)
+def test_a_backend_that_fails_is_left_out_and_the_one_below_is_not(
+    kind: type[Backend], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Right(Fast):
+        def run(self, step: Any) -> torch.Tensor | None:
+            return Base.run(self, step)
+
+    stack = stack_of(kind, Right, Base)
+    with caplog.at_level(logging.WARNING):
+        build(stack, SMALL)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"model does not run compiled, so that every step takes longer: {reason}"
+    ]
+    assert [type(backend) for backend in stack._built] == [Right]
+
+
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({}, [PackedBackend]),
+        ({"compile": True}, [CompiledBackend, PackedBackend]),
+        ({"compile": True, "tensor_parallel": 2}, [PackedBackend]),
+        ({"device": "cuda"}, [EagerBackend]),
+        ({"device": "cuda", "compile": True}, [CudaGraphBackend, EagerBackend]),
+        ({"device": "cuda", "compile": True, "tensor_parallel": 2}, [CudaGraphBackend, EagerBackend]),
+    ],
+)
+def test_settings_choose_backends(settings: dict[str, Any], want: list[type[Backend]]) -> None:
+    assert choose(EngineConfig("m", **settings)) == want
+    assert backends.BACKENDS[-1] is EagerBackend, "it runs everywhere"

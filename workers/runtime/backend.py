@@ -1,0 +1,91 @@
+"""The interface between the runtime and the ways to run a forward pass.
+
+`workers.runtime.backends` lists the implementations, `workers.runtime.backend_stack` chooses and warms them up. Knows
+what a step is and how a model is called. Must not know sequences, sampling or any single backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from core.config import EngineConfig
+from workers.attention import Kernel, PagedPlan
+from workers.step import KVCache, Step, StepPlan, Tiling, plan_step, upload
+
+
+class BackendUnavailable(Exception):
+    """Why a backend cannot run this model on this machine."""
+
+
+@dataclass(slots=True)
+class BackendContext:
+    """What a backend is made from: one model on one device, and its KV."""
+
+    model: Any
+    """A transformers PreTrainedModel whose attention is ours."""
+    cache: KVCache
+    kernel: Kernel | None
+    """Attention that reads KV by block tables; None where KV is gathered."""
+    config: EngineConfig
+    max_context_tokens: int
+    tiling: Tiling
+    """Shapes that steps are padded to. The warm-up may change `min_rows` and `row_multiple` of it."""
+
+
+class Backend(ABC):
+    """One way to run a forward pass.
+
+    A runtime has a stack of backends, fastest first. Each step goes to the first of them that runs it; the last one
+    runs every step.
+    """
+
+    is_compiled: ClassVar[bool] = True
+    """True for a backend that the warm-up builds: it has to give the logits of the backend below it, or is not used,
+    and steps that it does not run are counted as eager. False for one that runs every step from the start."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self.context = context
+
+    @classmethod
+    @abstractmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        """Whether these settings ask for this backend, and it is made for their device and their number of ranks."""
+
+    @classmethod  # noqa: B027  most leave weights as they are
+    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+        """Lay out the weights as this backend reads them; called once, before KV takes the memory that is left."""
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: B027  some have nothing to do
+        """Build what steps need, so that no request pays for it.
+
+        All ranks of a model do this together. Raises: BackendUnavailable.
+        """
+
+    @abstractmethod
+    def run(self, step: Step) -> Tensor | None:
+        """Write the step's KV; logits of its wanted rows, perhaps of others behind them.  # [rows or more, vocab]
+
+        None, with nothing written, for a step that this backend does not run.
+        """
+
+
+def model_logits(
+    model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan | PagedPlan | None
+) -> Tensor:
+    """What the model's own code computes.  # [T], [T], [W] -> [W, vocab]"""
+    output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+def gathered_inputs(step: Step, context: BackendContext) -> tuple[Tensor, Tensor, Tensor, StepPlan]:
+    """Ids [T], positions [T], wanted rows [W] and the plan of a step whose attention gathers KV."""
+    device = context.cache.device
+    ids, positions, wanted = (upload(rows, device, torch.long) for rows in (step.ids, step.positions, step.wanted))
+    return ids, positions, wanted, plan_step(context.cache, step.spans, len(step.ids), context.tiling)

@@ -1,0 +1,118 @@
+"""The one place where a runtime's backends are chosen, warmed up and compared with each other.
+
+Knows the interface of backends. Must not know which there are, beyond the list, nor how any of them works.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from core.config import EngineConfig
+from core.errors import first_line
+from workers.runtime import backends
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable
+from workers.runtime.self_test import SelfTest
+from workers.step import Step
+
+logger = logging.getLogger(__name__)
+
+FAILURES = (BackendUnavailable, RuntimeError, OSError)
+"""What a backend raises that cannot be built or run here: torch and the compilers have no errors of their own."""
+LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Of a compiled backend, relative to the norm of a row's logits."""
+
+
+def choose(config: EngineConfig) -> Sequence[type[Backend]]:
+    """The backends that suit these settings, fastest first, down to the first that runs every step from the start."""
+    suitable = [kind for kind in backends.BACKENDS if kind.suits(config)]
+    base = next(index for index, kind in enumerate(suitable) if not kind.is_compiled)
+    return suitable[: base + 1]
+
+
+class BackendStack:
+    """The backends of one runtime: the base, which runs every step, and what the warm-up has built above it."""
+
+    def __init__(self, kinds: Sequence[type[Backend]], context: BackendContext, all_min: Callable[[int], int]) -> None:
+        """`all_min` returns the least of the numbers that all ranks of the model give."""
+        *compiled, base = kinds
+        self._context = context
+        self._all_min = all_min
+        self._base = base(context)
+        self._to_build = compiled
+        self._built: list[Backend] = []
+        self.num_base_steps = 0
+        """The number of steps that the base has run."""
+
+    @property
+    def is_compiled(self) -> bool:
+        return bool(self._built)
+
+    def run(self, step: Step) -> Tensor:
+        """As `Backend.run` does, by the first that runs such a step.  # [rows or more, vocab]"""
+        for backend in self._built:
+            logits = backend.run(step)
+            if logits is not None:
+                return logits
+        self.num_base_steps += 1
+        logits = self._base.run(step)
+        assert logits is not None, "the base runs every step"
+        return logits
+
+    def warm_up_base(self, progress: Callable[[str], None]) -> None:
+        """The part of the warm-up that each rank does by itself."""
+        self._base.warm_up(progress)
+
+    def build_all(self, self_test: SelfTest, name: str, progress: Callable[[str], None]) -> None:
+        """Build each compiled backend and compare its logits; one that fails is left out, and the log says why."""
+        if not self._to_build and self._context.config.compile:
+            config = self._context.config
+            self._warn(name, f"no compiled backend suits tensor_parallel {config.tensor_parallel} on {config.device}")
+        while self._to_build:
+            want = self_test.logits()
+            try:
+                self.build(progress)
+            except BackendUnavailable as error:
+                self._warn(name, str(error))
+                continue
+            reason = self._failure(self_test, want)
+            if reason is not None:
+                self.drop(name, reason)
+
+    def build(self, progress: Callable[[str], None]) -> None:
+        """Build the next backend, which runs steps from now on. All ranks do, or none. Raises: BackendUnavailable."""
+        kind, reason = self._to_build.pop(), ""
+        try:
+            backend = kind(self._context)
+            backend.warm_up(progress)
+        except FAILURES as error:
+            reason = first_line(error)
+        if not self._all_min(int(not reason)):
+            raise BackendUnavailable(reason or "another rank cannot build it")
+        self._built.insert(0, backend)
+
+    def drop(self, name: str, reason: str) -> None:
+        """Do without the backend that was built last."""
+        del self._built[0]
+        self._warn(name, reason)
+
+    def close(self) -> None:
+        """Stop the other ranks that run these steps; a single process has none."""
+
+    def _failure(self, self_test: SelfTest, want: Tensor) -> str | None:
+        """What is wrong with the backend that was built last; None if its logits are right but for rounding."""
+        try:
+            got = self_test.logits()
+        except FAILURES as error:
+            return first_line(error)
+        errors = torch.linalg.vector_norm(got - want, dim=1) / torch.linalg.vector_norm(want, dim=1)
+        if float(errors.max()) <= LARGEST_ERROR[self._context.model.dtype]:
+            return None
+        return f"the compiled model's logits are off by {float(errors.max()):.2g} of their norm"
+
+    @staticmethod
+    def _warn(name: str, reason: str) -> None:
+        logger.warning("%s does not run compiled, so that every step takes longer: %s", name, reason)

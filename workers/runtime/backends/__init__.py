@@ -1,0 +1,15 @@
+"""The ways to run a forward pass, one file each. `docs/howto/add-a-backend.md` says how to add one."""
+
+from workers.runtime.backend import Backend
+from workers.runtime.backends.compiled_cpu import CompiledBackend
+from workers.runtime.backends.cuda_graph import CudaGraphBackend
+from workers.runtime.backends.eager import EagerBackend
+from workers.runtime.backends.packed_cpu import PackedBackend
+
+BACKENDS: tuple[type[Backend], ...] = (
+    CudaGraphBackend,
+    CompiledBackend,
+    PackedBackend,
+    EagerBackend,
+)
+"""Fastest first: a runtime takes those that suit its settings, down to the first that runs every step."""

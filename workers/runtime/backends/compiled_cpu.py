@@ -1,0 +1,52 @@
+"""On a CPU: steps run by native code that is compiled at start, or was at an earlier one.
+
+Knows which library a step needs. Must not know how libraries are made (`workers.runtime.backends.native_library`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from core.config import EngineConfig
+from workers.runtime.backend import Backend, BackendContext, gathered_inputs
+from workers.runtime.backends import native_library, packed_weights
+from workers.runtime.backends.native_library import MORE_ROWS, ONE_ROW, Run
+from workers.runtime.backends.operators import forward_pass
+from workers.step import Step
+
+
+class CompiledBackend(Backend):
+    """Computes what the model computes, but for the last bits.
+
+    Not for ranks: to follow the model's code would take the other ranks' part in its sums.
+    """
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self._products = packed_weights.packed(context.model)
+        self._weights = native_library.weights_of(context.model)
+        self._libraries: Mapping[str, Run] = {}
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return config.compile and torch.device(config.device).type == "cpu" and config.tensor_parallel == 1
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        config = self.context.config
+        least_rows = 1 if config.deterministic else self.context.tiling.min_rows  # tiles are yet to be settled
+        folder = Path(config.compile_cache).expanduser()
+        self._libraries = native_library.build(self.context.model, self._weights, folder, least_rows, progress)
+
+    def run(self, step: Step) -> Tensor:
+        ids, positions, wanted, plan = gathered_inputs(step, self.context)
+        num_more = max(0, min(2, len(ids)) - len(wanted))
+        if num_more:  # the library for more rows wants more of them, too
+            wanted = torch.cat([wanted, wanted.new_zeros(num_more)])
+        run = self._libraries[ONE_ROW if len(ids) == 1 else MORE_ROWS]
+        with forward_pass(plan, self._products):
+            logits: Tensor = run([ids, positions, wanted])[0]
+        return logits

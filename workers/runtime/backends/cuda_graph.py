@@ -1,0 +1,172 @@
+"""Steps as CUDA graphs: recorded at start for a few shapes, filled by one copy of integers, and replayed.
+
+On a GPU a small step takes less time than Python needs to launch its operators; a graph launches all of them at once.
+Its shapes and addresses are fixed, so a step is padded to the least shape that has room for it
+(`workers.step.paged_plan`), as one array of integers; padding touches no sequence. All graphs share that array, the
+tensor of logits, and the memory of intermediate results.
+
+A subclass may record in another way, so that all but `CudaRecorder` can be tested without a GPU. Knows models and
+shapes; must not know sessions, nor what the rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, TypeAlias
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from core.config import EngineConfig
+from core.errors import first_line
+from workers.attention import inputs_in_shape
+from workers.runtime.backend import Backend, BackendContext, BackendUnavailable, model_logits
+from workers.step import Step, StepPlan, StepShape, segments_of
+
+MAX_ROWS = 256
+"""Larger steps keep a GPU busy for longer than Python takes to launch them."""
+MAX_ANCESTORS = 32
+"""The most levels of a tree below its root."""
+
+Work: TypeAlias = Callable[[], None]
+Recorder: TypeAlias = Callable[[Work], Work]
+"""Does the work, and returns a function that does it again, on the same memory."""
+
+
+class CudaRecorder:
+    """Records a CUDA graph; all graphs share one pool of memory, so the largest comes first.
+
+    Not run by any test of this project.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        # One for all, because memory is shared within a stream.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+
+    def __call__(self, work: Work) -> Work:
+        work()  # libraries create handles and choose kernels at first use, which cannot be recorded
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            work()
+        replay: Work = graph.replay
+        return replay
+
+
+class Inputs:
+    """The integers of a step, at the address that all graphs read."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_on_gpu = device.type == "cuda"
+        self.values = torch.zeros(size, dtype=torch.int32, device=device)
+        self._staged = torch.zeros(size, dtype=torch.int32, pin_memory=is_on_gpu)
+        self._copied = torch.cuda.Event() if is_on_gpu else None  # type: ignore[no-untyped-call]  # torch's own
+
+    def set(self, values: NDArray[Any]) -> None:
+        """Copy `values` to the beginning, in the order of the stream and without waiting for it."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy before this one reads the staging buffer
+        staged = self._staged[: len(values)]
+        staged.copy_(torch.from_numpy(values))
+        self.values[: len(values)].copy_(staged, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.values.device))
+
+
+class CudaGraphBackend(Backend):
+    """Replays a graph for each step that one of its shapes has room for."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        cache, config = context.cache, context.config
+        self._max_rows = min(MAX_ROWS, _power_of_two(config.max_step_tokens))
+        self._num_blocks = min(cache.num_blocks, cache.num_blocks_for(max(context.max_context_tokens, self._max_rows)))
+        self._inputs = Inputs(max(shape.num_values for shape in self._shapes()), cache.device)
+        self._logits = torch.empty(self._max_rows, context.model.config.vocab_size, device=cache.device)
+        self._graphs: Mapping[StepShape, Work] = {}
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return config.compile and torch.device(config.device).type != "cpu"
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Record a graph for each shape. Raises: BackendUnavailable where none can be recorded."""
+        if self.context.kernel is None:
+            raise BackendUnavailable("its attention gathers KV, and where that lies is not the same for two steps")
+        progress(f"recording steps of up to {self._max_rows} rows")
+        began_s = monotonic()
+        shapes = list(self._shapes())
+        self._graphs = self._record(shapes, self.recorder())
+        progress(f"recorded {len(self._graphs)} of {len(shapes)} shapes of steps in {monotonic() - began_s:.0f} s")
+
+    def run(self, step: Step) -> Tensor | None:
+        segments = segments_of(step.spans)
+        shape = self._shape_for(StepShape.of(self.context.cache, step, segments))
+        if shape is None or shape not in self._graphs:
+            return None
+        self._inputs.set(shape.fill(self.context.cache, step, segments))
+        self._graphs[shape]()
+        return self._logits[: len(step.wanted)].clone()  # the next step overwrites them
+
+    def recorder(self) -> Recorder:
+        return CudaRecorder(self.context.cache.device)
+
+    def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> dict[StepShape, Work]:
+        graphs: dict[StepShape, Work] = {}
+        reason = ""
+        for shape in shapes:
+            self._inputs.set(shape.blank(self.context.cache))
+            try:
+                graphs[shape] = recorder(partial(self._replay, shape))
+            except BackendUnavailable as error:  # other shapes may not need it
+                reason = str(error)
+            except RuntimeError as error:  # of CUDA, or of a model that asks what is in a tensor
+                raise BackendUnavailable(first_line(error)) from error
+        if not graphs:
+            raise BackendUnavailable(reason)
+        return graphs
+
+    def _replay(self, shape: StepShape) -> None:
+        """The work of the graph of this shape: from the inputs to the logits."""
+        context = self.context
+        assert context.kernel is not None, "without a kernel nothing is recorded"
+        inputs = inputs_in_shape(shape, self._inputs.values, context.cache, context.kernel, _refuse)
+        logits = model_logits(context.model, *inputs)
+        self._logits[: shape.num_wanted].copy_(logits)
+
+    def _shapes(self) -> Iterator[StepShape]:
+        """The largest first: for each number of rows that is a power of two, with trees, with chains, and with a row of
+        each sequence."""
+        num_rows = self._max_rows
+        while num_rows:
+            yield self._shape(num_rows, num_rows, MAX_ANCESTORS)
+            if num_rows > 1:
+                yield self._shape(num_rows, num_rows, 0)
+            yield self._shape(num_rows, 1, 0)
+            num_rows //= 2
+
+    def _shape(self, num_rows: int, longest: int, num_ancestors: int) -> StepShape:
+        """Each row may be wanted, and be a segment of its own."""
+        return StepShape(num_rows, num_rows, num_rows, self._num_blocks, longest, num_ancestors)
+
+    def _shape_for(self, needed: StepShape) -> StepShape | None:
+        """The least shape with room for the step; None, or a shape without a graph, for a larger step."""
+        if needed.num_blocks > self._num_blocks or needed.num_ancestors > MAX_ANCESTORS:
+            return None
+        num_rows = _power_of_two(needed.num_rows)
+        if needed.num_ancestors:
+            return self._shape(num_rows, num_rows, MAX_ANCESTORS)
+        return self._shape(num_rows, 1 if needed.longest == 1 else num_rows, 0)
+
+
+def _refuse() -> StepPlan:
+    raise BackendUnavailable("a layer gathers KV, and where that lies is in no tensor")
+
+
+def _power_of_two(count: int) -> int:
+    """The least that is not below `count`."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,29 @@
+"""The model's own code, one operator after the other: runs everywhere, and every step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from core.config import EngineConfig
+from workers.attention import paged_inputs
+from workers.runtime.backend import Backend, gathered_inputs, model_logits
+from workers.step import Step
+
+
+class EagerBackend(Backend):
+    """Calls the model as it is."""
+
+    is_compiled: ClassVar[bool] = False
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:  # noqa: ARG003
+        return True
+
+    def run(self, step: Step) -> Tensor:
+        context = self.context
+        if context.kernel is None:
+            return model_logits(context.model, *gathered_inputs(step, context))
+        inputs = paged_inputs(step, context.cache, context.kernel, context.tiling)
+        return model_logits(context.model, *inputs)

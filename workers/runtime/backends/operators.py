@@ -1,0 +1,60 @@
+"""Operators that native code calls back: attention and packed products, black boxes to the compiler.
+
+They need the step's plan and the model's packed products, which are no tensors: a thread sets them for each pass.
+Knows torch's operator registry. Must not know models.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.attention import Attention
+from workers.runtime.backends.packed_weights import PackedProduct
+from workers.step import StepPlan
+
+_pass = threading.local()
+
+
+@contextmanager
+def forward_pass(plan: StepPlan, products: Sequence[PackedProduct]) -> Iterator[None]:
+    """What the operators of this thread use inside of the block."""
+    _pass.plan, _pass.products = plan, products
+    try:
+        yield
+    finally:
+        del _pass.plan, _pass.products
+
+
+_LIBRARY: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("linear(Tensor rows, int index, int num_outputs) -> Tensor")
+_LIBRARY.define(
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, float? softcap, Tensor? sinks)"
+    " -> Tensor"
+)
+
+
+def _linear(rows: Tensor, index: int, num_outputs: int) -> Tensor:  # noqa: ARG001
+    output: Tensor = _pass.products[index](rows)
+    return output
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    output = Attention(scale, window, softcap, sinks).run_layer(layer, _pass.plan, query, key, value)
+    return output.contiguous()  # as was promised: compiled code does not look
+
+
+_LIBRARY.impl("linear", _linear, "CPU")
+_LIBRARY.impl("linear", lambda rows, _, num_outputs: rows.new_empty(*rows.shape[:-1], num_outputs), "Meta")
+_LIBRARY.impl("attend", _attend, "CPU")
+_LIBRARY.impl(
+    "attend", lambda query, _, value, *__: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), "Meta"
+)

@@ -1,0 +1,58 @@
+"""On a CPU: the model's own code over packed weights (`workers.runtime.backends.packed_weights`).
+
+Knows how much memory packing may take. Must not know how products are computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from core.config import EngineConfig
+from workers.runtime.backends import packed_weights
+from workers.runtime.backends.eager import EagerBackend
+from workers.runtime.memory import GIB, free_bytes
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_ROWS: Final = 64
+"""Steps of up to this number of rows find their kernels made."""
+
+
+class PackedBackend(EagerBackend):
+    """As eager, with weights in blocks; a CPU without kernels for them, or memory, keeps the weights as they are."""
+
+    @classmethod
+    def suits(cls, config: EngineConfig) -> bool:
+        return torch.device(config.device).type == "cpu"
+
+    @classmethod
+    def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
+        if not packed_weights.is_available(model.dtype, torch.device(config.device)):
+            logger.warning("no packed %s products on this CPU: verifying several tokens takes longer", model.dtype)
+            return
+        keeps_rows = not config.deterministic  # a row has to have the same bits in any company
+        if not _has_memory(model, config, keeps_rows=keeps_rows):
+            return
+        min_weights = 0 if config.deterministic else packed_weights.MIN_WEIGHTS
+        num_packed, num_left = packed_weights.pack(model, min_weights, keeps_rows=keeps_rows)
+        logger.info("%d linear layers packed, %d left as they are", num_packed, num_left)
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:  # noqa: ARG002
+        packed_weights.warm_up(self.context.model, WARM_UP_ROWS)
+
+
+def _has_memory(model: Any, config: EngineConfig, *, keeps_rows: bool) -> bool:
+    """Whether packing takes at most half of the free memory; the log says when it does not."""
+    needed = packed_weights.bytes_needed(model, keeps_rows=keeps_rows)
+    free = free_bytes(torch.device(config.device), config.tensor_parallel)
+    if not needed or free is None or needed <= free // 2:
+        return True
+    logger.warning(
+        "%s is not widened, so verifying several tokens takes longer: that needs %.1f GiB, and %.1f are free",
+        *(model.dtype, needed / GIB, free / GIB),
+    )
+    return False

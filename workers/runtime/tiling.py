@@ -1,0 +1,66 @@
+"""The shapes that steps are padded to; in deterministic mode the smallest in which a row's bits are its own.
+
+Knows settings and self-tests. Must not know how a step is run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError
+from workers.runtime.backend import BackendContext
+from workers.runtime.backends import packed_weights
+from workers.runtime.self_test import SelfTest
+from workers.step import Tiling
+
+logger = logging.getLogger(__name__)
+
+NO_TILING = Tiling()
+CPU_BFLOAT16 = Tiling(min_rows=4)
+"""With fewer rows, a row's matrix products depend on the number of rows, and four rows cost what one does. In float32
+four rows cost 1.5 times as much, for differences in the last bits alone; `deterministic` removes those."""
+
+CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=4, kv_tokens=512, by_branch=True)
+"""On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
+no multiple of the vector width in another way: with whole blocks, rows by the eight, attention in products of four rows
+each, and each branch of a tree read in the order of a chain, a row's bits are its own."""
+FEWER_ROWS = (1, 4)
+"""Numbers of rows that may do where all weights are packed; a self-test at start decides."""
+
+
+def choose_tiling(config: EngineConfig) -> Tiling:
+    """The tiling of these settings. Raises: ConfigError for deterministic steps where they are not available."""
+    on_cpu = torch.device(config.device).type == "cpu"
+    if not config.deterministic:
+        return CPU_BFLOAT16 if on_cpu and config.dtype == "bfloat16" and packed_weights.has_bfloat16() else NO_TILING
+    if not on_cpu:
+        raise ConfigError(f"deterministic is available on cpu only, not on {config.device}")
+    if CPU_DETERMINISTIC.kv_tokens % config.block_tokens:
+        raise ConfigError(
+            f"deterministic needs block_tokens to divide {CPU_DETERMINISTIC.kv_tokens}, got {config.block_tokens}"
+        )
+    return CPU_DETERMINISTIC
+
+
+def find_tile_rows(context: BackendContext, self_test: SelfTest) -> int | None:
+    """The least number of rows to a tile with which a row's bits are its own; None if no number does.
+
+    The context's tiling is that of the last number tried.
+    """
+    is_packed = packed_weights.is_available(context.model.dtype, context.cache.device)
+    fewer: tuple[int, ...] = FEWER_ROWS if is_packed else ()
+    for num_rows in (*fewer, CPU_DETERMINISTIC.min_rows):
+        context.tiling = tiles_of(num_rows)
+        if self_test.has_equal_bits():
+            logger.info("deterministic steps have rows by %d", num_rows)
+            return num_rows
+    return None
+
+
+def tiles_of(num_rows: int) -> Tiling:
+    """Deterministic steps with `num_rows` rows to a tile."""
+    return replace(CPU_DETERMINISTIC, min_rows=num_rows, row_multiple=num_rows)
