@@ -36,6 +36,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))  # a process has one cluster at a time
     for item in items:
+        if item.get_closest_marker("ci") is not None:
+            item.add_marker(pytest.mark.slow)
         if THOROUGH.intersection(item.path.parents) or has_a_further_seed(item):
             item.add_marker(pytest.mark.thorough)
 
