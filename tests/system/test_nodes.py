@@ -16,7 +16,7 @@ from bench.traffic import PLAINLY, connected, request, run
 from deploy.client import Client
 from outrider_client import AsyncClient
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.ci]
 
 PROMPT = "def fibonacci(n):\n"
 MAX_TOKENS = 64

@@ -57,7 +57,8 @@ async def assert_nothing_is_held(running):
 
 def prompts_of(num_prompts):
     """Different beginnings of code: lines of this project's own, cut at random places."""
-    lines = [line for line in (DEMO.parents[1] / "core" / "records.py").read_text().splitlines() if len(line) > 20]
+    files = sorted((DEMO.parents[1] / "core" / "records").glob("*.py"))
+    lines = [line for file in files for line in file.read_text().splitlines() if len(line) > 20]
     chooser = random.Random(0)
     return [chooser.choice(lines)[: chooser.randrange(8, 60)] for _ in range(num_prompts)]
 
