@@ -75,7 +75,8 @@ async def test_greedy_output_is_that_of_transformers(speculation):
             chunks = await served.complete(request(prompt, 32))
             tokens = [token for chunk in chunks for token in chunk.token_ids]
             assert tokens == generate(DEMO / "target", prompt, 32)
-            assert (chunks[-1].stats.num_accepted_tokens > 0) is (speculation.max_draft_tokens > 0)
+            if speculation.policy == "static":  # the adaptive one may rest, as on a busy machine
+                assert (chunks[-1].stats.num_accepted_tokens > 0) is (speculation.max_draft_tokens > 0)
         await served.check_nothing_is_held()
 
 
