@@ -19,9 +19,7 @@ seed among them that catches it."""
 
 
 def parts():
-    for part in range(NUM_PARTS):
-        marks = [pytest.mark.thorough] if part else []
-        yield pytest.param(part, marks=[*marks, *([] if part in FIRST else [pytest.mark.ci])])
+    return [part if part in FIRST else pytest.param(part, marks=pytest.mark.ci) for part in range(NUM_PARTS)]
 
 
 @pytest.fixture(scope="session")
