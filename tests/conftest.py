@@ -27,6 +27,8 @@ settings.load_profile("untimed")
 THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
 """Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
 
+LONGEST = {"test_compiled.py", "test_chaos.py", "test_exactness.py"}
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What is not run is not imported either, which takes seconds for whole programs."""
@@ -34,12 +36,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))  # a process has one cluster at a time
+    items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("ci") is not None:
             item.add_marker(pytest.mark.slow)
         if THOROUGH.intersection(item.path.parents) or has_a_further_seed(item):
             item.add_marker(pytest.mark.thorough)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool]:
+    """What takes longest comes first, so that no process waits for it in the end; a shared cluster comes last, since a
+    process has one at a time."""
+    return "cluster" in getattr(item, "fixturenames", ()), item.path.name not in LONGEST
 
 
 def has_a_further_seed(item: pytest.Item) -> bool:
