@@ -36,7 +36,7 @@ test: setup .venv/bin/promtool  ## Run the tests, but for those that take minute
 	$(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
 	$(BIN)/python -m pytest -m "not slow and ray" $(ON_RAY)
 
-test-ci: setup  ## Run what continuous integration runs beyond `make test`
+test-ci: setup .venv/bin/promtool  ## Run what continuous integration runs beyond `make test`
 	$(BIN)/python -m pytest -m "ci and not ray" -n auto --dist worksteal
 	$(BIN)/python -m pytest -m "ci and ray" $(ON_RAY)
 
