@@ -25,7 +25,7 @@ from workers.runtime.compiled import CannotCompile
 from workers.runtime.runtime import ModelRuntime
 from workers.step.rows import StepRows
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # compilers take minutes on a busy machine
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler here"
