@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo serve test test-fast test-all check k8s bench protos format clean
+.PHONY: help setup demo serve test test-fast test-ci test-all check k8s bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -28,10 +28,17 @@ serve: setup  ## Serve the embedded pair until interrupted
 test-fast: setup  ## Run the tests for an edit: without Ray, and without those that are thorough
 	$(BIN)/python -m pytest -m "not slow and not ray and not thorough" -n auto --dist worksteal
 
+# Where tests on Ray are; the others are not even collected with them.
+ON_RAY := tests/clients tests/deploy tests/system
+
 # Tests on Ray have several processes each, and clusters of one machine get in each other's way: one after the other.
 test: setup .venv/bin/promtool  ## Run the tests, but for those that take minutes
 	$(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
-	$(BIN)/python -m pytest -m "not slow and ray"
+	$(BIN)/python -m pytest -m "not slow and ray" $(ON_RAY)
+
+test-ci: setup .venv/bin/promtool  ## Run what continuous integration runs beyond `make test`
+	$(BIN)/python -m pytest -m "ci and not ray" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "ci and ray" $(ON_RAY)
 
 test-all: setup .venv/bin/promtool .venv/checkov/.installed  ## Run all tests
 	$(BIN)/python -m pytest

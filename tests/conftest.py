@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,6 +27,8 @@ settings.load_profile("untimed")
 THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
 """Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
 
+LONGEST = {"test_compiled.py", "test_chaos.py", "test_exactness.py"}
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What is not run is not imported either, which takes seconds for whole programs."""
@@ -33,9 +36,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     for item in items:
+        if item.get_closest_marker("ci") is not None:
+            item.add_marker(pytest.mark.slow)
         if THOROUGH.intersection(item.path.parents) or has_a_further_seed(item):
             item.add_marker(pytest.mark.thorough)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool]:
+    """What takes longest comes first, so that no process waits for it in the end; a shared cluster comes last, since a
+    process has one at a time."""
+    return "cluster" in getattr(item, "fixturenames", ()), item.path.name not in LONGEST
 
 
 def has_a_further_seed(item: pytest.Item) -> bool:
@@ -67,3 +79,26 @@ def _no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     yield
     if not was_imported and "ray" in sys.modules and sys.modules["ray"].is_initialized():
         refuse()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Ray and Serve, for all tests that neither start nor stop nodes; with more logical CPUs than they take."""
+    from deploy.launch.cluster import local_cluster  # Ray, which other tests do without
+
+    with local_cluster(num_cpus=16) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture(scope="session")
+def running(cluster: Any) -> Any:
+    """The demo pair on that cluster, for all tests of what its clients meet.
+
+    With a static policy: the adaptive one would rest on a busy machine, and nothing would be drafted.
+    """
+    from deploy.settings import demo_config
+    from tests.system.served import MAX_SESSIONS, deployed
+
+    speculation = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=30")
+    settings = [*(f"speculation.{each}" for each in speculation), f"limits.max_sessions={MAX_SESSIONS}"]
+    return deployed(demo_config(settings), cluster)

@@ -34,6 +34,7 @@ def asked(monkeypatch):
     return seen
 
 
+@pytest.mark.ci
 def test_trees_and_chains_are_swept_and_simulated():
     swept = sweep(case())
     assert set(swept) == {"static", "path_probability", "static_tree"}

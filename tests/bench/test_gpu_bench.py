@@ -54,6 +54,7 @@ def pair():
 # The whole
 
 
+@pytest.mark.ci
 def test_every_side_is_measured_and_writes_the_same_text(tmp_path):
     """In float32 plain decoding, transformers and speculation agree, whatever the machine's speed."""
     file = tmp_path / "results.json"

@@ -27,6 +27,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runtime, name, value)
 
 
+@pytest.mark.ci
 def test_every_ratio_is_measured_and_those_with_goals_are_judged(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     options = {"size": "8M", "dtypes": "float32", "threads": 1, "repeats": 2, "cache": tmp_path, "json": file}

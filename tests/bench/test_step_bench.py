@@ -12,6 +12,7 @@ from bench.__main__ import main
 from bench.step import Cost, Times
 
 
+@pytest.mark.ci
 def test_every_side_is_measured_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "NUM_STEPS": 2,

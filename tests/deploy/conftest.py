@@ -1,4 +1,4 @@
-"""A local Ray cluster for the tests of a module that are marked `ray`."""
+"""Fakes for the cluster that tests share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ with warnings.catch_warnings():
 
 from ray import cloudpickle
 
-from deploy.launch.cluster import Endpoints, local_cluster
+from deploy.launch.cluster import Endpoints
 from tests.deploy import fake_engines
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Endpoints]:
-    """Ray and Serve with more logical CPUs than tests take; fakes are sent by value, as workers cannot import tests."""
+def cluster_for_fakes(cluster: Endpoints) -> Iterator[None]:
+    """Fakes are sent by value, as the workers of the cluster cannot import tests."""
     cloudpickle.register_pickle_by_value(fake_engines)
-    with local_cluster(num_cpus=8) as endpoints:
-        yield endpoints
+    yield
     cloudpickle.unregister_pickle_by_value(fake_engines)

@@ -41,6 +41,18 @@ def test_the_application_needs_what_its_parts_need():
     assert app.resources(config) == pytest.approx(expected)
 
 
+def test_each_part_runs_where_its_labels_say():
+    at = {"target": "large", "draft": "small", "orchestrator": "front"}
+    labels = {role: {"labels": {"zone": zone}} for role, zone in at.items()}
+    engines = {role: {"engine": {"model": f"/{role}"}} for role in ("target", "draft")}
+    ingress = app.build({role: engines.get(role, {}) | labels[role] for role in at})
+    assert ingress._bound_deployment.ray_actor_options["label_selector"] == {"zone": "front"}
+    (member,) = bound(ingress)[0]
+    for part, zone in ((member.target, "large"), (member.draft, "small")):
+        selectors = part._bound_deployment._replica_config.placement_group_bundle_label_selector
+        assert selectors == [{"zone": zone}] * 2
+
+
 def test_an_application_is_built_from_the_settings_of_a_serve_yaml():
     assert isinstance(app.build({"target": {"engine": {"model": "/t"}}}), Application)
     with pytest.raises(ConfigError, match="darft: there is no such setting"):

@@ -1,4 +1,4 @@
-"""What clients meet, through Serve's own proxy, with a pair of tiny random models."""
+"""What clients meet, through Serve's own proxy."""
 
 from __future__ import annotations
 
@@ -12,31 +12,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from deploy.cli import main
 from deploy.client import CallFailed, Client
-from deploy.launch.local import served
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
-from tests import checkpoints
+from tests.system.served import MAX_SESSIONS
 
 pytestmark = pytest.mark.ray
-MAX_SESSIONS = 2
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pair")
-    target, draft = (checkpoints.write("llama", directory / name, seed) for name, seed in (("target", 0), ("draft", 1)))
-    config = ServiceConfig(
-        TargetConfig(EngineConfig(str(target))),
-        DraftConfig(EngineConfig(str(draft))),
-        model_name="tiny",
-        speculation=SpeculationConfig(policy="static", draft_timeout_s=30.0),  # though a random draft is not worth it
-        limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5),
-    )
-    with served(config, lambda _: None) as endpoints:
-        yield f"localhost:{endpoints.grpc_port}"
+@pytest.fixture
+def address(running):
+    return running.address
 
 
 @pytest.fixture
@@ -105,19 +92,20 @@ def test_a_refused_stream_says_the_field_and_nothing_else(client):
 
 
 def test_an_unknown_model_is_not_found(client):
-    with pytest.raises(CallFailed, match=r"NOT_FOUND.*'tiny'"):
+    with pytest.raises(CallFailed, match=r"NOT_FOUND.*'outrider-demo'"):
         client.generate(request(model="gpt"))
 
 
 def test_what_is_one_too_many_is_refused_and_there_is_room_again_when_a_stream_is_dropped(client):
-    streams = [client.stream(request(400)) for _ in range(MAX_SESSIONS)]
+    streams = [client.stream(request(1500)) for _ in range(MAX_SESSIONS)]
     for stream in streams:
         next(stream)
-    with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(CallFailed, match=r"RESOURCE_EXHAUSTED.*try again in 1 s"):
         client.complete(request())
     streams[0].close()
     assert until_accepted(client, request()).usage.completion_tokens == 24
-    streams[1].close()
+    for stream in streams[1:]:
+        stream.close()
 
 
 def until_accepted(client: Client, message: pb.GenerateRequest, timeout_s: float = 20.0):
@@ -141,7 +129,7 @@ def test_a_deadline_ends_the_stream_and_frees_its_place(client):
 
 def test_the_other_methods_answer(client, stub):
     info = client.model_info()
-    assert (info.model, info.target.architecture, info.max_draft_tokens) == ("tiny", "LlamaForCausalLM", 8)
+    assert (info.model, info.target.architecture, info.max_draft_tokens) == ("outrider-demo", "LlamaForCausalLM", 8)
     ids = stub.Tokenize(pb.TokenizeRequest(text="안녕")).token_ids
     assert stub.Detokenize(pb.DetokenizeRequest(token_ids=ids)).text == "안녕"
 

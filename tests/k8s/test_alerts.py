@@ -153,6 +153,7 @@ FAULTS = (
 """In rules; `check` is the file of cases that must come out otherwise."""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
     changed = monitoring()

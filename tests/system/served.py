@@ -1,4 +1,4 @@
-"""The real system: Ray, Serve, three deployments, gRPC on a real socket; one for all tests of a module."""
+"""The real system: Ray, Serve, three deployments, gRPC on a real socket; on a cluster of its own or on a shared one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from typing import Any
 import grpc
 
 from core.config import ServiceConfig
+from deploy.client import Client
+from deploy.launch import application
+from deploy.launch.cluster import Endpoints
 from deploy.launch.local import served
 from deploy.launch.probe import engine_of
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
+
+READY_TIMEOUT_S = 60.0
+MAX_SESSIONS = 24
+"""Of the service that tests share: more than any of them needs at once, and few enough to fill it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,18 @@ class Server:
 
 @contextmanager
 def server(config: ServiceConfig) -> Iterator[Server]:
+    """On a cluster of its own."""
     with served(config, lambda _: None) as endpoints:
         yield Server(f"localhost:{endpoints.grpc_port}")
+
+
+def deployed(config: ServiceConfig, cluster: Endpoints) -> Server:
+    """On a cluster that runs, where nothing else may be served; it ends with its cluster."""
+    application.run(config)
+    address = f"localhost:{cluster.grpc_port}"
+    with Client(address) as client:
+        client.wait_until_serving(READY_TIMEOUT_S)
+    return Server(address)
 
 
 async def tokens(stub: Any, request: pb.GenerateRequest) -> list[int]:

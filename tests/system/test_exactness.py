@@ -33,12 +33,6 @@ WILD = Sampling(temperature=1.2, top_k=100, top_p=0.8, seed=5)
 PENALISED = Sampling(
     temperature=1.0, seed=3, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1
 )
-SAMPLINGS = [
-    pytest.param(SHARP, marks=pytest.mark.slow),
-    USUAL,
-    pytest.param(WILD, marks=pytest.mark.slow),
-    PENALISED,
-]
 
 
 def generate(path, prompt, num_tokens):
@@ -81,7 +75,8 @@ async def test_greedy_output_is_that_of_transformers(speculation):
             chunks = await served.complete(request(prompt, 32))
             tokens = [token for chunk in chunks for token in chunk.token_ids]
             assert tokens == generate(DEMO / "target", prompt, 32)
-            assert (chunks[-1].stats.num_accepted_tokens > 0) is (speculation.max_draft_tokens > 0)
+            if speculation.policy == "static":  # the adaptive one may rest, as on a busy machine
+                assert (chunks[-1].stats.num_accepted_tokens > 0) is (speculation.max_draft_tokens > 0)
         await served.check_nothing_is_held()
 
 
@@ -95,7 +90,7 @@ async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temp
             for number, text in enumerate(PROMPTS)
         ]
         expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
-        for _ in range(3):
+        for _ in range(2):
             assert await asyncio.gather(*map(served.tokens, jobs)) == expected
         rounds = [seen for pilot in pilots.pilots for seen in pilot.rounds]
         assert {seen.found for seen in rounds} == {Found.HIT, Found.MISS, Found.NOT_ASKED}
@@ -121,20 +116,28 @@ async def test_greedy_output_is_that_of_transformers_for_other_architectures(tmp
             await served.check_nothing_is_held()
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
-async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling):
-    """Plain and alone is the reference; then each draft length, alone and sixteen at once."""
+FEW, MANY = (5, (1, 8)), (16, (1, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_jobs", "gammas"),
+    [(each, *FEW) for each in (USUAL, PENALISED)]
+    + [pytest.param(each, *MANY, marks=pytest.mark.ci) for each in (SHARP, USUAL, WILD, PENALISED)],
+    ids=lambda value: f"T={value.temperature}" if isinstance(value, Sampling) else None,
+)
+async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling, num_jobs, gammas):
+    """Plain and alone is the reference; then each draft length, alone and all at once."""
     async with system(gamma=8) as served:
         prompts = [served.tokenizer.encode(text) for text in PROMPTS]
         jobs = [
             request(prompts[index % len(prompts)], 16, sampling=replace(sampling, seed=(sampling.seed + index) % 2**64))
-            for index in range(16)
+            for index in range(num_jobs)
         ]
         expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
-        assert len({tuple(tokens) for tokens in expected}) > 8, "seeds matter"
-        for gamma in (1, 4, 8):
+        assert len({tuple(tokens) for tokens in expected}) > num_jobs // 2, "seeds matter"
+        for number, gamma in enumerate(gammas):
             drafted = [replace(job, max_draft_tokens=gamma) for job in jobs]
-            assert await served.tokens(drafted[gamma]) == expected[gamma]
+            assert await served.tokens(drafted[number]) == expected[number]
             assert await asyncio.gather(*map(served.tokens, drafted)) == expected
         await served.check_nothing_is_held()
 
@@ -160,11 +163,11 @@ async def test_a_resumed_stream_gives_the_tokens_that_the_first_would_have_given
 
 
 async def test_preemption_changes_no_token():
-    """Room for two of eight sequences: the others' KV is dropped and computed again, over and over."""
+    """Room for two of five sequences: the others' KV is dropped and computed again, over and over."""
     async with system() as served:
         jobs = [
             request(served.tokenizer.encode(text), 16, sampling=replace(USUAL, seed=n))
-            for n, text in enumerate(PROMPTS)
+            for n, text in enumerate(PROMPTS[:5])
         ]
         expected = [await served.tokens(job) for job in jobs]
     async with system(kv_cache_tokens=96) as served:

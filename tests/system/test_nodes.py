@@ -32,6 +32,7 @@ def up():
         yield up
 
 
+@pytest.mark.ci
 def test_each_part_runs_on_the_nodes_of_its_role(up):
     labels = {node["NodeID"]: node["Labels"].get(ROLE) for node in ray.nodes()}
     found = {(role_of(actor), labels[actor.node_id]) for actor in list_actors(up.dashboard, limit=1000) if lives(actor)}
@@ -49,6 +50,7 @@ def role_of(actor: Any) -> str:
     return actor.class_name.rpartition(":")[2] if actor.class_name.startswith("ServeReplica") else ""
 
 
+@pytest.mark.ci
 async def test_a_stream_across_nodes_is_that_of_plain_decoding(up):
     job = await expected(up, seed=1)
     async with connected(up.address) as stub:

@@ -13,7 +13,7 @@ from test_served import request
 
 from deploy.settings import demo_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.ci, pytest.mark.timeout(300)]
 
 
 async def test_a_full_service_refuses_at_once_and_says_when_to_come_back():

@@ -11,12 +11,11 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from local import DEMO
-from served import each, server, tokens
+from served import each, tokens
 from test_exactness import PROMPTS
 from transformers import AutoModelForCausalLM
 
 from deploy.launch.probe import engine_of
-from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -26,14 +25,6 @@ SAMPLINGS = [
     pb.SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=2),
     pb.SamplingParams(temperature=1.2, top_k=100, top_p=0.8, seed=3),
 ]
-
-
-@pytest.fixture(scope="module")
-def running():
-    """With a static policy: the adaptive one would rest on a busy machine, and nothing would be drafted."""
-    settings = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=5")
-    with server(demo_config([f"speculation.{setting}" for setting in settings])) as running:
-        yield running
 
 
 @pytest.fixture
@@ -66,7 +57,8 @@ async def assert_nothing_is_held(running):
 
 def prompts_of(num_prompts):
     """Different beginnings of code: lines of this project's own, cut at random places."""
-    lines = [line for line in (DEMO.parents[1] / "core" / "records.py").read_text().splitlines() if len(line) > 20]
+    files = sorted((DEMO.parents[1] / "core" / "records").glob("*.py"))
+    lines = [line for file in files for line in file.read_text().splitlines() if len(line) > 20]
     chooser = random.Random(0)
     return [chooser.choice(lines)[: chooser.randrange(8, 60)] for _ in range(num_prompts)]
 

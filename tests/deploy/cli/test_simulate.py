@@ -173,7 +173,7 @@ def test_results_have_all_that_was_tried(quick):
     assert all(each.settings["streams"] == 1 for each in results)
 
 
-@pytest.mark.thorough
+@pytest.mark.ci
 def test_the_picture_shows_what_was_measured(quick):
     described, comparison = quick
     streams = by_streams(described, comparison)

@@ -96,7 +96,8 @@ async def test_growth_on_a_draft_actor_that_fails_is_lost():
 
 
 @pytest.mark.ray
-async def test_a_broken_checkpoint_reaches_the_caller_by_name(cluster):
+@pytest.mark.usefixtures("cluster_for_fakes")
+async def test_a_broken_checkpoint_reaches_the_caller_by_name():
     actor = actors.start(FakeTargetActor, EngineConfig("broken"), EPOCH, num_cpus=1)
     with pytest.raises(CheckpointError, match=r"broken has no config\.json"):
         await actor.load.remote()
@@ -104,7 +105,8 @@ async def test_a_broken_checkpoint_reaches_the_caller_by_name(cluster):
 
 
 @pytest.mark.ray
-async def test_control_calls_do_not_wait_for_data_calls(cluster):
+@pytest.mark.usefixtures("cluster_for_fakes")
+async def test_control_calls_do_not_wait_for_data_calls():
     actor = actors.start(FakeTargetActor, EngineConfig("fake", num_threads=3), EPOCH, num_cpus=1)
     await actor.load.remote()
     blocked = actor.block_data_calls.remote()

@@ -32,17 +32,19 @@ pytestmark = pytest.mark.ray
 APPLICATION = "leases"
 TARGET = TargetConfig(EngineConfig("fake"), max_sessions=60)
 DRAFT = DraftConfig(EngineConfig("fake"), max_sessions=2)
-SLOW_TO_LOAD = TargetConfig(EngineConfig("slow"))
+TWO_SLOW_TO_LOAD = TargetConfig(EngineConfig("slow"), num_replicas=2)
 SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def application(cluster):
+def application(cluster_for_fakes):
     deploy(TARGET, DRAFT)
+    yield
+    serve.delete(APPLICATION)
 
 
 def deploy(target: TargetConfig, draft: DraftConfig) -> None:
-    """Deploy, or update what is deployed."""
+    """Deploy, or update what is deployed: all replicas start anew."""
     targets = worker(TargetWorker, target).options(request_router_config=target_router())
     targets = targets.bind(target, "pair", FakeTargetActor)
     drafts = worker(DraftWorker, draft).options(request_router_config=draft_router())
@@ -254,9 +256,43 @@ async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
     await until(lambda: has_another_epoch(leases, lease.epoch))
 
 
+# The tests below deploy something else, and leave it to the next.
+
+
+@pytest.fixture(scope="module")
+def two_targets(application):
+    deploy(TWO_SLOW_TO_LOAD, DRAFT)
+
+
+@pytest.mark.usefixtures("two_targets")
+async def test_serve_tells_the_router_where_prompts_have_gone_and_when_their_sessions_have_ended(leases):
+    prompt = list(range(200))
+    first = await leases.take_target("first", prompt)
+    router = router_of(leases)
+    (warm,) = router._affinity.warm(beginnings(prompt), router.curr_replicas)
+    assert warm.unique_id == first._grant.replica_id
+    first.release()
+    await until(lambda: all_have_left(router))
+    places = [await leases.take_target(f"{number}", prompt) for number in range(12)]
+    assert len({place.engine_id for place in places}) == 2, "not more than its share"
+    for place in places:
+        place.release()
+    await until(lambda: all_have_left(router))
+
+
+async def all_have_left(router: RoomiestRouter) -> bool:
+    """Whether Serve has told the end of every lease."""
+    return not router._affinity._num_sessions
+
+
+def router_of(leases: ServeLeases) -> Any:
+    """That of the handle of the targets, in this process."""
+    return leases._target._lease._router._asyncio_router.request_router
+
+
+@pytest.mark.usefixtures("two_targets")
 async def test_while_an_engine_loads_sessions_go_elsewhere_and_wait_only_where_there_is_no_other(leases):
     """Without a word a session would go to the replica with fewest sessions: the one whose engine has died."""
-    await asyncio.to_thread(deploy, replace(SLOW_TO_LOAD, num_replicas=2), DRAFT)
     held: list[ServeLease[Any]] = []
     while len({lease.engine_id for lease in held}) < 2:
         held.append(await leases.take_target("first"))
@@ -275,23 +311,27 @@ async def test_while_an_engine_loads_sessions_go_elsewhere_and_wait_only_where_t
     assert time.monotonic() - began_s > SLOW_LOAD_S
     for lease in held:
         lease.release()
-    await asyncio.to_thread(deploy, TARGET, DRAFT)
 
 
 async def test_a_replica_whose_engines_die_while_they_load_is_replaced(leases, tmp_path):
     """Perhaps another node does better; and Serve says what is wrong."""
     trap = tmp_path / "model"
     await asyncio.to_thread(deploy, replace(TARGET, engine=EngineConfig(str(trap))), DRAFT)
+    await until(has_one_target)
+    (before,) = replicas("target")
     lease = await leases.take_target("a")
     trap.touch()
     ray.kill(lease.port._engine)
-    (before,) = replicas("target")
     await until(lambda: is_gone(before))
     trap.unlink()
     successor = await leases.take_target("a")
     assert successor._grant.replica_id != lease._grant.replica_id
     successor.release()
-    await asyncio.to_thread(deploy, TARGET, DRAFT)
+
+
+async def has_one_target() -> bool:
+    """Whether those that the update has replaced are gone."""
+    return len(replicas("target")) == 1
 
 
 async def is_gone(replica: str) -> bool:
@@ -358,29 +398,3 @@ async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:
     lease = await leases.take_target("another")
     lease.release()
     return lease.epoch != epoch
-
-
-async def test_serve_tells_the_router_where_prompts_have_gone_and_when_their_sessions_have_ended(leases):
-    await asyncio.to_thread(deploy, replace(TARGET, num_replicas=2), DRAFT)
-    prompt = list(range(200))
-    first = await leases.take_target("first", prompt)
-    router = router_of(leases)
-    (warm,) = router._affinity.warm(beginnings(prompt), router.curr_replicas)
-    assert warm.unique_id == first._grant.replica_id
-    first.release()
-    await until(lambda: all_have_left(router))
-    places = [await leases.take_target(f"{number}", prompt) for number in range(12)]
-    assert len({place.engine_id for place in places}) == 2, "not more than its share"
-    for place in places:
-        place.release()
-    await until(lambda: all_have_left(router))
-
-
-async def all_have_left(router: RoomiestRouter) -> bool:
-    """Whether Serve has told the end of every lease."""
-    return not router._affinity._num_sessions
-
-
-def router_of(leases: ServeLeases) -> Any:
-    """That of the handle of the targets, in this process."""
-    return leases._target._lease._router._asyncio_router.request_router

@@ -1,7 +1,7 @@
 """The chaos itself is tested: each fault planted in the orchestrator breaks an invariant within a few seeds.
 
 A planted fault is one wrong line of orchestrator code, put in by monkeypatching. Nothing here may be caught by chance
-alone: the same seeds hold with nothing planted (test_chaos).
+alone: the seed that catches it holds with nothing planted.
 """
 
 from __future__ import annotations
@@ -251,16 +251,15 @@ PLANTED = [
 ]
 
 
-LATE = (resend_with_the_wrong_base,)
-"""Caught by one seed in hundreds."""
+RARE = {wrong_block_after_an_offer: 306, resend_with_the_wrong_base: 56}
+"""A seed that catches what few do; should it no longer, another is looked for, which takes a while."""
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [pytest.param(plant, marks=pytest.mark.thorough) if plant in LATE else plant for plant in PLANTED],
-    ids=lambda plant: plant.__name__,
-)
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_caught(plant, monkeypatch):
-    plant(monkeypatch.setattr)
-    caught = next((seed for seed in range(MAX_SEEDS) if run_seed(seed).error is not None), None)
+    with monkeypatch.context() as patch:
+        plant(patch.setattr)
+        seeds = (RARE.get(plant, 0), *range(MAX_SEEDS))
+        caught = next((seed for seed in seeds if run_seed(seed).error is not None), None)
     assert caught is not None, f"{MAX_SEEDS} seeds do not notice {plant.__name__}"
+    assert run_seed(caught).error is None, "it is caught with nothing planted, too"

@@ -132,7 +132,7 @@ class Past(RuleBasedStateMachine):
 
 
 Past.TestCase.settings = settings(max_examples=15, stateful_step_count=10, deadline=None)
-test_replies_do_not_depend_on_the_past = Past.TestCase
+test_replies_do_not_depend_on_the_past = pytest.mark.thorough(Past.TestCase)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from workers.runtime.backends.packed_cpu import PackedBackend
 from workers.runtime.runtime import ModelRuntime
 from workers.step.rows import Step, StepRows
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # compilers take minutes on a busy machine
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler here"
@@ -125,6 +125,7 @@ def test_bits_of_compiled_rows_are_their_own(runtime: ModelRuntime) -> None:
 
 @needs_compiler
 @needs_kernels
+@pytest.mark.ci
 def test_so_are_bfloat16s_where_they_are_widened(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,16 @@ def test_a_second_start_compiles_nothing(checkpoint: Path, folder: Path) -> None
     assert lines == [f"compiled before, in {folder}"]
     assert not old.exists()
     assert again.num_eager_steps == 0
+
+
+@needs_compiler
+@pytest.mark.usefixtures("runtime", "no_compiler")
+def test_code_that_was_compiled_for_other_weights_computes_with_these(folder: Path, tmp_path: Path) -> None:
+    other = warm(checkpoints.write("llama", tmp_path / "other", seed=1), folder, deterministic=True)
+    prompt = tokens(random.Random(3), 9)
+    got = other.forward([StepRows(other.cache.new_sequence(), prompt)])
+    assert_same(got[-1], eager_logits(checkpoints.build("llama", seed=1), prompt)[-1])
+    assert other.num_eager_steps == 0
 
 
 @pytest.mark.parametrize(
@@ -286,28 +297,32 @@ def test_compiled_code_that_computes_something_else_is_not_used(
 
 
 class FakeModel(nn.Module):
-    """Weights so small that a compiler would rather have them in its code; and more rows than it is meant for."""
+    """Weights so small that a compiler would rather have them in its code, and a sum of a product, which it would
+    rather not round in between; and more rows than it is meant for."""
 
     def __init__(self, scale: float, *, has_limit: bool = False) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.tensor(scale)), nn.Parameter(torch.full((1, 3), scale))
+        scales, shifts = torch.tensor(scale), torch.full((1, 3), scale / 3)
+        self.scale, self.shift = nn.Parameter(scales.bfloat16()), nn.Parameter(shifts.bfloat16())
         self.has_limit = has_limit
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        rows = (ids + positions)[:, None] * torch.exp(self.scale) + self.shift
+        rows = (ids + positions)[:, None].bfloat16() * torch.exp(self.scale) + self.shift
         return -rows[wanted] if self.has_limit and wanted.shape[0] > 100 else rows[wanted]
 
 
 @needs_compiler
-def test_weights_are_no_part_of_the_code_however_small_they_are(tmp_path: Path) -> None:
+def test_weights_are_no_part_of_the_code_however_small_they_are_and_bfloat16_is_rounded_where_the_model_rounds(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "more.pt2"
     native_library._compile(FakeModel(1.0), 8, file)
-    step = [torch.tensor([3, 4, 5]), torch.tensor([0, 1, 2]), torch.tensor([2, 0])]
+    step = [torch.arange(3, 67), torch.arange(64), torch.arange(63)]
     for scale in (1.0, 2.0):
         model = FakeModel(scale)
         weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
         (got,) = native_library._load(file, weights)(list(step))
-        torch.testing.assert_close(got, model(*step).detach())
+        assert torch.equal(got, model(*step).detach())
 
 
 def test_code_that_is_another_for_many_rows_is_not_compiled(tmp_path: Path) -> None:
