@@ -25,6 +25,7 @@ from bench import (
     runtime,
     step,
     storm,
+    tree,
 )
 from bench.results import Result, report
 
@@ -60,6 +61,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "runtime": runtime,
     "step": step,
     "storm": storm,
+    "tree": tree,
 }
 
 
