@@ -26,6 +26,7 @@ from bench import (
     step,
     storm,
     streams,
+    tree,
 )
 from bench.results import Result, report
 
@@ -62,6 +63,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "step": step,
     "storm": storm,
     "streams": streams,
+    "tree": tree,
 }
 
 

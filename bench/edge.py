@@ -2,7 +2,7 @@
 
 Streams run in a process of their own, so that reading them does not slow the caller that is timed. Who floods runs in
 another, which takes only the processor time that nobody else wants, as callers on another machine would: on two cores
-three callers with messages of 100 MB hold up streams as long when it is another server that gets them (docs/LOG.md).
+three callers with messages of 100 MB hold up streams as long when another server gets them (docs/log/2026-11.md).
 `streams_alone` is what the longest gap comes to without anybody else.
 """
 

@@ -1,7 +1,7 @@
 """Hardware to simulate, by name: how long each model's passes take, and how far the two are apart.
 
 Laws of time, nothing else. The large pairs' are those that a real engine can be paced as (`core.costs.pass_law`);
-"this-machine" was measured (docs/LOG.md).
+"this-machine" was measured (docs/log/2026-11.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""What documents name is there: files by their paths, and each other by links. The log is of its days, not asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GONE = {"orchestrator/course.py", "core/search.py", "core/planning.py"}
+"""Files that decisions tell of as deleted."""
+EXAMPLES = {"orchestrator/guessers/repetition.py"}
+"""Files that a reader of docs/howto makes."""
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("k8s/*.md"))
+    if path.parent.name != "log" and path.name != "CHANGELOG.md"
+)
+
+
+def named_files(text):
+    """Paths in code marks; a bare file name belongs to the folder that was named before it, and is not asked for."""
+    return set(re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|proto|svg))`", text))
+
+
+def links(text):
+    return {target for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in target}
+
+
+def test_the_documents_are_found():
+    assert {Path("README.md"), Path("docs/architecture.md"), Path("docs/howto/add-a-guesser.md")} <= set(DOCUMENTS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_what_a_document_names_is_there(document):
+    text, here = (ROOT / document).read_text(), (ROOT / document).parent
+    files = named_files(text) - GONE - EXAMPLES
+    missing = {name for name in files if not ((ROOT / name).exists() or (here / name).exists())}
+    missing |= {target for target in links(text) if not (here / target).exists()}
+    assert not missing
+
+
+def test_what_is_exempted_is_not_there():
+    assert not [name for name in (*GONE, *EXAMPLES) if (ROOT / name).exists()]
+
+
+def test_the_tree_in_the_readme_names_folders_that_are_there_and_all_that_are_packages():
+    _, _, rest = (ROOT / "README.md").read_text().partition("## What is where\n")
+    tree = rest.partition("\nStart with")[0]
+    top, named = "", set()
+    for line in filter(None, tree.splitlines()):
+        indent, names = len(line) - len(line.lstrip()), line[: 32 if line.startswith("      ") else 30].split()
+        for name in (each for each in names if each.endswith("/")):
+            path = name if indent == 4 else top + name
+            top = name if indent == 4 else top
+            named.add(path.rstrip("/"))
+    assert not [name for name in named if not (ROOT / name).is_dir()]
+    packages = {
+        str(folder.parent.relative_to(ROOT))
+        for package in ("core", "orchestrator", "workers", "simulation", "deploy")
+        for folder in (ROOT / package).glob("*/__init__.py")
+    }
+    assert packages <= named
