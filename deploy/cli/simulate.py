@@ -142,14 +142,17 @@ def _simulate_day(options: SimulateOptions, num_sessions: float) -> int:
 def _simulate_rounds(options: SimulateOptions) -> int:
     scenario = scenario_of(options)
     began_s = time.monotonic()
-    comparison = compare(scenario)
+    with terminal.working("simulating the ways of decoding"):
+        comparison = compare(scenario)
     results = comparison_results(comparison, _settings(options))
     sys.stdout.write("\n".join([_heading(options, scenario), "", *comparison_lines(comparison), ""]))
     sys.stdout.write(f"\n{advice_of(comparison)}\n")
     if options.json is not None:
         options.json.write_text(as_json(results))
     if options.plot is not None:
-        options.plot.write_text(speed_picture(comparison, by_streams(scenario, comparison)))
+        with terminal.working("simulating more streams for the plot"):
+            streams = by_streams(scenario, comparison)
+        options.plot.write_text(speed_picture(comparison, streams))
     terminal.say(f"simulated in {time.monotonic() - began_s:.0f} s")
     return 0
 

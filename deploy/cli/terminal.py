@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TextIO
 
@@ -23,6 +24,13 @@ def say(line: str) -> None:
     """A line beside the output: to standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+def working(on: str) -> AbstractContextManager[object]:
+    """Show that there is work on something, beside the output; a standard error that is no terminal gets nothing."""
+    from rich.console import Console  # most commands do without
+
+    return Console(stderr=True).status(on)
 
 
 def use_color(choice: str, out: TextIO, is_refused: bool) -> bool:

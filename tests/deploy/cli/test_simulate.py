@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -134,7 +135,8 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_work(tmp_path, ca
 def test_the_whole_command(tmp_path, capsys):
     file, picture = tmp_path / "figures.json", tmp_path / "figures.svg"
     assert main.main(["simulate", *QUICK, "--json", str(file), "--plot", str(picture)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"simulated in \d+ s\n", err), "there is no terminal for a spinner"
     assert "in turn (coupled, gamma" in out
     assert "Draft behind verification" in out
     results = json.loads(file.read_text())
