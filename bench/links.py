@@ -26,9 +26,9 @@ from bench.results import Result, spread
 from bench.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from core.config import FleetConfig
 from deploy.app import APPLICATION, build, fleet_resources
-from deploy.client import Client
 from deploy.launch import local_cluster
 from deploy.settings import DEMO_SETTINGS, parse_fleet
+from outrider_client import Client
 from protos.outrider.v1 import generation_pb2 as pb
 
 PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n"

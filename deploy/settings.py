@@ -1,13 +1,14 @@
-"""Reads a ServiceConfig: from YAML, from the arguments of a Serve application, from NAME=VALUE on the command line.
+"""Reads a ServiceConfig: from YAML, from the environment, from the command line, from a Serve application's arguments.
 
 Knows files and text; what a setting means and which values it may have is said in core.config alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,31 +24,81 @@ DEMO_SETTINGS: Mapping[str, Any] = {
     "target": {"engine": {"model": str(DEMO_DIRECTORY / "target"), "deterministic": True}},
     "draft": {"engine": {"model": str(DEMO_DIRECTORY / "draft")}},
 }
+PREFIX = "OUTRIDER_"
+"""Of variables of the environment that are settings."""
 Worker = TypeVar("Worker", bound=WorkerConfig)
 Config = TypeVar("Config", ServiceConfig, FleetConfig)
 _SERVICE_CONFIG = TypeAdapter(ServiceConfig)
 _FLEET_CONFIG = TypeAdapter(FleetConfig)
+_TOP_LEVEL = {field.name for field in fields(ServiceConfig)}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value for one setting, and who has given it."""
+
+    name: str
+    """The dotted path to it."""
+    value: object
+    source: str
+    """As an error names it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """From NAME=VALUE, whose value is YAML. Raises: ConfigError."""
+        name, separator, value = text.partition("=")
+        if not separator or not all(name.split(".")):
+            raise ConfigError(f"a setting is given as NAME=VALUE (for example target.num_replicas=2), got {text!r}")
+        return cls(name, _yaml(value, text), f"--set {text}")
+
+
+def environment_settings(environment: Mapping[str, str]) -> Iterator[Setting]:
+    """Those of variables such as OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16, whose values are YAML.
+
+    Groups come before their parts. Other variables of the prefix, such as OUTRIDER_TOKEN, have no double underscore and
+    do not name a setting. Raises: ConfigError.
+    """
+    for variable, text in sorted(environment.items()):
+        name = variable.removeprefix(PREFIX).lower().replace("__", ".")
+        if variable.startswith(PREFIX) and ("." in name or name in _TOP_LEVEL):
+            yield Setting(name, _yaml(text, f"{variable}={text}"), f"{variable} in the environment")
 
 
 def demo_config(overrides: Sequence[str] = ()) -> ServiceConfig:
-    """The pair of models that the project ships."""
-    return parse_config(override(DEMO_SETTINGS, overrides))
+    """The pair of models that the project ships, with each NAME=VALUE put in its place. Raises: ConfigError."""
+    return service_config(None, [Setting.parse(text) for text in overrides])
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> ServiceConfig:
-    """The configuration in a YAML file, whose relative paths start at the file.
+def read_config(file: Path, overrides: Sequence[str] = ()) -> ServiceConfig:
+    """The configuration in a YAML file, with each NAME=VALUE put in its place. Raises: ConfigError."""
+    return service_config(file, [Setting.parse(text) for text in overrides])
 
-    Raises: ConfigError, which names the setting.
+
+def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig:
+    """The configuration in a YAML file, or of the demo pair, with `given` put over it, the last over all.
+
+    Relative paths start at the file. Raises: ConfigError, which names the setting and who has given it.
     """
+    if file is None:
+        return _service(_put_all(DEMO_SETTINGS, given), Path.cwd(), given)
+    return _service(_put_all(_read(file), given), file.resolve().parent, given, file)
+
+
+def as_yaml(config: ServiceConfig) -> str:
+    """The text of a file that `read_config` makes the same configuration of."""
+    return yaml.safe_dump(_SERVICE_CONFIG.dump_python(config, mode="json"), sort_keys=False)
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must hold a mapping of settings, got {type(settings).__name__}")
-    return parse_config(override(settings, overrides), path.resolve().parent)
+        raise ConfigError(f"{file} must hold a mapping of settings, got {type(settings).__name__}")
+    return settings
 
 
 def parse_config(settings: Mapping[str, Any], directory: Path | None = None) -> ServiceConfig:
@@ -55,10 +106,16 @@ def parse_config(settings: Mapping[str, Any], directory: Path | None = None) -> 
 
     Raises: ConfigError, which names the setting.
     """
-    config = _validated(_SERVICE_CONFIG, settings)
+    return _service(settings, directory or Path.cwd())
+
+
+def _service(
+    settings: Mapping[str, Any], base: Path, given: Sequence[Setting] = (), file: Path | None = None
+) -> ServiceConfig:
+    config = _validated(_SERVICE_CONFIG, settings, given, file)
     if config.shared_draft is not None:
         raise ConfigError(f"shared_draft: a service of one model has none to share, got {config.shared_draft!r}")
-    return _located(config, directory or Path.cwd())
+    return _located(config, base)
 
 
 def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> FleetConfig:
@@ -77,11 +134,14 @@ def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> F
     )
 
 
-def _validated(kind: TypeAdapter[Config], settings: Mapping[str, Any]) -> Config:
+def _validated(
+    kind: TypeAdapter[Config], settings: Mapping[str, Any], given: Sequence[Setting] = (), file: Path | None = None
+) -> Config:
     try:
         return kind.validate_python(settings)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
+        problems = (_explain(problem, given, file) for problem in error.errors())
+        raise ConfigError("; ".join(problems)) from None
 
 
 def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
@@ -90,31 +150,33 @@ def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
 
 
 def override(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `settings` with each NAME=VALUE put in its place: the name is a dotted path, the value is YAML.
+    """A copy of `settings` with each NAME=VALUE put in its place.
 
     Raises: ConfigError for what is not NAME=VALUE, or leads through something that has no settings.
     """
+    return _put_all(settings, [Setting.parse(text) for text in overrides])
+
+
+def _put_all(settings: Mapping[str, Any], given: Sequence[Setting]) -> dict[str, Any]:
     changed = deepcopy(dict(settings))
-    for item in overrides:
-        name, separator, text = item.partition("=")
-        if not separator or not all(name.split(".")):
-            raise ConfigError(f"a setting is given as NAME=VALUE (for example target.num_replicas=2), got {item!r}")
-        _put(changed, name, _value(item, text))
+    for setting in given:
+        _put(changed, setting)
     return changed
 
 
-def _put(settings: dict[str, Any], name: str, value: object) -> None:
-    *groups, last = name.split(".")
+def _put(settings: dict[str, Any], setting: Setting) -> None:
+    *groups, last = setting.name.split(".")
     for depth, group in enumerate(groups, start=1):
         if settings.get(group) is None:
             settings[group] = {}
         settings = settings[group]
         if not isinstance(settings, dict):
-            raise ConfigError(f"{name}: {'.'.join(groups[:depth])} is a value and has no settings of its own")
-    settings[last] = value
+            path = ".".join(groups[:depth])
+            raise ConfigError(f"{setting.name}: {path} is a value and has no settings of its own ({setting.source})")
+    settings[last] = setting.value
 
 
-def _value(item: str, text: str) -> object:
+def _yaml(text: str, item: str) -> object:
     try:
         value: object = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -122,18 +184,28 @@ def _value(item: str, text: str) -> object:
     return value
 
 
-def _explain(problem: Mapping[str, Any]) -> str:
-    """One problem that pydantic found, with the path of the setting."""
+def _explain(problem: Mapping[str, Any], given: Sequence[Setting], file: Path | None) -> str:
+    """One problem that pydantic found, with the path of the setting and who has given it."""
     path = ".".join(str(part) for part in problem["loc"])
     match problem["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
-            return f"{path}: there is no such setting"
+            text = f"{path}: there is no such setting"
         case "missing":
-            return f"{path}: must be set"
+            text = f"{path}: must be set"
         case "value_error":  # raised by core.config, which names the setting but not the way to it
-            return f"{path}{'.' if path else ''}{problem['ctx']['error']}"
+            text = f"{path}{'.' if path else ''}{problem['ctx']['error']}"
         case _:
-            return f"{path or 'the configuration'}: {problem['msg']}, got {problem['input']!r}"
+            text = f"{path or 'the configuration'}: {problem['msg']}, got {problem['input']!r}"
+    return text + _source(re.split("[: ]", text)[0], given, file)
+
+
+def _source(name: str, given: Sequence[Setting], file: Path | None) -> str:
+    """Who has given the setting, a group that it is in, or a part of it."""
+    for setting in reversed(given):
+        one, other = f"{name}.", f"{setting.name}."
+        if one.startswith(other) or other.startswith(one):
+            return f" ({setting.source})"
+    return f" ({file})" if file is not None else ""
 
 
 def _resolve(worker: Worker, directory: Path) -> Worker:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from core.errors import StartupError
 from deploy.cli import terminal
-from deploy.client import CallFailed, Client, Completion
+from deploy.cli.jobs import Job
 from deploy.launch import served
 from deploy.settings import demo_config
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client, GenerateFields, OutriderError
 
 MAX_TOKENS = 96
 SEED = 20_260_101
@@ -30,19 +30,19 @@ class Example:
 
     title: str
     prompt: str
-    sampling: pb.SamplingParams
+    sampling: GenerateFields
 
 
 EXAMPLES = (
     Example(
         "greedy",
         "    for name in names:\n        if not isinstance(name, str):\n            raise TypeError(",
-        pb.SamplingParams(temperature=0.0),
+        {"temperature": 0.0},
     ),
     Example(
         f"sampled, temperature 0.8, seed {SEED}",
         "    def __repr__(self):\n        return ",
-        pb.SamplingParams(temperature=0.8, seed=SEED),
+        {"temperature": 0.8, "seed": SEED},
     ),
 )
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Client(f"localhost:{endpoints.grpc_port}") as client,
         ):
             verdicts = [_show(client, example) for example in EXAMPLES]
-    except (StartupError, CallFailed) as error:
+    except (StartupError, OutriderError) as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
     _say("\nsame tokens with and without drafting" if all(verdicts) else "\nFAILED: drafting changed the output")
@@ -67,7 +67,7 @@ def _show(client: Client, example: Example) -> bool:
     """Complete with and without drafting, and say what that gave. Whether all runs gave the same tokens."""
     is_colored = terminal.use_color("auto", sys.stdout, bool(os.environ.get("NO_COLOR")))
     _say(f"\n--- {example.title}\n\n{example.prompt}", end="")
-    shown = client.complete(_request(example), terminal.Writer(sys.stdout, client.token_text if is_colored else None))
+    shown = _job(example).run(client, terminal.Writer(sys.stdout, terminal.token_text(client) if is_colored else None))
     _say(f"\n\n{terminal.LEGEND}\n" if is_colored else "\n")
     drafting, plain = _measure(client, example)
     is_same = len({run.token_ids for run in (shown, *drafting, *plain)}) == 1
@@ -82,24 +82,21 @@ def _show(client: Client, example: Example) -> bool:
     return is_same
 
 
-def _measure(client: Client, example: Example) -> tuple[list[Completion], list[Completion]]:
-    """Completions with drafting and without, in turn; the first of each is a warm-up and not counted."""
-    drafting, plain = _request(example), _request(example, max_draft_tokens=0)
-    runs = [(client.complete(drafting), client.complete(plain)) for _ in range(1 + PAIRS_OF_RUNS)]
+def _measure(client: Client, example: Example) -> tuple[list[Job], list[Job]]:
+    """Streams with drafting and without, in turn; the first of each is a warm-up and not counted."""
+    runs = [
+        (_job(example).run(client), _job(example, max_draft_tokens=0).run(client)) for _ in range(1 + PAIRS_OF_RUNS)
+    ]
     return [pair[0] for pair in runs[1:]], [pair[1] for pair in runs[1:]]
 
 
-def _fastest(runs: Sequence[Completion]) -> Completion:
+def _fastest(runs: Sequence[Job]) -> Job:
     return min(runs, key=lambda run: run.duration_s)
 
 
-def _request(example: Example, max_draft_tokens: int | None = None) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        text=example.prompt,
-        sampling=example.sampling,
-        stopping=pb.StoppingParams(max_tokens=MAX_TOKENS),
-        speculation=pb.SpeculationParams(max_draft_tokens=max_draft_tokens),
-    )
+def _job(example: Example, max_draft_tokens: int | None = None) -> Job:
+    fields: GenerateFields = {"max_tokens": MAX_TOKENS, "max_draft_tokens": max_draft_tokens, **example.sampling}
+    return Job(example.prompt, fields)
 
 
 def _say(text: str, end: str = "\n") -> None:

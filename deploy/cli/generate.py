@@ -1,118 +1,125 @@
 """`outrider generate`: stream completions from a server to the terminal, and keep a trace of their rounds.
 
-Knows arguments, the client and terminals. Imports neither Ray nor torch, so it starts at once.
+Knows options, the client and terminals. Imports neither Ray nor torch, so it starts at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Literal
 
 import grpc
+from typer import Argument, Option
 
+from core.ranges import SAMPLING, Range
 from core.records import Policy
 from deploy.cli import terminal
-from deploy.client import CallFailed, Client, Completion
+from deploy.cli.jobs import Job
+from deploy.cli.options import number
 from deploy.trace import Stream, export
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client, GenerateFields, OutriderError, Retry, Verification
 
 DEFAULT_GRPC_PORT = 9000
 EXIT_FAILED = 1
 MAX_NAME_CHARS = 60
+MAX_RETRIES = 3
+"""In a row: enough to go on with another replica; the first refusal is told within half a second."""
 BEARER_VARIABLE = "OUTRIDER_TOKEN"
 """The environment may have the token that the server asks for: what stands on a command line, others can read."""
 
-Show = Callable[[pb.GenerateChunk], None]
 
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Stream completions from a server to the terminal.
 
-def add_generate(commands: Any) -> None:
-    """Add the command to those of `outrider` (an argparse action of subparsers)."""
-    parser = commands.add_parser(
-        "generate", help="stream completions from a server to the terminal",
-        epilog=f"A server that asks for a token gets the one in the environment's {BEARER_VARIABLE}.",
-    )  # fmt: skip
-    parser.set_defaults(command=_generate)
-    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to go on from; - reads standard input")
-    parser.add_argument("--address", default=f"localhost:{DEFAULT_GRPC_PORT}", metavar="HOST:PORT")
-    parser.add_argument("--max-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="N")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        metavar="S",
-        help="the same seed gives the same text, but with --verification rejection or block",
+    The server decides what is not given. One that asks for a token gets that in the environment's OUTRIDER_TOKEN.
+    """
+
+    prompts: Annotated[list[str], Argument(metavar="PROMPT", help="Text to go on from; - reads standard input.")]
+    address: Annotated[str, Option(metavar="HOST:PORT", help="Of the server.")] = f"localhost:{DEFAULT_GRPC_PORT}"
+    model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
+    max_tokens: Annotated[int | None, number(Range(1, 2**31 - 1, is_whole=True), "Tokens of output at most")] = None
+    temperature: Annotated[float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T")] = None
+    top_k: Annotated[int | None, number(SAMPLING["top_k"], "Sample from the N likeliest tokens")] = None
+    top_p: Annotated[
+        float | None, number(SAMPLING["top_p"], "Sample from the likeliest tokens that have P together", metavar="P")
+    ] = None
+    seed: Annotated[
+        int | None,
+        number(
+            SAMPLING["seed"],
+            "The same seed gives the same text, except with --verification rejection or block",
+            metavar="S",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
+    ] = None
+    verification: Annotated[Verification | None, Option(help="How the target checks what the draft has guessed.")] = (
+        None
     )
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end the output before this; may be repeated")
-    parser.add_argument("--verification", choices=("coupled", "rejection", "block"))
-    parser.add_argument("--policy", choices=get_args(Policy), help="who decides how far to draft")
-    parser.add_argument(
-        "--pipelining", action=argparse.BooleanOptionalAction,
-        help="prepare the next block while the last one is verified, or draft and verify in turn; else as it is served",
-    )  # fmt: skip
-    parser.add_argument("--no-draft", action="store_true", help="decode plainly")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE",
-        help="write the rounds of all prompts to FILE, for ui.perfetto.dev; or as a picture, if it ends with .svg",
-    )  # fmt: skip
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    policy: Annotated[Policy | None, Option(help="Who decides how far to draft.")] = None
+    pipelining: Annotated[
+        bool | None,
+        Option(
+            "--pipelining/--no-pipelining",
+            help="Prepare the next block while the last one is verified, or draft and verify in turn.",
+        ),
+    ] = None
+    no_draft: Annotated[bool, Option("--no-draft", help="Decode plainly, without a draft.")] = False
+    trace: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Write the rounds of all prompts to FILE, for ui.perfetto.dev; as a picture if it ends with .svg.",
+        ),
+    ] = None
+    color: Annotated[
+        Literal["auto", "always", "never"], Option(help="Tell guessed tokens by colour; auto does so in a terminal.")
+    ] = "auto"
+
+    def fields(self) -> GenerateFields:
+        """What is asked of the server with each prompt."""
+        return {
+            "model": self.model,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+            "verification": self.verification,
+            "policy": self.policy,
+            "pipelining": self.pipelining,
+            "max_draft_tokens": 0 if self.no_draft else None,
+            "trace": True if self.trace else None,
+        }
 
 
-@dataclass
-class _Job:
-    """One prompt on its way."""
-
-    prompt: str
-    request: pb.GenerateRequest
-    began_s: float = 0.0
-    chunks: list[pb.GenerateChunk] = field(default_factory=list)
-
-    def run(self, client: Client, show: Show) -> Completion:
-        """Stream to the end. Raises: CallFailed."""
-
-        def keep(chunk: pb.GenerateChunk) -> None:
-            self.chunks.append(chunk)
-            show(chunk)
-
-        self.began_s = time.monotonic()
-        return client.complete(self.request, keep)
-
-    @property
-    def is_traced(self) -> bool:
-        return any(chunk.trace for chunk in self.chunks)
-
-    def stream(self) -> Stream:
-        return Stream(_printable(self.prompt), self.began_s, self.chunks)
-
-
-def _generate(args: argparse.Namespace) -> int:
-    try:
-        jobs = [_Job(prompt, _request(prompt, args)) for prompt in map(_read, args.prompts)]
-    except ValueError as error:  # a number that the field cannot hold
-        terminal.say(f"outrider: {error}")
-        return EXIT_FAILED
-    is_colored = terminal.use_color(args.color, sys.stdout, bool(os.environ.get("NO_COLOR")))
+def generate(options: GenerateOptions) -> int:
+    """Returns the exit status."""
     token = os.environ.get(BEARER_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):  # gRPC would say so at length
         terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
         return EXIT_FAILED
-    with Client(args.address, token or None) as client:
+    jobs = [Job(_read(prompt), options.fields()) for prompt in options.prompts]
+    retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)  # another server has another clock
+    is_written = True
+    with Client(options.address, token=token or None, retry=retry) as client:
         try:
-            _run(client, jobs, is_colored)
-        except CallFailed as error:
+            _run(client, jobs, options)
+        except OutriderError as error:
             sys.stdout.flush()
-            terminal.say(f"outrider: {_explain(error, client)}")
+            terminal.say(f"outrider: {_explain(error, client, options.address)}")
             return EXIT_FAILED
         finally:
-            is_written = args.trace is None or _write_trace(args.trace, jobs)
+            if options.trace is not None:
+                is_written = _write_trace(options.trace, jobs)
     return 0 if is_written else EXIT_FAILED
 
 
@@ -120,48 +127,33 @@ def _read(prompt: str) -> str:
     return sys.stdin.read() if prompt == "-" else prompt
 
 
-def _request(prompt: str, args: argparse.Namespace) -> pb.GenerateRequest:
-    """Only what was given is set; the server has defaults for the rest. Raises: ValueError."""
-    return pb.GenerateRequest(
-        text=prompt,
-        sampling=pb.SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed),
-        stopping=pb.StoppingParams(max_tokens=args.max_tokens, stop=args.stop),
-        speculation=pb.SpeculationParams(
-            max_draft_tokens=0 if args.no_draft else None,
-            verification=f"VERIFICATION_{args.verification.upper()}" if args.verification else None,
-            policy=args.policy,
-            pipelining=args.pipelining,
-            trace=args.trace is not None,
-        ),
-    )
-
-
-def _run(client: Client, jobs: Sequence[_Job], is_colored: bool) -> None:
-    """One prompt is shown as it comes; several run at once and are shown whole, in order. Raises: CallFailed."""
-    text_of = client.token_text if is_colored else None
+def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:
+    """One prompt is shown as it comes; several run at once and are shown whole, in order. Raises: OutriderError."""
+    is_colored = terminal.use_color(options.color, sys.stdout, bool(os.environ.get("NO_COLOR")))
+    text_of = terminal.token_text(client, options.model) if is_colored else None
     if len(jobs) == 1:
-        completions = [jobs[0].run(client, terminal.Writer(sys.stdout, text_of))]
+        jobs[0].run(client, terminal.Writer(sys.stdout, text_of))
         sys.stdout.write("\n")
     else:
-        completions = _run_at_once(client, jobs)
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            list(pool.map(lambda job: job.run(client), jobs))
         for job in jobs:
             terminal.say(f"--- {_printable(job.prompt)}")
             terminal.Writer(sys.stdout, text_of).whole(job.chunks)
     sys.stdout.flush()
     if is_colored:
         terminal.say(f"\n{terminal.LEGEND}")
-    for completion in completions:
-        terminal.say(f"{terminal.summary(completion)}; seed {completion.finish.seed}")
+    for job in jobs:
+        terminal.say(f"{terminal.summary(job)}; seed {job.finish.seed}")
 
 
-def _run_at_once(client: Client, jobs: Sequence[_Job]) -> list[Completion]:
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(lambda job: job.run(client, lambda _: None), jobs))
-
-
-def _write_trace(path: Path, jobs: Sequence[_Job]) -> bool:
+def _write_trace(path: Path, jobs: Sequence[Job]) -> bool:
     """Write what there is, of streams that failed, too. Whether there was something, and it could be written."""
-    traced = [job.stream() for job in jobs if job.is_traced]
+    traced = [
+        Stream(_printable(job.prompt), job.began_s, job.chunks)
+        for job in jobs
+        if any(chunk.trace for chunk in job.chunks)
+    ]
     if not traced:
         terminal.say("outrider: the server has sent nothing to trace")
         return False
@@ -174,9 +166,9 @@ def _write_trace(path: Path, jobs: Sequence[_Job]) -> bool:
     return True
 
 
-def _explain(error: CallFailed, client: Client) -> str:
+def _explain(error: OutriderError, client: Client, address: str) -> str:
     if error.code is grpc.StatusCode.UNAVAILABLE and not client.is_serving():
-        return f"no server answers at {client.address}; start one with: outrider serve"
+        return f"no server answers at {address}; start one with: outrider serve"
     return str(error)
 
 

@@ -1,50 +1,73 @@
 """`outrider simulate --day`: how many replicas autoscaling would run through a day, and whether it would flap.
 
-Knows arguments and tables; the policies that are simulated are those that serve. Imports neither Ray nor torch.
+Knows options and tables; the policies that are simulated are those that serve. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from typer import Option
 
 from core.config import DraftScaling, OrchestratorScaling, ServiceConfig, TargetScaling
+from core.ranges import Range
 from core.results import Result
+from deploy.cli.options import number
+from deploy.settings import read_config
 from simulation.report import REVERSAL_S, ROLES, TICK_S, Day, Demand, Sample, Scaling, scaling_picture, simulate_day
 
 MAX_REPLICAS = 64
 DRAWN_S = 120.0
+PANEL = "A day of autoscaling"
+SHARE = Range(0, 1, excludes_low=True)
+DEFAULT = Demand(0.0)
 
 
-def add_day(group: Any) -> None:
-    """Add the options to those of `outrider simulate` (an argparse group)."""
-    default = Demand(0.0)
-    group.add_argument("--day", type=float, metavar="N", help="simulate a day with N sessions at its busiest hour")
-    group.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings of the service, of which the autoscaling is taken"
+@dataclass(frozen=True, kw_only=True)
+class DayOptions:
+    """A day of autoscaling."""
+
+    day: Annotated[
+        float | None,
+        number(
+            Range(0, 1e5, excludes_low=True),
+            "Simulate a day of autoscaling, with N sessions at its busiest hour, instead of rounds",
+            panel=PANEL,
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Settings of the service; their autoscaling is simulated.", rich_help_panel=PANEL),
+    ] = None
+    night: Annotated[
+        float, number(Range(0, 1), "Share of --day at the quietest hour", metavar="SHARE", panel=PANEL)
+    ] = DEFAULT.night_share
+    crowds: Annotated[int, number(Range(0, 100, is_whole=True), "Sudden crowds of half of --day each", panel=PANEL)] = (
+        DEFAULT.num_crowds
     )
-    group.add_argument("--night", type=float, default=default.night_share, metavar="SHARE", help="of N, at night")
-    group.add_argument("--crowds", type=int, default=default.num_crowds, metavar="N", help="sudden ones, of N / 2 each")
-    group.add_argument(
-        "--session-kv", type=float, default=default.session_kv, metavar="SHARE", help="of a target's KV, by a session"
-    )
-    group.add_argument(
-        "--session-work", type=float, default=default.session_work, metavar="SHARE", help="of a draft's time"
-    )
+    session_kv: Annotated[
+        float, number(SHARE, "Share of one target's KV that a session fills", metavar="SHARE", panel=PANEL)
+    ] = DEFAULT.session_kv
+    session_work: Annotated[
+        float, number(SHARE, "Share of one draft's time that a session takes", metavar="SHARE", panel=PANEL)
+    ] = DEFAULT.session_work
+    seed: Annotated[int, Option(metavar="S", help="The same seed gives the same figures.")] = 0
 
 
-def run_day(args: argparse.Namespace, config: ServiceConfig | None) -> Day:
-    """The day that was described."""
+def run_day(options: DayOptions, num_sessions: float) -> Day:
+    """The day that was described. Raises: ConfigError."""
     demand = Demand(
-        args.day,
-        night_share=args.night,
-        num_crowds=args.crowds,
-        session_kv=args.session_kv,
-        session_work=args.session_work,
+        num_sessions,
+        night_share=options.night,
+        num_crowds=options.crowds,
+        session_kv=options.session_kv,
+        session_work=options.session_work,
     )
-    return simulate_day(demand, scaling_of(config), seed=args.seed)
+    config = read_config(options.config) if options.config is not None else None
+    return simulate_day(demand, scaling_of(config), seed=options.seed)
 
 
 def scaling_of(config: ServiceConfig | None) -> Scaling:

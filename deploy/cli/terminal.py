@@ -1,17 +1,18 @@
 """A stream as a person sees it: which words the draft had guessed, and what that saved.
 
-Knows chunks and terminals; must not know how they were fetched.
+Knows chunks, jobs and terminals; must not know how a job is run.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TextIO
 
-from deploy.client import Completion
-from protos.outrider.v1 import generation_pb2 as pb
+from deploy.cli.jobs import Job
+from outrider_client import Chunk, Client, Speculation
 
 GUESSED = "\x1b[32m"
 CORRECTED = "\x1b[1;33m"
@@ -25,9 +26,21 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def working(on: str) -> AbstractContextManager[object]:
+    """Show that there is work on something, beside the output; a standard error that is no terminal gets nothing."""
+    from rich.console import Console  # most commands do without
+
+    return Console(stderr=True).status(on)
+
+
 def use_color(choice: str, out: TextIO, is_refused: bool) -> bool:
     """Whether to colour: `choice` is always, never or auto; auto colours a terminal whose user has not refused it."""
     return choice == "always" or (choice == "auto" and out.isatty() and not is_refused)
+
+
+def token_text(client: Client, model: str | None = None) -> Callable[[int], str]:
+    """The text of one token by itself; a special one has none."""
+    return lambda token_id: client.detokenize([token_id], skip_special_tokens=True, model=model)
 
 
 class Writer:
@@ -37,21 +50,21 @@ class Writer:
         self._out = out
         self._text_of = cache(text_of) if text_of is not None else None
 
-    def __call__(self, chunk: pb.GenerateChunk) -> None:
+    def __call__(self, chunk: Chunk) -> None:
         if self._text_of is None:
             self._out.write(chunk.text)
         else:
             self._out.writelines(paint(text, is_guess) for text, is_guess in spans(chunk, self._text_of))
         self._out.flush()
 
-    def whole(self, chunks: Iterable[pb.GenerateChunk]) -> None:
+    def whole(self, chunks: Iterable[Chunk]) -> None:
         """All of a stream at once, and the end of its line."""
         for chunk in chunks:
             self(chunk)
         self._out.write("\n")
 
 
-def spans(chunk: pb.GenerateChunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bool]]:
+def spans(chunk: Chunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bool]]:
     """The text of a chunk in parts, each with whether it was guessed.
 
     A chunk is accepted guesses and then, at most, one token of the target's own. Where its text cannot be told apart,
@@ -72,24 +85,21 @@ def paint(text: str, is_guess: bool) -> str:
     return "\n".join(f"{color}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
-def summary(completion: Completion) -> str:
-    """One line on what a completion cost."""
-    stats, tokens, duration_s = completion.finish.speculation, completion.usage.completion_tokens, completion.duration_s
-    parts = [f"{tokens} tokens in {stats.target_passes} target passes"]
+def summary(job: Job) -> str:
+    """One line on what a stream that has ended cost."""
+    tokens, stats = job.chunks[-1].usage.completion_tokens, job.finish.speculation
+    told = list(_speculation(stats, tokens)) if stats is not None else [f"{tokens} tokens"]
+    return "; ".join([*told, f"{job.duration_s:.2f} s, {tokens / job.duration_s:.1f} tokens/s"])
+
+
+def _speculation(stats: Speculation, tokens: int) -> Iterator[str]:
+    yield f"{tokens} tokens in {stats.target_passes} target passes"
     if stats.target_passes:
-        parts.append(f"{tokens / stats.target_passes:.2f} tokens a pass")
+        yield f"{tokens / stats.target_passes:.2f} tokens a pass"
     if stats.drafted_tokens:
-        acceptance = stats.accepted_tokens / stats.drafted_tokens
-        parts.append(f"{acceptance:.0%} of {stats.drafted_tokens} guesses accepted")
+        yield f"{stats.accepted_tokens / stats.drafted_tokens:.0%} of {stats.drafted_tokens} guesses accepted"
     else:
-        parts.append("no drafting")
-    parts += _pipelining(stats)
-    parts.append(f"{duration_s:.2f} s, {tokens / duration_s:.1f} tokens/s")
-    return "; ".join(parts)
-
-
-def _pipelining(stats: pb.SpeculationStats) -> Iterator[str]:
-    """How often the next block was ready, and how much of the drafting nobody waited for."""
+        yield "no drafting"
     if num_asked := stats.hits + stats.misses:
         yield f"{stats.hits / num_asked:.0%} of {num_asked} next blocks were ready"
     if stats.draft_time_s > 0:

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from core.config import EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app
-from deploy.client import Client
 from deploy.launch import application
 from deploy.launch.cluster import Endpoints, local_cluster
+from outrider_client import Client, DeadlinePassed
 
 READY_TIMEOUT_S = 60.0
 """From the models being loaded to the first answer through the proxy."""
@@ -172,5 +172,5 @@ def _wait_until_serving(address: str) -> None:
     with Client(address) as client:
         try:
             client.wait_until_serving(READY_TIMEOUT_S)
-        except TimeoutError as error:
-            raise StartupError(str(error)) from error
+        except DeadlinePassed as error:
+            raise StartupError(error.message) from error

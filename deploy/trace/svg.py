@@ -1,14 +1,12 @@
 """Draws a timeline as a picture for documents: one line a track, time from left to right, colours for what it was spent
 on, arrows from the draft to the verifications that used its blocks.
 
-Knows timelines and SVG; nothing of how they came to be.
+Knows timelines and canvases; nothing of how they came to be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
-
+from core.canvas import GRID_COLOR, Canvas, number
 from deploy.trace.timeline import Arrow, Kind, Slice, Timeline, Track
 
 COLORS = {
@@ -37,11 +35,16 @@ LEGEND_PX, AXIS_PX = 30, 28
 CHAR_PX = 6.2
 TICKS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 TICK_PX = 70
+TIP = (
+    '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
+    '<path d="M0 0L6 3L0 6z" fill="#333"/></marker></defs>'
+)
+"""Of arrows."""
 
 
 def render(shown: Timeline) -> str:
     """The text of the SVG file. It is as wide as its rounds want to be, and scales when it is shown narrower."""
-    return "\n".join(_Drawing(shown).lines()) + "\n"
+    return _Drawing(shown).draw()
 
 
 class _Drawing:
@@ -52,35 +55,27 @@ class _Drawing:
         self._end_ns = max((piece.end_ns for piece in shown.slices), default=1)
         num_rounds = sum(piece.kind is Kind.ROUND for piece in shown.slices) / max(1, len(shown.streams))
         self._scale = min(max(num_rounds * ROUND_PX, MIN_PX), MAX_PX) / self._end_ns
-        self._width = LEFT_PX + self._end_ns * self._scale + RIGHT_PX
         self._idle_until_ns = {
             (piece.track, piece.start_ns): piece.end_ns for piece in shown.slices if piece.kind is Kind.IDLE
         }
         self._tops: dict[Track, float] = {}
         self._titles: list[float] = []
         self._bottom = self._place_tracks()
+        self._canvas = Canvas(LEFT_PX + self._end_ns * self._scale + RIGHT_PX, self._bottom + AXIS_PX)
 
-    def lines(self) -> Iterator[str]:
-        height = self._bottom + AXIS_PX
-        yield (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self._width:.0f} {height:.0f}" '
-            f'width="{self._width:.0f}" font-family="sans-serif" font-size="11" fill="#222">'
-        )
-        yield (
-            '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" '
-            'orient="auto"><path d="M0 0L6 3L0 6z" fill="#333"/></marker></defs>'
-        )
-        yield f'<rect width="{self._width:.0f}" height="{height:.0f}" fill="#fff"/>'
-        yield from self._legend()
-        yield from self._axis()
-        yield from self._headings()
+    def draw(self) -> str:
+        """The text of the file."""
+        self._canvas.raw(TIP)
+        self._legend()
+        self._axis()
+        self._headings()
         for piece in self._shown.slices:
-            yield self._box(piece)
+            self._box(piece)
         for piece in self._shown.slices:
-            yield from self._label(piece)
+            self._label(piece)
         for arrow in self._shown.arrows:
-            yield self._arrow(arrow)
-        yield "</svg>"
+            self._arrow(arrow)
+        return str(self._canvas)
 
     def _place_tracks(self) -> float:
         """Give each track its line; the first free height below them."""
@@ -97,48 +92,46 @@ class _Drawing:
     def _x(self, time_ns: float) -> float:
         return LEFT_PX + time_ns * self._scale
 
-    def _legend(self) -> Iterator[str]:
+    def _legend(self) -> None:
         x: float = LEFT_PX
         for kind, meaning in LEGEND.items():
-            yield f'<rect x="{x:.0f}" y="8" width="11" height="11" fill="{COLORS[kind]}" stroke="#888"/>'
-            yield _text(x + 16, 18, meaning)
+            self._canvas.rect(x, 8, 11, 11, fill=COLORS[kind], stroke="#888")
+            self._canvas.text(x + 16, 18, meaning)
             x += 28 + len(meaning) * CHAR_PX
 
-    def _axis(self) -> Iterator[str]:
+    def _axis(self) -> None:
         step_ms = next((tick for tick in TICKS_MS if tick * 1e6 * self._scale >= TICK_PX), TICKS_MS[-1])
-        for number in range(int(self._end_ns / 1e6 / step_ms) + 1):
-            x = self._x(number * step_ms * 1e6)
-            yield f'<path d="M{x:.1f} {LEGEND_PX}V{self._bottom:.0f}" stroke="#e4e4e4"/>'
-            yield _text(x, self._bottom + 16, f"{number * step_ms:g} ms", "middle")
+        for tick in range(int(self._end_ns / 1e6 / step_ms) + 1):
+            x = self._x(tick * step_ms * 1e6)
+            self._canvas.path(f"M{number(x)} {LEGEND_PX}V{number(self._bottom)}", stroke=GRID_COLOR)
+            self._canvas.text(x, self._bottom + 16, f"{tick * step_ms:g} ms", "middle")
 
-    def _headings(self) -> Iterator[str]:
+    def _headings(self) -> None:
         for title, name in zip(self._titles, self._shown.streams, strict=True):
-            yield _text(8, title, name)
+            self._canvas.text(8, title, name)
         for track, top in self._tops.items():
             name = track.side.value + (f" ({track.lane + 1})" if track.lane else "")
-            yield _text(LEFT_PX - 8, top + TRACK_PX / 2 + 4, name, "end")
+            self._canvas.text(LEFT_PX - 8, top + TRACK_PX / 2 + 4, name, "end")
 
-    def _box(self, piece: Slice) -> str:
+    def _box(self, piece: Slice) -> None:
         """A slice; what lies deeper is drawn later, over it."""
         x, width = self._x(piece.start_ns), (piece.end_ns - piece.start_ns) * self._scale
-        top = self._tops[piece.track]
-        return (
-            f'<rect class="{piece.kind.value}" x="{x:.2f}" y="{top:.0f}" width="{width:.2f}" height="{TRACK_PX}" '
-            f'fill="{COLORS[piece.kind]}" stroke="#888" stroke-width="0.5"><title>{_tooltip(piece)}</title></rect>'
-        )
+        style = {"class_": piece.kind.value, "fill": COLORS[piece.kind], "stroke": "#888", "stroke_width": "0.5"}
+        self._canvas.rect(x, self._tops[piece.track], width, TRACK_PX, _tooltip(piece), **style)
 
-    def _label(self, piece: Slice) -> Iterator[str]:
+    def _label(self, piece: Slice) -> None:
         """What a slice is labelled with, if there is room for it."""
         start_ns = self._idle_until_ns.get((piece.track, piece.start_ns), piece.start_ns)
         width, label = (piece.end_ns - start_ns) * self._scale, _label(piece)
         if label and (len(label) + 1) * CHAR_PX <= width:
-            yield _text(self._x(start_ns) + width / 2, self._tops[piece.track] + TRACK_PX / 2 + 4, label, "middle")
+            y = self._tops[piece.track] + TRACK_PX / 2 + 4
+            self._canvas.text(self._x(start_ns) + width / 2, y, label, "middle")
 
-    def _arrow(self, arrow: Arrow) -> str:
+    def _arrow(self, arrow: Arrow) -> None:
         """From the end of the draft's call, up to the begin of the target's."""
-        x1, y1 = self._x(arrow.made.end_ns), self._tops[arrow.made.track]
-        x2, y2 = self._x(arrow.used.start_ns), self._tops[arrow.used.track] + TRACK_PX
-        return f'<path class="arrow" d="M{x1:.2f} {y1:.0f}L{x2:.2f} {y2:.0f}" stroke="#333" marker-end="url(#tip)"/>'
+        begin = f"M{number(self._x(arrow.made.end_ns))} {number(self._tops[arrow.made.track])}"
+        end = f"L{number(self._x(arrow.used.start_ns))} {number(self._tops[arrow.used.track] + TRACK_PX)}"
+        self._canvas.path(begin + end, class_="arrow", stroke="#333", marker_end="url(#tip)")
 
 
 def _order(track: Track) -> tuple[int, int, int]:
@@ -153,9 +146,5 @@ def _label(piece: Slice) -> str:
 
 
 def _tooltip(piece: Slice) -> str:
-    facts: Sequence[str] = [f"{name} {value!r}" for name, value in piece.facts.items()]
-    return escape("; ".join([f"{piece.name}, {(piece.end_ns - piece.start_ns) / 1e6:.2f} ms", *facts]))
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    facts = [f"{name} {value!r}" for name, value in piece.facts.items()]
+    return "; ".join([f"{piece.name}, {(piece.end_ns - piece.start_ns) / 1e6:.2f} ms", *facts])

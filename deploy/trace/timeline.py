@@ -1,6 +1,6 @@
 """From the traced calls of streams to a picture of their rounds: slices on tracks, and arrows between them.
 
-Knows the messages of the API; must not know how a picture is written (`deploy.trace.export` and `deploy.trace.svg` do).
+Knows the client's records; must not know how a picture is written (`deploy.trace.export` and `deploy.trace.svg` do).
 
 Each stream has three tracks: the orchestrator's rounds, the target's calls, the draft's. A call is a round trip, split
 by what the engine said of it: waiting, computing, and the rest, which is the wire's, half of it each way. What was
@@ -10,10 +10,10 @@ computed is split once more, by rows and not by time, into what was kept and wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import CallTrace, Chunk
 
 
 class Side(StrEnum):
@@ -45,7 +45,7 @@ class Stream:
     name: str
     began_s: float
     """On a clock that all streams of a picture share."""
-    chunks: Sequence[pb.GenerateChunk]
+    chunks: Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -108,8 +108,8 @@ class _Picture:
         self._offset_ns = offset_ns
         self._chunks = stream.chunks
         calls = [call for chunk in stream.chunks for call in chunk.trace]
-        self._verified = [call for call in calls if call.call == pb.CALL_VERIFY]
-        self._drafted = [call for call in calls if call.call != pb.CALL_VERIFY]
+        self._verified = [call for call in calls if call.call == "verify"]
+        self._drafted = [call for call in calls if call.call != "verify"]
         self._outer = [*self._calls(Side.TARGET, self._verified), *self._calls(Side.DRAFT, self._drafted)]
 
     def slices(self) -> Iterator[Slice]:
@@ -128,7 +128,7 @@ class _Picture:
     def _ns(self, time_s: float) -> int:
         return self._offset_ns + round(time_s * 1e9)
 
-    def _calls(self, side: Side, calls: Sequence[pb.CallTrace]) -> Iterator[tuple[pb.CallTrace, Slice]]:
+    def _calls(self, side: Side, calls: Sequence[CallTrace]) -> Iterator[tuple[CallTrace, Slice]]:
         """Each call with its slice, in the first lane that is free."""
         free_from_ns: list[int] = []
         for call in sorted(calls, key=lambda call: (call.sent_s, call.received_s)):
@@ -138,29 +138,29 @@ class _Picture:
             track = Track(self._index, side, lane)
             yield call, Slice(track, Kind.CALL, self._name(call), start_ns, end_ns, facts=_facts(call))
 
-    def _name(self, call: pb.CallTrace) -> str:
+    def _name(self, call: CallTrace) -> str:
         match call.call:
-            case pb.CALL_VERIFY if call.guesses:
+            case "verify" if call.guesses:
                 return f"verify: {call.used} of {call.guesses} accepted"
-            case pb.CALL_VERIFY:
+            case "verify":
                 return "prefill" if call is self._verified[0] else "plain step"
-            case pb.CALL_GROWTH if call.used:
+            case "growth" if call.used:
                 return f"grew {call.guesses}: hit"
-            case pb.CALL_GROWTH:
+            case "growth":
                 return f"grew {call.guesses}"
-            case pb.CALL_BLOCK:
+            case "block":
                 return f"block of {call.guesses}" + ("" if self._user(call) is not None else ": late")
             case _:
                 return "catch up"
 
-    def _user(self, call: pb.CallTrace) -> pb.CallTrace | None:
+    def _user(self, call: CallTrace) -> CallTrace | None:
         """The verification that the block of a draft call went to, if it went to one.
 
         Growth says itself whether it was of use. A block is of use unless the target was sent something while it was
         being drafted: then it came too late.
         """
         was_busy = any(call.sent_s <= verify.sent_s < call.received_s for verify in self._verified)
-        is_of_use = call.used > 0 if call.call == pb.CALL_GROWTH else call.call == pb.CALL_BLOCK and not was_busy
+        is_of_use = call.used > 0 if call.call == "growth" else call.call == "block" and not was_busy
         later = [verify for verify in self._verified if verify.sent_s >= call.received_s]
         if not is_of_use or not call.guesses or not later:
             return None
@@ -179,11 +179,11 @@ class _Picture:
                 yield Slice(track, Kind.IDLE, "target idle", start_ns, min(sent_ns, end_ns), 1)
             start_ns = end_ns
 
-    def _parts(self, call: pb.CallTrace, outer: Slice) -> Iterator[Slice]:
+    def _parts(self, call: CallTrace, outer: Slice) -> Iterator[Slice]:
         """Wire, queue, computing, wire; nothing if the engine has not said."""
-        if not call.HasField("timing"):
-            return
         timing = call.timing
+        if timing is None:
+            return
         wire_s = max(0.0, call.received_s - call.sent_s - timing.waited_s - timing.computed_s)
         start_ns = outer.start_ns
         for kind, duration_s in (
@@ -200,7 +200,7 @@ class _Picture:
                     yield from self._shares(call, part)
             start_ns = end_ns
 
-    def _shares(self, call: pb.CallTrace, computed: Slice) -> Iterator[Slice]:
+    def _shares(self, call: CallTrace, computed: Slice) -> Iterator[Slice]:
         """Rows that were kept, then rows that were wasted, each as wide as its share of the rows."""
         num_kept, num_rows, unit = self._kept(call)
         if not num_rows:
@@ -213,28 +213,28 @@ class _Picture:
             name = f"wasted {num_rows - num_kept} of {num_rows} {unit}"
             yield Slice(computed.track, Kind.WASTED, name, border_ns, computed.end_ns, 2)
 
-    def _kept(self, call: pb.CallTrace) -> tuple[int, int, str]:
+    def _kept(self, call: CallTrace) -> tuple[int, int, str]:
         """Rows kept, rows in all, and what they are. Prefill and plain steps guess nothing, so they waste nothing."""
-        if call.call == pb.CALL_VERIFY:
+        if call.call == "verify":
             return call.used + 1, call.guesses + 1, "rows"  # the root's row gives the target's own token
-        if call.call == pb.CALL_GROWTH:
+        if call.call == "growth":
             return min(call.used, call.guesses), call.guesses, "nodes"
         return (call.guesses if self._user(call) is not None else 0), call.guesses, "nodes"
 
 
-def _verdicts(chunks: Iterable[pb.GenerateChunk]) -> Iterator[tuple[pb.CallTrace, pb.GenerateChunk]]:
+def _verdicts(chunks: Iterable[Chunk]) -> Iterator[tuple[CallTrace, Chunk]]:
     """Each verification with the chunk that came of it: the one that brings it; an empty one if others follow there."""
     for chunk in chunks:
-        verified = [call for call in chunk.trace if call.call == pb.CALL_VERIFY]
+        verified = [call for call in chunk.trace if call.call == "verify"]
         for verify in verified[:-1]:
-            yield verify, pb.GenerateChunk()
+            yield verify, replace(chunk, text="", token_ids=(), guessed=(), logprobs=())
         for verify in verified[-1:]:
             yield verify, chunk
 
 
-def _facts(call: pb.CallTrace) -> dict[str, str | int | float]:
+def _facts(call: CallTrace) -> dict[str, str | int | float]:
     facts: dict[str, str | int | float] = {"guesses": call.guesses, "used": call.used}
-    if call.HasField("timing"):
+    if call.timing is not None:
         facts |= {
             "waited_ms": round(call.timing.waited_s * 1e3, 3),
             "computed_ms": round(call.timing.computed_s * 1e3, 3),

@@ -1,13 +1,14 @@
 """Draws sessions and replicas over time: a day that was simulated, or a cluster under `python -m bench cluster`.
 
-Knows samples and SVG; must not know how they were taken.
+Knows samples and canvases; must not know how they were taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from core.canvas import Canvas
 
 COLORS = {"orchestrator": "#4c9f70", "draft": "#3b7dbd", "target": "#c2543c"}
 SESSIONS_COLOR = "#8a9099"
@@ -33,15 +34,11 @@ def scaling_picture(samples: Sequence[Sample]) -> str:
     panels += [_Panel(f"{role} replicas", color, samples, _replicas_of(role)) for role, color in COLORS.items()]
     width = LEFT_PX + WIDTH_PX + LABEL_PX
     height = TOP_PX + (PANEL_PX + GAP_PX) * len(panels)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        'font-family="sans-serif" font-size="11" fill="#222">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    canvas = Canvas(width, height)
     for number, panel in enumerate(panels):
-        y = TOP_PX + number * (PANEL_PX + GAP_PX)
-        parts += [f'<g transform="translate({LEFT_PX} {y})">', *panel.parts(), "</g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        with canvas.moved(LEFT_PX, TOP_PX + number * (PANEL_PX + GAP_PX)):
+            panel.draw(canvas)
+    return str(canvas)
 
 
 def _replicas_of(role: str) -> Callable[[Sample], float]:
@@ -59,16 +56,15 @@ class _Panel:
         self._points = [(sample.at_s - self._began_s, count(sample)) for sample in samples]
         self._most = max(1, *(value for _, value in self._points))
 
-    def parts(self) -> Iterator[str]:
+    def draw(self, canvas: Canvas) -> None:
         for value in sorted({0, self._most}):
-            yield f'<path d="M0 {self._y(value):.1f}H{WIDTH_PX}" stroke="#e4e4e4"/>'
-            yield _text(-6, self._y(value) + 4, f"{value:g}", "end")
+            canvas.grid_line(self._y(value), WIDTH_PX, f"{value:g}")
         tick_s, unit_s, unit = next(each for each in TICKS if self._duration_s / each[0] <= MAX_TICKS)
         for number in range(int(self._duration_s / tick_s) + 1):
             at_s = number * tick_s
-            yield _text(self._x(at_s), PANEL_PX + 14, f"{at_s / unit_s:g} {unit}", "middle", "#8a9099")
-        yield f'<path d="{self._steps()}" fill="none" stroke="{self._color}" stroke-width="2"/>'
-        yield _text(WIDTH_PX + 8, self._y(self._points[-1][1]) + 4, self._title, "start", self._color)
+            canvas.text(self._x(at_s), PANEL_PX + 14, f"{at_s / unit_s:g} {unit}", "middle", fill=SESSIONS_COLOR)
+        canvas.path(self._steps(), fill="none", stroke=self._color, stroke_width=2)
+        canvas.text(WIDTH_PX + 8, self._y(self._points[-1][1]) + 4, self._title, fill=self._color)
 
     def _steps(self) -> str:
         """A count keeps its value until the next sample."""
@@ -82,7 +78,3 @@ class _Panel:
 
     def _y(self, value: float) -> float:
         return PANEL_PX * (1.0 - value / self._most)
-
-
-def _text(x: float, y: float, text: str, anchor: str, color: str = "#222") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="fill:{color}">{escape(text)}</text>'

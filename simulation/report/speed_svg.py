@@ -1,14 +1,14 @@
 """Draws what `outrider simulate` has found: speed by draft length, and by how many streams there are.
 
-Knows comparisons and SVG; must not know how the figures were made.
+Knows comparisons and canvases; must not know how the figures were made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from core.canvas import Canvas
 from simulation.report.comparison import Comparison
 
 COLORS = {
@@ -52,15 +52,11 @@ def speed_picture(comparison: Comparison, by_streams: Mapping[str, Points]) -> s
     """The text of the SVG file."""
     panels = [_by_gamma(comparison), _by_streams(by_streams)]
     step = LEFT_PX + WIDTH_PX + LABEL_PX + RIGHT_PX
-    width, height = step * len(panels), TOP_PX + HEIGHT_PX + BOTTOM_PX
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        'font-family="sans-serif" font-size="11" fill="#222">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    canvas = Canvas(step * len(panels), TOP_PX + HEIGHT_PX + BOTTOM_PX)
     for number, panel in enumerate(panels):
-        parts += [f'<g transform="translate({number * step + LEFT_PX} {TOP_PX})">', *_Drawing(panel).parts(), "</g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        with canvas.moved(number * step + LEFT_PX, TOP_PX):
+            _Drawing(panel).draw(canvas)
+    return str(canvas)
 
 
 def _by_gamma(comparison: Comparison) -> Panel:
@@ -93,34 +89,26 @@ class _Drawing:
         self._most = 1.05 * max(y for line in panel.lines for _, y in line.points)
         self._places = {x: index for index, x in enumerate(panel.x_values)}
 
-    def parts(self) -> Iterator[str]:
-        yield _text(0, -14, self._panel.title, "start", 'font-weight="bold"')
-        yield from self._grid()
-        yield from self._x_axis()
-        for line, label_y in zip(self._panel.lines, self._label_ys(), strict=True):
-            yield from self._line(line, label_y)
-
-    def _grid(self) -> Iterator[str]:
+    def draw(self, canvas: Canvas) -> None:
+        canvas.text(0, -14, self._panel.title, font_weight="bold")
         step = _step(self._most)
         for number in range(int(self._most / step) + 1):
-            y = self._y(number * step)
-            yield f'<path d="M0 {y:.1f}H{WIDTH_PX}" stroke="#e4e4e4"/>'
-            yield _text(-6, y + 4, f"{number * step:g}", "end")
-
-    def _x_axis(self) -> Iterator[str]:
+            canvas.grid_line(self._y(number * step), WIDTH_PX, f"{number * step:g}")
         for x in self._panel.x_values:
-            yield _text(self._x(x), HEIGHT_PX + 16, f"{x}", "middle")
-        yield _text(WIDTH_PX / 2, HEIGHT_PX + 34, self._panel.x_name, "middle")
+            canvas.text(self._x(x), HEIGHT_PX + 16, f"{x}", "middle")
+        canvas.text(WIDTH_PX / 2, HEIGHT_PX + 34, self._panel.x_name, "middle")
+        for line, label_y in zip(self._panel.lines, self._label_ys(), strict=True):
+            self._line(canvas, line)
+            canvas.text(WIDTH_PX + 8, label_y + 4, line.name, style=f"fill:{line.color}")
 
-    def _line(self, line: Line, label_y: float) -> Iterator[str]:
+    def _line(self, canvas: Canvas, line: Line) -> None:
         places = [(self._x(x), self._y(y)) for x, y in line.points]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        dashes = ' stroke-dasharray="5 3"' if line.is_level else ""
-        yield f'<path d="M{path}" fill="none" stroke="{line.color}" stroke-width="2"{dashes}/>'
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        dashes = {"stroke_dasharray": "5 3"} if line.is_level else {}
+        canvas.path(path, fill="none", stroke=line.color, stroke_width=2, **dashes)
         if not line.is_level:
             for (x, y), (_, value) in zip(places, line.points, strict=True):
-                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.color}"><title>{value:.1f}</title></circle>'
-        yield _text(WIDTH_PX + 8, label_y + 4, line.name, "start", f'style="fill:{line.color}"')
+                canvas.circle(x, y, 3, f"{value:.1f}", fill=line.color)
 
     def _label_ys(self) -> list[float]:
         """Where the lines end, moved apart where they are too close to be read."""
@@ -147,7 +135,3 @@ def _step(most: float) -> float:
             if most / (tick * scale) <= 8:
                 return tick * scale
         scale *= 10.0
-
-
-def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from outrider_client import (
     AsyncClient,
+    CallTrace,
     Client,
     Connection,
     DeadlinePassed,
@@ -24,12 +25,15 @@ from outrider_client import (
     Overloaded,
     Retry,
     ServiceError,
+    Timing,
     Tls,
     Unauthenticated,
 )
 from outrider_client._proto import generation_pb2 as pb
 from tests.clients.scripted import Refusal, Scripted, chunk, listening
+from tests.clients.story import Story
 from tests.clients.tls import certificate
+from tests.deploy.grpc.rpc import server
 
 pytestmark = pytest.mark.thorough
 
@@ -52,6 +56,49 @@ def hang(context):
     gone = threading.Event()
     if context.add_callback(gone.set):
         gone.wait(10)
+
+
+# Health, models and traces
+
+
+def test_health_is_what_the_server_says_of_it(connect):
+    with server(Story(())) as address:
+        client = connect(["localhost:1", address])
+        assert not client.call("is_serving")
+        assert client.call("is_serving"), "the next address is in use"
+        client.call("wait_until_serving", 5.0)
+
+
+def test_a_server_without_health_does_not_serve(connect):
+    with listening(Scripted([])) as address:
+        assert not connect(address).call("is_serving")
+
+
+def test_waiting_for_a_server_that_does_not_come_ends(connect):
+    with pytest.raises(DeadlinePassed, match=r"localhost:1 does not serve after 0\.2 s"):
+        connect("localhost:1").call("wait_until_serving", 0.2)
+
+
+def test_every_method_may_name_a_model(connect):
+    scripted = Scripted([pb.TokenizeResponse()], [pb.DetokenizeResponse()], [pb.GetModelInfoResponse(verification=1)])
+    with listening(scripted) as address:
+        client = connect(address)
+        client.call("tokenize", "x", model="m")
+        client.call("detokenize", [1], model="m")
+        client.call("model_info", model="m")
+    assert [request.model for request in scripted.requests] == ["m"] * 3
+
+
+def test_a_trace_comes_with_the_chunks_that_its_calls_led_to(connect):
+    last = chunk(1, total=1, is_last=True)
+    last.trace.add(call=pb.CALL_GROWTH, sent_s=0.5, received_s=1.0, guesses=4, used=2)
+    last.trace.add(call=pb.CALL_VERIFY, sent_s=1.0, received_s=2.0, timing=pb.Timing(computed_s=0.75, rows=3))
+    scripted = Scripted([last])
+    with listening(scripted) as address:
+        completion = connect(address).generate(trace=True)
+    growth = CallTrace("growth", 0.5, 1.0, 4, 2, None)
+    assert completion.trace == (growth, CallTrace("verify", 1.0, 2.0, 0, 0, Timing(0.0, 0.75, 0, 3)))
+    assert scripted.requests[0].speculation.trace
 
 
 # Statuses

@@ -39,6 +39,7 @@ EVERYTHING = {
     "verification": "rejection",
     "policy": "heuristic",
     "pipelining": False,
+    "trace": True,
 }
 DEFAULTS = Sampling(temperature=0.7, top_k=40)
 
@@ -68,7 +69,7 @@ def test_every_argument_arrives_and_zero_is_a_value():
     assert (request.resume_tokens, request.max_tokens, request.stop) == ((11, 12), 50, ("a", "b"))
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
-    assert (request.policy, request.pipelining) == ("heuristic", False)
+    assert (request.policy, request.pipelining, request.wants_trace) == ("heuristic", False, True)
 
 
 def test_none_leaves_a_field_to_the_server():
@@ -143,13 +144,9 @@ def paths(descriptor, prefix=""):
             yield from paths(field.message_type, f"{prefix}{field.name}.")
 
 
-NOT_OFFERED = {"speculation.trace"}
-"""Of use to who looks into the server; `outrider generate --trace` does."""
-
-
 def test_whatever_a_request_may_hold_has_an_argument():
     offered = set(_PATHS.values()) - {"chat.messages"} | {"chat.messages.role", "chat.messages.content"}
-    assert set(paths(pb.GenerateRequest.DESCRIPTOR)) == offered | NOT_OFFERED
+    assert set(paths(pb.GenerateRequest.DESCRIPTOR)) == offered
     assert set(GenerateFields.__annotations__) == set(_PATHS) - {"text"} >= set(EVERYTHING)
 
 
@@ -157,8 +154,10 @@ def test_whatever_a_request_may_hold_has_an_argument():
     ("record", "message", "not_offered"),
     [
         (records.Usage, pb.Usage, set()),
+        (records.CallTrace, pb.CallTrace, set()),
+        (records.Timing, pb.Timing, set()),
         (records.Speculation, pb.SpeculationStats, set()),
-        (records.Chunk, pb.GenerateChunk, {"request_id", "trace"}),
+        (records.Chunk, pb.GenerateChunk, {"request_id"}),
         (records.Model, pb.ModelInfo, set()),
         (records.ModelInfo, pb.GetModelInfoResponse, set()),
         (records.Control, pb.ControlReport, set()),

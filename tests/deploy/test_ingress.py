@@ -13,12 +13,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from deploy.cli import main
-from deploy.client import CallFailed, Client
+from outrider_client import Client, GenerateFields, NotFound, OutriderError, Overloaded, Retry
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 from tests.system.served import MAX_SESSIONS
 
 pytestmark = pytest.mark.ray
+PROMPT = "the rain in spain"
+LENGTH: GenerateFields = {"max_tokens": 24, "ignore_eos": True}
+SAMPLED: GenerateFields = {**LENGTH, "temperature": 1.0, "seed": 7}
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def address(running):
 
 @pytest.fixture
 def client(address):
-    with Client(address) as client:
+    with Client(address, retry=Retry(max_retries=0)) as client:
         yield client
 
 
@@ -40,38 +43,35 @@ def stub(address):
 
 def request(max_tokens: int = 24, **fields: object) -> pb.GenerateRequest:
     stopping = pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True)
-    return pb.GenerateRequest(text="the rain in spain", stopping=stopping, **fields)
+    return pb.GenerateRequest(text=PROMPT, stopping=stopping, **fields)
 
 
-def sampled(seed: int = 7) -> pb.SamplingParams:
-    return pb.SamplingParams(temperature=1.0, seed=seed)
-
-
-def test_the_stream_the_whole_and_plain_decoding_are_the_same_tokens(client):
-    whole = client.generate(request(sampling=sampled()))
+def test_the_stream_the_whole_and_plain_decoding_are_the_same_tokens(client, stub):
+    whole = stub.Generate(request(sampling=pb.SamplingParams(temperature=1.0, seed=7)))
     stream = drafted_stream(client)
-    plain = client.complete(request(sampling=sampled(), speculation=pb.SpeculationParams(max_draft_tokens=0)))
+    plain = client.generate(PROMPT, **SAMPLED, max_draft_tokens=0)
     assert tuple(whole.token_ids) == stream.token_ids == plain.token_ids
     assert plain.finish.speculation.drafted_tokens == 0
 
 
 def drafted_stream(client):
     """The first of a few: on a busy machine a stream may have ended before its draft has said anything."""
-    streams = (client.complete(request(sampling=sampled())) for _ in range(20))
+    streams = (client.generate(PROMPT, **SAMPLED) for _ in range(20))
     return next(stream for stream in streams if stream.finish.speculation.drafted_tokens)
 
 
 def test_a_stream_is_resumed_where_it_broke_off(client):
-    chunks = list(client.stream(request(sampling=sampled())))
+    chunks = list(client.stream(PROMPT, **SAMPLED))
     received = [token for chunk in chunks[:2] for token in chunk.token_ids]
-    rest = list(client.stream(request(sampling=sampled(), resume_token_ids=received)))
+    rest = list(client.stream(PROMPT, **SAMPLED, resume_token_ids=received))
     assert "".join(chunk.text for chunk in chunks[2:]) == "".join(chunk.text for chunk in rest)
     assert chunks[-1].usage == rest[-1].usage
 
 
-def test_any_output_can_be_repeated_by_the_seed_that_was_drawn_for_it(client):
-    first = client.complete(request())
-    assert client.complete(request(sampling=pb.SamplingParams(seed=first.finish.seed))).token_ids == first.token_ids
+def test_any_output_can_be_repeated_by_the_seed_that_was_drawn_for_it(stub):
+    first = stub.Generate(request())
+    again = stub.Generate(request(sampling=pb.SamplingParams(seed=first.finish.seed)))
+    assert again.token_ids == first.token_ids
 
 
 def test_a_unary_refusal_names_the_field_in_its_trailers(stub):
@@ -85,46 +85,46 @@ def test_a_unary_refusal_names_the_field_in_its_trailers(stub):
 
 
 def test_a_refused_stream_says_the_field_and_nothing_else(client):
-    with pytest.raises(CallFailed) as caught:
-        client.complete(request(sampling=pb.SamplingParams(top_p=2.0)))
+    with pytest.raises(OutriderError) as caught:
+        client.generate(PROMPT, top_p=2.0)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.message == "sampling.top_p: must be in (0, 1], got 2.0"
 
 
 def test_an_unknown_model_is_not_found(client):
-    with pytest.raises(CallFailed, match=r"NOT_FOUND.*'outrider-demo'"):
-        client.generate(request(model="gpt"))
+    with pytest.raises(NotFound, match=r"NOT_FOUND.*'outrider-demo'"):
+        client.generate(PROMPT, model="gpt")
 
 
 def test_what_is_one_too_many_is_refused_and_there_is_room_again_when_a_stream_is_dropped(client):
-    streams = [client.stream(request(1500)) for _ in range(MAX_SESSIONS)]
+    streams = [client.stream(PROMPT, max_tokens=1500, ignore_eos=True) for _ in range(MAX_SESSIONS)]
     for stream in streams:
         next(stream)
-    with pytest.raises(CallFailed, match=r"RESOURCE_EXHAUSTED.*try again in 1 s"):
-        client.complete(request())
+    with pytest.raises(Overloaded, match="RESOURCE_EXHAUSTED"):
+        client.generate(PROMPT)
     streams[0].close()
-    assert until_accepted(client, request()).usage.completion_tokens == 24
+    assert until_accepted(client, LENGTH).usage.completion_tokens == 24
     for stream in streams[1:]:
         stream.close()
 
 
-def until_accepted(client: Client, message: pb.GenerateRequest, timeout_s: float = 20.0):
+def until_accepted(client: Client, fields: GenerateFields, timeout_s: float = 20.0):
     """A cancellation takes a moment to arrive."""
     end = time.monotonic() + timeout_s
     while True:
         try:
-            return client.complete(message)
-        except CallFailed as error:
-            if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > end:
+            return client.generate(PROMPT, **fields)
+        except Overloaded:
+            if time.monotonic() > end:
                 raise
             time.sleep(0.05)
 
 
 def test_a_deadline_ends_the_stream_and_frees_its_place(client):
     for _ in range(MAX_SESSIONS + 1):
-        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
-            until_accepted(client, request(400, timeout_s=0.05))
-    assert until_accepted(client, request()).usage.completion_tokens == 24
+        with pytest.raises(OutriderError, match="DEADLINE_EXCEEDED"):
+            until_accepted(client, {"max_tokens": 400, "ignore_eos": True, "timeout_s": 0.05})
+    assert until_accepted(client, LENGTH).usage.completion_tokens == 24
 
 
 def test_the_other_methods_answer(client, stub):
@@ -167,7 +167,7 @@ def test_the_command_line_streams_from_it(address, capsys):
 
 
 def test_model_info_reports_the_state_of_control(client):
-    client.complete(request(sampling=sampled()))
+    client.generate(PROMPT, **SAMPLED)
     control = client.model_info().control
     assert (control.policy, control.draft_tokens) == ("static", 8)
     assert control.verify_s
@@ -175,28 +175,29 @@ def test_model_info_reports_the_state_of_control(client):
 
 
 def test_a_trace_has_a_verification_for_every_target_pass(client):
-    chunks = list(client.stream(request(speculation=pb.SpeculationParams(trace=True))))
+    chunks = list(client.stream(PROMPT, **LENGTH, trace=True))
     calls = [call for chunk in chunks for call in chunk.trace]
-    verified = [call for call in calls if call.call == pb.CALL_VERIFY]
+    verified = [call for call in calls if call.call == "verify"]
     stats = chunks[-1].finish.speculation
     assert len(verified) == stats.target_passes
     assert sum(call.guesses for call in verified) == stats.drafted_tokens
     assert sum(call.used for call in verified) == stats.accepted_tokens
     for call in calls:
         assert 0 <= call.sent_s <= call.received_s
+        assert call.timing is not None
         assert call.timing.waited_s + call.timing.computed_s <= call.received_s - call.sent_s
-    assert not any(chunk.trace for chunk in client.stream(request()))
+    assert not any(chunk.trace for chunk in client.stream(PROMPT, **LENGTH))
 
 
 def test_streams_run_side_by_side(client):
     results: dict[int, tuple[int, ...]] = {}
 
     def run(seed: int) -> None:
-        results[seed] = until_accepted(client, request(sampling=sampled(seed))).token_ids
+        results[seed] = until_accepted(client, {**SAMPLED, "seed": seed}).token_ids
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {seed: client.complete(request(sampling=sampled(seed))).token_ids for seed in (1, 2)} == results
+    assert {seed: client.generate(PROMPT, **{**SAMPLED, "seed": seed}).token_ids for seed in (1, 2)} == results

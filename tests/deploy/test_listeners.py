@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -13,13 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.config import LINK_PORTS
-from deploy.client import CallFailed, Client
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.link.address import LinkAddress
 from deploy.link.frames import HEADER_BYTES, framed
 from deploy.link.handshake import answer
+from outrider_client import Client, Unauthenticated
 from protos.outrider.link.v1 import link_pb2 as pb_link
 from protos.outrider.v1 import generation_pb2 as pb
+from protos.outrider.v1 import generation_pb2_grpc
 from tests.deploy.cli.serve_command import command_serving
 from tests.deploy.listeners import Listener, listeners
 
@@ -123,13 +125,24 @@ def status(listener: Listener, path: str, body: bytes | None = None) -> int:
 def test_the_service_asks_for_a_token_where_it_is_told_to(server):
     _, port = server
     message = pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=3, ignore_eos=True))
-    with Client(f"localhost:{port}") as stranger:
+    with Client(f"localhost:{port}") as stranger, connected(port) as stub:
         assert stranger.is_serving()
-        for call in (stranger.generate, stranger.complete, lambda _: stranger.model_info()):
-            with pytest.raises(CallFailed, match="UNAUTHENTICATED: a valid token is needed"):
-                call(message)
-    with Client(f"localhost:{port}", "let-me-in") as caller:
-        assert len(caller.complete(message).token_ids) == caller.generate(message).usage.completion_tokens == 3
+        for call in (lambda: stranger.generate("a"), stranger.model_info):
+            with pytest.raises(Unauthenticated, match="UNAUTHENTICATED: a valid token is needed"):
+                call()
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Generate(message)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        whole = stub.Generate(message, metadata=(("authorization", "Bearer let-me-in"),))
+    with Client(f"localhost:{port}", token="let-me-in") as caller:
+        assert caller.generate("a", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+    assert whole.usage.completion_tokens == 3
+
+
+@contextmanager
+def connected(port):
+    with grpc.insecure_channel(f"localhost:{port}") as channel:
+        yield generation_pb2_grpc.GenerationServiceStub(channel)
 
 
 def test_strangers_who_watch_health_take_no_places_but_those_set_aside_and_give_them_back(server):

@@ -17,7 +17,18 @@ from core.config import (
 )
 from core.errors import ConfigError
 from core.records import Verification
-from deploy.settings import DEMO_DIRECTORY, demo_config, override, parse_config, parse_fleet, read_config
+from deploy.settings import (
+    DEMO_DIRECTORY,
+    Setting,
+    as_yaml,
+    demo_config,
+    environment_settings,
+    override,
+    parse_config,
+    parse_fleet,
+    read_config,
+    service_config,
+)
 
 MINIMAL = {"target": {"engine": {"model": "/models/target"}}}
 
@@ -131,6 +142,81 @@ def test_overrides_leave_their_base_alone():
 def test_a_malformed_override_is_refused(item):
     with pytest.raises(ConfigError):
         parse_config(override({**MINIMAL, "model_name": "pair"}, [item]))
+
+
+# The environment, and who is named for a mistake
+
+
+def test_variables_with_a_double_underscore_or_the_name_of_a_setting_are_settings():
+    environment = {
+        "OUTRIDER_TARGET__ENGINE__DTYPE": "bfloat16",
+        "OUTRIDER_TARGET__RESOURCES": "{big: 1}",
+        "OUTRIDER_DRAFT": "null",
+        "OUTRIDER_TOKEN": "secret",
+        "OUTRIDER_TOKENS_FILE": "/tokens",
+        "OUTRIDER_SERVICE_HOST": "10.0.0.1",  # as Kubernetes tells of a service called outrider
+        "TARGET__ENGINE__DTYPE": "float32",
+    }
+    found = {setting.name: setting.value for setting in environment_settings(environment)}
+    assert found == {"target.engine.dtype": "bfloat16", "target.resources": {"big": 1}, "draft": None}
+
+
+def test_a_group_comes_before_its_parts():
+    environment = {"OUTRIDER_LIMITS__MAX_SESSIONS": "5", "OUTRIDER_LIMITS": "{max_sessions: 4, retry_after_s: 2}"}
+    limits = service_config(None, list(environment_settings(environment))).limits
+    assert (limits.max_sessions, limits.retry_after_s) == (5, 2.0)
+
+
+def test_what_is_given_last_decides():
+    given = [Setting("limits.max_sessions", 2, "one"), Setting("limits.max_sessions", 3, "other")]
+    assert service_config(None, given).limits.max_sessions == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        (
+            "OUTRIDER_TARGET__ENGINE__DTYPE",
+            "int3",
+            "target.engine.dtype: Input should be 'float32' or 'bfloat16', got",
+        ),
+        ("OUTRIDER_TARGET__NUM_REPLICAS", "0", "target.num_replicas must be at least 1, got 0"),
+        ("OUTRIDER_TARGT__NUM_REPLICAS", "1", "targt: there is no such setting"),
+        ("OUTRIDER_MODEL_NAME__X", "1", "model_name is a value and has no settings of its own"),
+        ("OUTRIDER_DRAFT", "[1]", "draft: "),
+    ],
+)
+def test_a_mistake_in_the_environment_names_setting_variable_and_what_is_allowed(variable, text, message):
+    with pytest.raises(ConfigError) as caught:
+        service_config(None, list(environment_settings({variable: text})))
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(f"({variable} in the environment)")
+
+
+def test_a_variable_that_is_no_yaml_is_named():
+    with pytest.raises(ConfigError, match="OUTRIDER_LIMITS="):
+        list(environment_settings({"OUTRIDER_LIMITS": "["}))
+
+
+def test_a_mistake_is_blamed_on_the_last_to_have_given_the_setting_else_on_the_file(tmp_path):
+    file = write(tmp_path / "pair.yaml", {**MINIMAL, "limits": {"max_sessions": 0}})
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    assert str(caught.value) == f"limits.max_sessions must be at least 1, got 0 ({file})"
+    with pytest.raises(ConfigError, match=r"got -1 \(--set limits.max_sessions=-1\)$"):
+        read_config(file, ["limits.max_sessions=-1"])
+
+
+def test_a_configuration_survives_being_written(tmp_path):
+    config = parse_config(
+        {
+            "target": {"engine": {"model": "/t", "link_ports": [1, 9]}, "autoscaling": {"max_replicas": 2}},
+            "draft": {"engine": {"model": "/d"}, "resources": {"small": 1}},
+            "speculation": {"verification": "block"},
+        }
+    )
+    (tmp_path / "again.yaml").write_text(as_yaml(config))
+    assert read_config(tmp_path / "again.yaml") == config
 
 
 def test_the_demo_is_the_pair_in_the_repository():

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
+from typer import TyperException
+
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
-from deploy.cli.main import _parser
+from deploy.cli.check import CheckOptions
 from deploy.grpc.authentication import TOKENS_FILE
 from deploy.grpc.proxy import STOP_FILE
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
 from deploy.serve.deployments import REPLICA_CPUS
+from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
     ROLE,
     Objects,
@@ -221,8 +224,10 @@ def downloads_are_checked_by_their_headers(objects: Objects) -> Iterator[str]:
             yield f"{pod.where}: what it has downloaded is not checked"
         for words in commands:
             try:
-                args = _parser().parse_args(words)
-            except SystemExit:
+                args = parsed(CheckOptions, words[1:])
+            except TyperException:
+                args = None
+            if args is None or words[0] != "check":
                 yield f"{pod.where}: there is no command outrider {' '.join(words)}"
                 continue
             if [args.target, args.draft] != wanted:

@@ -7,12 +7,10 @@ from math import ceil
 import pytest
 from ray import serve
 
-from bench.traffic import Way, request
 from deploy.app import APPLICATION, build, fleet_resources
-from deploy.client import CallFailed, Client
 from deploy.launch.cluster import local_cluster
 from deploy.settings import DEMO_DIRECTORY, DEMO_SETTINGS, parse_fleet
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client, NotFound, Speculation
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -46,10 +44,10 @@ def client():
             yield client
 
 
-def complete(client: Client, model: str, gamma: int | None = None) -> tuple[tuple[int, ...], pb.SpeculationStats]:
-    message = request(PROMPT, 48, temperature=0.8, way=Way(gamma), seed=3)
-    message.model = model
-    completion = client.complete(message)
+def complete(client: Client, model: str, gamma: int | None = None) -> tuple[tuple[int, ...], Speculation | None]:
+    completion = client.generate(
+        PROMPT, model=model, max_tokens=48, ignore_eos=True, temperature=0.8, seed=3, max_draft_tokens=gamma
+    )
     return completion.token_ids, completion.finish.speculation
 
 
@@ -58,7 +56,7 @@ def test_each_model_answers_to_its_name_and_the_first_to_none(client):
     assert large != twin
     assert complete(client, "")[0] == large
     assert {client.model_info(model=name).model for name in ("", "org/large", "twin")} == {"org/large", "twin"}
-    with pytest.raises(CallFailed, match="there is no model 'other' here; this server has 'org/large', 'twin'"):
+    with pytest.raises(NotFound, match="there is no model 'other' here; this server has 'org/large', 'twin'"):
         complete(client, "other")
 
 

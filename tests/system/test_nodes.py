@@ -13,8 +13,7 @@ from bench.cluster import settings
 from bench.load import Expected, Load
 from bench.nodes import ROLE, ROLES, nodes, num_running, only_running, until
 from bench.traffic import PLAINLY, connected, request, run
-from deploy.client import Client
-from outrider_client import AsyncClient
+from outrider_client import AsyncClient, Client
 
 pytestmark = pytest.mark.ray
 

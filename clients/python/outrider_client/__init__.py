@@ -18,6 +18,8 @@ from outrider_client.errors import (
 )
 from outrider_client.options import Connection, Retry, Tls
 from outrider_client.records import (
+    Call,
+    CallTrace,
     Chunk,
     Completion,
     Control,
@@ -27,6 +29,7 @@ from outrider_client.records import (
     ModelInfo,
     SamplingDefaults,
     Speculation,
+    Timing,
     TokenLogprob,
     Usage,
     Verification,
@@ -36,6 +39,8 @@ from outrider_client.request import GenerateFields
 __all__ = [
     "AsyncClient",
     "AsyncStream",
+    "Call",
+    "CallTrace",
     "Chunk",
     "Client",
     "Completion",
@@ -57,6 +62,7 @@ __all__ = [
     "ServiceError",
     "Speculation",
     "Stream",
+    "Timing",
     "Tls",
     "TokenLogprob",
     "Unauthenticated",

@@ -10,6 +10,8 @@ from google.protobuf.message import Message
 
 from outrider_client._proto import generation_pb2 as pb
 from outrider_client.records import (
+    Call,
+    CallTrace,
     Chunk,
     Completion,
     Control,
@@ -19,6 +21,7 @@ from outrider_client.records import (
     ModelInfo,
     SamplingDefaults,
     Speculation,
+    Timing,
     TokenLogprob,
     Usage,
     Verification,
@@ -32,6 +35,12 @@ _VERIFICATIONS: dict[int, Verification] = {
     pb.VERIFICATION_REJECTION: "rejection",
     pb.VERIFICATION_BLOCK: "block",
 }
+_CALLS: dict[int, Call] = {
+    pb.CALL_VERIFY: "verify",
+    pb.CALL_BLOCK: "block",
+    pb.CALL_GROWTH: "growth",
+    pb.CALL_PREFILL: "prefill",
+}
 
 
 def to_chunk(message: pb.GenerateChunk) -> Chunk:
@@ -43,6 +52,7 @@ def to_chunk(message: pb.GenerateChunk) -> Chunk:
         logprobs=tuple(_logprob(logprob) for logprob in message.logprobs),
         usage=_record(Usage, message.usage),
         finish=_finish(message.finish) if message.HasField("finish") else None,
+        trace=tuple(_call(call) for call in message.trace),
     )
 
 
@@ -57,6 +67,7 @@ def to_completion(chunks: Sequence[Chunk], request_id: str, num_calls: int) -> C
         logprobs=_joined(chunk.logprobs for chunk in chunks),
         usage=chunks[-1].usage,
         finish=finish,
+        trace=_joined(chunk.trace for chunk in chunks),
         request_id=request_id,
         num_calls=num_calls,
     )
@@ -88,6 +99,17 @@ def _finish(message: pb.Finish) -> Finish:
 def _logprob(message: pb.TokenLogprob) -> TokenLogprob:
     top = tuple((alternative.token_id, alternative.logprob) for alternative in message.top)
     return TokenLogprob(message.token_id, message.logprob, top)
+
+
+def _call(message: pb.CallTrace) -> CallTrace:
+    return CallTrace(
+        call=_CALLS[message.call],
+        sent_s=message.sent_s,
+        received_s=message.received_s,
+        guesses=message.guesses,
+        used=message.used,
+        timing=_record(Timing, message.timing) if message.HasField("timing") else None,
+    )
 
 
 def _record(kind: type[Record], message: Message) -> Record:

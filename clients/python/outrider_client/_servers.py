@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from outrider_client._proto import generation_pb2_grpc
+from outrider_client._proto import details_pb2, generation_pb2_grpc
 from outrider_client.errors import OutriderError
 from outrider_client.options import Connection, Tls
 
@@ -60,7 +60,7 @@ class Servers(Generic[Channel]):
             if address not in self._stubs:
                 channel = self._open_channel(address, self._options, self._credentials)
                 self._channels[address] = channel
-                self._stubs[address] = generation_pb2_grpc.GenerationServiceStub(channel)
+                self._stubs[address] = _stub(channel)
             return address, self._stubs[address]
 
     def leave(self, address: str) -> None:
@@ -74,6 +74,17 @@ class Servers(Generic[Channel]):
         with self._lock:
             self.is_closed = True
             return list(self._channels.values())
+
+
+def _stub(channel: Any) -> Any:
+    """The methods of the service, and `Check` of its health."""
+    stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    stub.Check = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=details_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=details_pb2.HealthCheckResponse.FromString,
+    )
+    return stub
 
 
 def _channel_options(connection: Connection, tls: Tls | None) -> list[tuple[str, Any]]:

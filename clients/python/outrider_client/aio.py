@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -10,12 +11,14 @@ from typing import Any, Self, Unpack
 import grpc
 
 from outrider_client._attempts import Attempts, RetryBudget
+from outrider_client._proto import details_pb2
 from outrider_client._proto import generation_pb2 as pb
 from outrider_client._replies import to_completion, to_model_info
 from outrider_client._resume import Resumption
 from outrider_client._servers import Servers
 from outrider_client._statuses import error_of
-from outrider_client.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from outrider_client.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, HEALTH_TIMEOUT_S, POLL_S
+from outrider_client.errors import DeadlinePassed
 from outrider_client.options import Connection, Retry, Tls
 from outrider_client.records import Chunk, Completion, ModelInfo
 from outrider_client.request import GenerateFields, to_message
@@ -69,10 +72,15 @@ class AsyncClient:
             return to_completion([chunk async for chunk in stream], stream.request_id, stream.num_calls)
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        model: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> tuple[int, ...]:
         """The token ids of `text`, by default with what the tokenizer puts around a prompt."""
-        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         return tuple((await self._call("Tokenize", request, timeout_s)).token_ids)
 
     async def detokenize(
@@ -80,16 +88,38 @@ class AsyncClient:
         token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = False,
+        model: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> str:
         """The text of `token_ids`."""
-        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         text: str = (await self._call("Detokenize", request, timeout_s)).text
         return text
 
-    async def model_info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
-        """What is served, and what it does with a request that leaves everything unset."""
-        return to_model_info(await self._call("GetModelInfo", pb.GetModelInfoRequest(), timeout_s))
+    async def model_info(self, *, model: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
+        """What is served by that name, and what it does with a request that leaves everything unset."""
+        return to_model_info(await self._call("GetModelInfo", pb.GetModelInfoRequest(model=model), timeout_s))
+
+    async def is_serving(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
+        """Whether the server in use is there and takes requests; if it is not, the next address is in use."""
+        address, stub = self._servers.current()
+        try:
+            reply = await stub.Check(
+                details_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._servers.metadata
+            )
+        except grpc.RpcError:
+            self._servers.leave(address)
+            return False
+        return bool(reply.status == details_pb2.HealthCheckResponse.SERVING)
+
+    async def wait_until_serving(self, timeout_s: float) -> None:
+        """Return as soon as a server takes requests. Raises: DeadlinePassed."""
+        end_s = time.monotonic() + timeout_s
+        while not await self.is_serving():
+            if time.monotonic() >= end_s:
+                message = f"{self._servers} does not serve after {timeout_s:g} s"
+                raise DeadlinePassed(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+            await asyncio.sleep(POLL_S)
 
     async def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:
         attempts = self._attempts(timeout_s)

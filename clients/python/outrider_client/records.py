@@ -11,6 +11,9 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length"]
 Verification = Literal["coupled", "rejection", "block"]
+Call = Literal["verify", "block", "growth", "prefill"]
+"""What an engine was asked for: the target to verify (with no guesses: prefill, or a plain step); the draft to guess
+the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,35 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """What a call cost where it was answered."""
+
+    waited_s: float
+    """From its arrival to the beginning of its first step."""
+    computed_s: float
+    """From there to the end of its last step."""
+    passes: int
+    rows: int
+    """Of those passes, those of other streams included."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTrace:
+    """One answered call of a stream to an engine."""
+
+    call: Call
+    sent_s: float
+    """Seconds since the stream began, on the server's clock, as is `received_s`."""
+    received_s: float
+    guesses: int
+    """Nodes verified, or nodes grown."""
+    used: int
+    """Of the nodes verified, those accepted; of growth, those of the next block, if it was the last before that."""
+    timing: Timing | None
+    """None when the engine has not said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a stream."""
 
@@ -85,6 +117,8 @@ class Chunk:
     usage: Usage
     finish: Finish | None
     """In the last chunk only."""
+    trace: tuple[CallTrace, ...] = ()
+    """With `trace=True`: the calls that were answered since the last chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +131,8 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...]
     usage: Usage
     finish: Finish
+    trace: tuple[CallTrace, ...]
+    """With `trace=True`: all calls."""
     request_id: str
     """By which the server's logs name it."""
     num_calls: int

@@ -71,6 +71,8 @@ class GenerateFields(TypedDict, total=False):
     or "entropy"."""
     pipelining: bool | None
     """Whether the next block is prepared while the last one is verified."""
+    trace: bool | None
+    """Report every call to an engine with the chunk that it led to."""
 
 
 def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
@@ -108,7 +110,7 @@ _PATHS = {
             "logit_bias",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
-        "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining"),
+        "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "trace"),
     }.items()
     for name in names
 } | {"token_ids": "token_ids.ids", "messages": "chat.messages"}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import subprocess
 import sys
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from core.errors import Unavailable
 from core.records import Verification
 from deploy.cli import main, terminal
-from deploy.client import CallFailed, Client
+from deploy.cli.serve import ServeOptions, config_of
 from deploy.launch import local
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Chunk, Usage
 from tests import checkpoints
-from tests.deploy.grpc.rpc import REPORT, Script, greeting, server
+from tests.deploy.cli.parsing import parsed
+from tests.deploy.grpc.rpc import Script, greeting, server
 
 
 def run(*argv: str) -> int:
@@ -83,10 +85,10 @@ def test_without_a_server_the_user_is_told_how_to_start_one(capsys):
 
 def test_a_refusal_is_shown_as_the_server_words_it(capsys):
     with server(Script()) as address:
-        assert run("generate", "say", "--address", address, "--top-p", "2") == 1
+        assert run("generate", "say", "--address", address, "--max-tokens", "1000") == 1
     err = capsys.readouterr().err
     assert err.startswith("outrider: INVALID_ARGUMENT: ")
-    assert "sampling.top_p: must be in (0, 1], got 2.0" in err
+    assert "stopping.max_tokens: must be in [1, 19" in err
 
 
 def test_a_server_that_is_there_but_cannot_take_the_request_is_not_called_missing(capsys):
@@ -95,9 +97,53 @@ def test_a_server_that_is_there_but_cannot_take_the_request_is_not_called_missin
     assert "no target grants a place" in capsys.readouterr().err
 
 
-def test_a_number_that_the_field_cannot_hold_is_refused_here(capsys):
-    assert run("generate", "say", "--top-k", "-1") == 1
-    assert "outrider: " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--top-k", "-1", "must be 0 (keeps all) or in [1, 2147483647], got -1"),
+        ("--top-k", "1.5", "valid integer"),
+        ("--top-p", "2", "must be in (0, 1], got 2.0"),
+        ("--top-p", "nan", "must be in (0, 1], got nan"),
+        ("--temperature", "-0.5", "must be 0 (greedy) or in [0.001, 100], got -0.5"),
+        ("--max-tokens", "0", "must be in [1, "),
+        ("--seed", "18446744073709551616", "must be in [0, "),
+        ("--verification", "none", "'coupled', 'rejection', 'block'"),
+        ("--policy", "none", "'adaptive', 'static'"),
+        ("--color", "blue", "'auto', 'always', 'never'"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_before_the_call_by_its_option(option, value, allowed, capsys):
+    assert run("generate", "say", option, value) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"outrider: Invalid value for '{option}': ")
+    assert allowed in err
+    assert err.count("\n") == 1
+
+
+def test_each_command_explains_its_options_without_ray_or_torch():
+    code = """
+import sys
+from deploy.cli.main import main
+status = [main([command, "--help"]) for command in ("serve", "generate", "simulate", "check")]
+sys.exit(any(status) or bool({"ray", "torch", "transformers"} & sys.modules.keys()))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for option in ("--drain-timeout", "--top-p", "--session-kv", "--no-weights", "--print-config"):
+        assert option in told
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("ge", "generate"), ("generate --top-k -1 --te", "--temperature"), ("generate --policy ent", "entropy")],
+)
+def test_a_shell_can_complete_commands_options_and_choices(words, completed, monkeypatch, capsys):
+    monkeypatch.setenv("_OUTRIDER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"outrider {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    with pytest.raises(SystemExit) as caught:
+        main.main([])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.split() == [completed]
 
 
 def test_several_prompts_run_side_by_side_and_are_shown_in_order(capsys):
@@ -166,8 +212,8 @@ def test_a_trace_that_was_not_written_is_a_failure(tmp_path, capsys, script, fil
 # Colours and statistics
 
 
-def chunk(text: str, *guessed: bool) -> pb.GenerateChunk:
-    return pb.GenerateChunk(text=text, token_ids=range(len(guessed)), guessed=guessed)
+def chunk(text: str, *guessed: bool) -> Chunk:
+    return Chunk(text, tuple(range(len(guessed))), guessed, (), Usage(1, len(guessed)), None)
 
 
 @pytest.mark.parametrize(
@@ -202,54 +248,23 @@ def test_colour_is_for_terminals_whose_user_has_not_refused_it():
     assert terminal.use_color("always", io.StringIO(), True)
 
 
-# The client
-
-
-def test_a_stream_that_is_dropped_is_cancelled_on_the_server():
-    script = Script(greeting()[0], is_endless=True)
-    with server(script) as address, Client(address) as client:
-        stream = client.stream(pb.GenerateRequest(text="say"))
-        assert next(stream).text == "hello"
-        stream.close()
-        assert client.is_serving()
-        assert client.model_info().control.reason == REPORT.reason
-    assert script.num_closed == 1
-
-
-def test_the_requests_time_is_the_calls_deadline():
-    with server(Script(greeting()[0], is_endless=True)) as address, Client(address) as client:
-        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
-            client.complete(pb.GenerateRequest(text="say", timeout_s=0.2))
-        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
-            client.generate(pb.GenerateRequest(text="say", timeout_s=0.2))
-
-
-def test_an_ending_without_a_last_chunk_is_a_failure():
-    script = Script(greeting()[0])
-    with server(script) as address, Client(address) as client, pytest.raises(CallFailed, match="DATA_LOSS"):
-        client.complete(pb.GenerateRequest(text="say"))
-
-
-def test_waiting_for_a_server_that_does_not_come_ends():
-    with Client("localhost:1") as client, pytest.raises(TimeoutError, match="localhost:1"):
-        client.wait_until_serving(0.2)
-
-
 # outrider serve and check, as far as they go without Ray
 
 
-def parsed(*argv: str):
-    return main._config(main._parser().parse_args(["serve", *argv]))
+def configured(*argv: str):
+    return config_of(parsed(ServeOptions, argv))
 
 
 def test_serve_without_arguments_is_the_demo_pair_with_its_defaults():
-    config = parsed()
+    config = configured()
     assert config.target.engine.model.endswith("models/demo/target")
     assert local.changed_settings(config) == ["target.engine.deterministic=True"], "its tokens are compared bit by bit"
 
 
 def test_flags_become_settings_and_are_shown_as_changes(tmp_path):
-    config = parsed("--gamma", "2", "--dtype", "bfloat16", "--target", str(tmp_path), "--set", "limits.max_sessions=3")
+    config = configured(
+        "--gamma", "2", "--dtype", "bfloat16", "--target", str(tmp_path), "--set", "limits.max_sessions=3"
+    )
     assert config.target.engine.model == str(tmp_path)
     assert local.changed_settings(config) == [
         "target.engine.dtype=bfloat16",
@@ -261,7 +276,7 @@ def test_flags_become_settings_and_are_shown_as_changes(tmp_path):
 
 
 def test_a_pair_may_be_served_without_its_draft():
-    config = parsed("--draft", "none", "--dtype", "bfloat16")
+    config = configured("--draft", "none", "--dtype", "bfloat16")
     assert config.draft is None
     assert "without a draft" in local.describe_models(config)
 
@@ -269,17 +284,41 @@ def test_a_pair_may_be_served_without_its_draft():
 def test_flags_go_before_the_file(tmp_path):
     file = tmp_path / "outrider.yaml"
     file.write_text("target: {engine: {model: t}}\nspeculation: {max_draft_tokens: 7}\n")
-    assert parsed("--config", str(file)).speculation.max_draft_tokens == 7
-    assert parsed("--config", str(file), "--gamma", "1").speculation.max_draft_tokens == 1
+    assert configured("--config", str(file)).speculation.max_draft_tokens == 7
+    assert configured("--config", str(file), "--gamma", "1").speculation.max_draft_tokens == 1
+
+
+def test_options_go_before_the_environment_and_that_before_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "outrider.yaml"
+    file.write_text("target: {engine: {model: t}}\nspeculation: {max_draft_tokens: 7}\nlimits: {max_sessions: 7}")
+    monkeypatch.setenv("OUTRIDER_SPECULATION__MAX_DRAFT_TOKENS", "6")
+    monkeypatch.setenv("OUTRIDER_LIMITS__MAX_SESSIONS", "6")
+    config = configured("--config", str(file), "--gamma", "5")
+    assert (config.speculation.max_draft_tokens, config.limits.max_sessions) == (5, 6)
+    assert configured("--config", str(file), "--set", "limits.max_sessions=4").limits.max_sessions == 4
+
+
+def test_what_follows_from_a_target_gives_way_to_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_MODEL_NAME", "mine")
+    assert configured("--target", str(tmp_path)).model_name == "mine"
+
+
+def test_the_configuration_is_printed_as_a_file_that_says_the_same(tmp_path, capsys):
+    flags = ("--gamma", "3", "--dtype", "bfloat16", "--set", "target.resources={big: 1}")
+    assert run("serve", *flags, "--print-config") == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert configured("--config", str(tmp_path / "printed.yaml")) == configured(*flags)
 
 
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
         (("--set", "nonsense=1"), "nonsense"),
-        (("--gamma", "99"), "max_draft_tokens"),
+        (("--gamma", "99"), "speculation.max_draft_tokens must be in [0, 64], got 99 (--gamma)"),
+        (("--set", "target.num_replicas=0"), "must be at least 1, got 0 (--set target.num_replicas=0)"),
         (("--target", "/nowhere"), "/nowhere"),
-        (("--grpc-port", "99999"), "--grpc-port 99999"),
+        (("--grpc-port", "99999"), "'--grpc-port': must be 0 (a free one) or in [1, 65535], got 99999"),
+        (("--drain-timeout", "-1"), "'--drain-timeout': must be in [0, 86400], got -1.0"),
         (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
     ],
 )

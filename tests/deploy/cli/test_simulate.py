@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -14,26 +15,21 @@ import pytest
 from core.errors import ConfigError
 from core.records import Verification
 from deploy.cli import main
-from deploy.cli.simulate import MIN_STREAMS, add_simulate, by_streams, scenario_of
+from deploy.cli.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.engines.presets import PRESETS
 from simulation.report import speed_svg, table
 from simulation.report.comparison import compare
 from simulation.scenario import Arrivals, Closed
+from tests.deploy.cli.parsing import parsed
 from tests.simulation.chaos.test_mutations import PLANTED
 
 QUICK = ("--tokens", "24", "--prompt-tokens", "8", "--acceptance", "0.8")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def parsed(*argv):
-    parser = argparse.ArgumentParser()
-    add_simulate(parser.add_subparsers())
-    return parser.parse_args(["simulate", *argv])
-
-
 def scenario(*argv):
-    return scenario_of(parsed(*argv))
+    return scenario_of(parsed(SimulateOptions, argv))
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +101,23 @@ def test_every_option_reaches_the_scenario():
         ("--streams", "0"),
         ("--arrivals", "0"),
         ("--gamma", "0"),
+        ("--preset", "h100"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line_that_names_the_option(argv, capsys):
     assert main.main(["simulate", *argv]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"outrider: {argv[0]} ")
+    assert said.startswith((f"outrider: Invalid value for '{argv[0]}': ", f"outrider: {argv[0]} "))
     assert said.count("\n") == 1
+
+
+def test_streams_and_arrivals_exclude_each_other():
+    with pytest.raises(ConfigError, match="--streams and --arrivals"):
+        scenario("--streams", "2", "--arrivals", "3")
+
+
+def test_every_preset_can_be_named():
+    assert get_args(Preset) == tuple(PRESETS)
 
 
 def test_a_temperature_that_was_not_recorded_needs_an_acceptance():
@@ -129,7 +135,8 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_work(tmp_path, ca
 def test_the_whole_command(tmp_path, capsys):
     file, picture = tmp_path / "figures.json", tmp_path / "figures.svg"
     assert main.main(["simulate", *QUICK, "--json", str(file), "--plot", str(picture)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"simulated in \d+ s\n", err), "there is no terminal for a spinner"
     assert "in turn (coupled, gamma" in out
     assert "Draft behind verification" in out
     results = json.loads(file.read_text())

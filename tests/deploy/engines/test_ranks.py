@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.traffic import Way, request
-from deploy.client import Client
 from deploy.launch.local import served
 from deploy.settings import demo_config
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client, GenerateFields
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -46,7 +44,11 @@ def client(alone):
 
 
 def complete(client: Client, temperature: float, gamma: int | None = None, num_tokens: int = 48) -> tuple[int, ...]:
-    return client.complete(request(PROMPT, num_tokens, temperature=temperature, way=Way(gamma), seed=5)).token_ids
+    return client.generate(PROMPT, **fields(temperature, num_tokens), max_draft_tokens=gamma).token_ids
+
+
+def fields(temperature: float, num_tokens: int) -> GenerateFields:
+    return {"temperature": temperature, "seed": 5, "max_tokens": num_tokens, "ignore_eos": True}
 
 
 def followers() -> set[int]:
@@ -70,11 +72,11 @@ def test_two_ranks_say_what_one_says(client, alone):
 def test_a_rank_that_dies_takes_its_group_along_and_the_group_is_replaced(client):
     expected = complete(client, 0.8, num_tokens=400)
     before = followers()
-    stream = client.stream(request(PROMPT, 400, temperature=0.8, seed=5))
-    tokens = [*next(stream).token_ids]
+    stream = client.stream(PROMPT, **fields(0.8, 400))
+    chunk = next(stream)
+    tokens = [*chunk.token_ids]
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    chunk = pb.GenerateChunk()
     for chunk in stream:
         tokens += chunk.token_ids
     assert tuple(tokens) == expected

@@ -24,7 +24,6 @@ from core.errors import (
     UnknownModel,
     WorkerLost,
 )
-from deploy.client import CallFailed, Client
 from deploy.launch.cluster import Endpoints
 from deploy.launch.local import served
 from deploy.launch.probe import engine_of
@@ -38,7 +37,7 @@ from deploy.metrics.instruments import (
     zeros,
 )
 from deploy.metrics.meters import code_of
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client, GenerateFields, OutriderError
 from tests import checkpoints
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -47,6 +46,8 @@ EXPORT_PERIOD_S = 2.0
 """In place of Ray's ten seconds; a gauge is dropped when it has not been set for two of them."""
 SCRAPE_TIMEOUT_S = 60.0
 GAMMA = 5
+PROMPT = "the rain in spain"
+SAMPLED: GenerateFields = {"temperature": 1.0, "ignore_eos": True}
 
 
 def test_names_follow_the_conventions_of_prometheus():
@@ -165,9 +166,9 @@ def until_there(endpoints: Endpoints, wanted: set[tuple[str, str | None]]) -> di
 
 def used(client: Client) -> dict[str, float]:
     """Make some requests, and add up what the server says of each."""
-    completions = [client.complete(request(seed)) for seed in (1, 2, 3)]
-    with pytest.raises(CallFailed, match="INVALID_ARGUMENT"):
-        client.complete(pb.GenerateRequest())
+    completions = [client.generate(PROMPT, max_tokens=24, seed=seed, **SAMPLED) for seed in (1, 2, 3)]
+    with pytest.raises(OutriderError, match="INVALID_ARGUMENT"):
+        client.generate(PROMPT, top_p=2.0)
     stats = [completion.finish.speculation for completion in completions]
     return {
         "prompt_tokens_total": sum(completion.usage.prompt_tokens for completion in completions),
@@ -188,20 +189,10 @@ def used(client: Client) -> dict[str, float]:
 def outlive_the_target(client: Client) -> None:
     """One stream, in the middle of which its engine is killed."""
     engine = asyncio.run(engine_of("target"))  # which takes a lease, and gives it back before the stream begins
-    message = request(4)
-    message.stopping.max_tokens = 400
-    chunks = client.stream(message)
+    chunks = client.stream(PROMPT, max_tokens=400, seed=4, **SAMPLED)
     next(chunks)
     ray.kill(engine)
     assert sum(len(chunk.token_ids) for chunk in chunks) > 300
-
-
-def request(seed: int) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        text="the rain in spain",
-        sampling=pb.SamplingParams(temperature=1.0, seed=seed),
-        stopping=pb.StoppingParams(max_tokens=24, ignore_eos=True),
-    )
 
 
 def until_exported(

@@ -10,21 +10,20 @@ import grpc
 import pytest
 
 from core.errors import StartupError, Unavailable
-from deploy.cli.main import EXIT_CUT_OFF
-from deploy.client import CallFailed, Client
+from deploy.cli.serve import EXIT_CUT_OFF
 from deploy.launch import application, cluster, local
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client, OutriderError, Retry, Stream
 from tests.deploy.cli.serve_command import Serving, command_serving
 
 NUM_TOKENS = 600
 
 
-def request(max_tokens: int = NUM_TOKENS) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        text="def f(x):\n",
-        sampling=pb.SamplingParams(temperature=1.0, seed=3),
-        stopping=pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
-    )
+def connected(serving: Serving) -> Client:
+    return Client(f"localhost:{serving.port}", retry=Retry(max_retries=0))
+
+
+def begin(client: Client, max_tokens: int = NUM_TOKENS) -> Stream:
+    return client.stream("def f(x):\n", temperature=1.0, seed=3, max_tokens=max_tokens, ignore_eos=True)
 
 
 # The process
@@ -39,14 +38,14 @@ def serving(tmp_path) -> Iterator[Serving]:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_stream_runs_to_its_end_and_what_comes_is_refused(serving):
-    with Client(f"localhost:{serving.port}") as client:
-        stream = client.stream(request())
+    with connected(serving) as client:
+        stream = begin(client)
         received = list(next(stream).token_ids)
         serving.process.send_signal(signal.SIGTERM)
         while client.is_serving():
             received += next(stream).token_ids
-        with pytest.raises(CallFailed) as caught:
-            client.generate(request(1))
+        with pytest.raises(OutriderError) as caught:
+            next(begin(client, 1))
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in caught.value.message
         received += [token for chunk in stream for token in chunk.token_ids]
@@ -58,14 +57,14 @@ def test_a_stream_runs_to_its_end_and_what_comes_is_refused(serving):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_second_signal_stops_at_once(serving):
-    with Client(f"localhost:{serving.port}") as client:
-        stream = client.stream(request())
+    with connected(serving) as client:
+        stream = begin(client)
         next(stream)
         serving.process.send_signal(signal.SIGINT)
         while client.is_serving():
             next(stream)
         serving.process.send_signal(signal.SIGINT)
-        with pytest.raises(CallFailed) as caught:
+        with pytest.raises(OutriderError) as caught:
             list(stream)
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
         assert "shutting down; resume" in caught.value.message

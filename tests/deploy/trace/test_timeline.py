@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.trace.timeline import Kind, Side, Slice, Stream, Timeline, timeline
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import CallTrace, Chunk
 from tests.deploy.trace.traces import STREAM, block, call, catch_up, chunk, grew, prefill, verify
 
 
-def picture(*chunks: pb.GenerateChunk) -> Timeline:
+def picture(*chunks: Chunk) -> Timeline:
     return timeline([Stream("s", 5.0, chunks)])
 
 
@@ -125,7 +125,7 @@ def test_what_grew_before_a_verdict_is_used_after_it():
 
 
 def test_no_arrow_leads_past_a_verification_without_guesses():
-    shown = picture(chunk("", 1, block(0, 5, 4), call(pb.CALL_VERIFY, 5, 10, 0, 0), verify(10, 20, 4, 1)))
+    shown = picture(chunk("", 1, block(0, 5, 4), call("verify", 5, 10, 0, 0), verify(10, 20, 4, 1)))
     assert arrows(shown) == []
 
 
@@ -147,20 +147,20 @@ TIMED = st.none() | st.tuples(st.integers(0, 10), st.integers(0, 10))
 
 
 @st.composite
-def draft_calls(draw: st.DrawFn) -> pb.CallTrace:
-    kind = draw(st.sampled_from([pb.CALL_BLOCK, pb.CALL_GROWTH, pb.CALL_PREFILL]))
+def draft_calls(draw: st.DrawFn) -> CallTrace:
+    kind = draw(st.sampled_from(["block", "growth", "prefill"]))
     sent, guesses, timed = draw(TIMES), draw(st.integers(0, 9)), draw(TIMED)
     return call(kind, sent, sent + draw(TIMES), guesses, draw(st.integers(0, guesses)), *timed or ())
 
 
 @st.composite
-def target_calls(draw: st.DrawFn) -> list[pb.CallTrace]:
+def target_calls(draw: st.DrawFn) -> list[CallTrace]:
     """One after the other, as a session makes them."""
     calls, now = [], 0
     for pause, duration in draw(st.lists(st.tuples(TIMES, TIMES), max_size=5)):
         guesses, timed = draw(st.integers(0, 9)), draw(TIMED)
         used = draw(st.integers(0, guesses))
-        calls.append(call(pb.CALL_VERIFY, now + pause, now + pause + duration, guesses, used, *timed or ()))
+        calls.append(call("verify", now + pause, now + pause + duration, guesses, used, *timed or ()))
         now += pause + duration
     return calls
 

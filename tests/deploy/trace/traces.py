@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.trace.timeline import Stream
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Call, CallTrace, Chunk, Timing, Usage
 
 
 def ms(milliseconds: float) -> float:
@@ -11,36 +11,36 @@ def ms(milliseconds: float) -> float:
 
 
 def call(
-    kind: int, sent: float, received: float, guesses: int, used: int, waited: float = 0, computed: float | None = None
-) -> pb.CallTrace:
+    kind: Call, sent: float, received: float, guesses: int, used: int, waited: float = 0, computed: float | None = None
+) -> CallTrace:
     timing = None
     if computed is not None:
-        timing = pb.Timing(waited_s=ms(waited), computed_s=ms(computed), passes=1, rows=guesses + 1)
-    return pb.CallTrace(call=kind, sent_s=ms(sent), received_s=ms(received), guesses=guesses, used=used, timing=timing)
+        timing = Timing(waited_s=ms(waited), computed_s=ms(computed), passes=1, rows=guesses + 1)
+    return CallTrace(call=kind, sent_s=ms(sent), received_s=ms(received), guesses=guesses, used=used, timing=timing)
 
 
-def prefill(sent: float, received: float, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_VERIFY, sent, received, 0, 0, **timing)
+def prefill(sent: float, received: float, **timing: float) -> CallTrace:
+    return call("verify", sent, received, 0, 0, **timing)
 
 
-def verify(sent: float, received: float, guesses: int, used: int, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_VERIFY, sent, received, guesses, used, **timing)
+def verify(sent: float, received: float, guesses: int, used: int, **timing: float) -> CallTrace:
+    return call("verify", sent, received, guesses, used, **timing)
 
 
-def grew(sent: float, received: float, guesses: int, used: int, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_GROWTH, sent, received, guesses, used, **timing)
+def grew(sent: float, received: float, guesses: int, used: int, **timing: float) -> CallTrace:
+    return call("growth", sent, received, guesses, used, **timing)
 
 
-def block(sent: float, received: float, guesses: int, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_BLOCK, sent, received, guesses, 0, **timing)
+def block(sent: float, received: float, guesses: int, **timing: float) -> CallTrace:
+    return call("block", sent, received, guesses, 0, **timing)
 
 
-def catch_up(sent: float, received: float, **timing: float) -> pb.CallTrace:
-    return call(pb.CALL_PREFILL, sent, received, 0, 0, **timing)
+def catch_up(sent: float, received: float, **timing: float) -> CallTrace:
+    return call("prefill", sent, received, 0, 0, **timing)
 
 
-def chunk(text: str, num_tokens: int, *trace: pb.CallTrace) -> pb.GenerateChunk:
-    return pb.GenerateChunk(text=text, token_ids=[5] * num_tokens, trace=trace)
+def chunk(text: str, num_tokens: int, *trace: CallTrace) -> Chunk:
+    return Chunk(text, (5,) * num_tokens, (True,) * num_tokens, (), Usage(3, num_tokens), None, trace)
 
 
 STREAM = Stream(

@@ -1,0 +1,42 @@
+"""A prompt on its way through a server, with all that came back, and when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider_client import Chunk, Client, Finish, GenerateFields
+
+
+@dataclass
+class Job:
+    """One prompt, and the chunks of its stream so far."""
+
+    prompt: str
+    fields: GenerateFields
+    began_s: float = 0.0
+    duration_s: float = 0.0
+    """From the call to the last chunk, as the client saw it."""
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def run(self, client: Client, show: Callable[[Chunk], None] = lambda _: None) -> Job:
+        """Stream to the end; `show` is given each chunk as it comes. Raises: OutriderError."""
+        self.began_s = time.monotonic()
+        with client.stream(self.prompt, **self.fields) as stream:
+            for chunk in stream:
+                self.duration_s = time.monotonic() - self.began_s
+                self.chunks.append(chunk)
+                show(chunk)
+        return self
+
+    @property
+    def finish(self) -> Finish:
+        """Of a stream that has ended."""
+        finish = self.chunks[-1].finish
+        assert finish is not None, "a stream without a last chunk raises"
+        return finish
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token_id for chunk in self.chunks for token_id in chunk.token_ids)

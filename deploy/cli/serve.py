@@ -1,0 +1,179 @@
+"""`outrider serve`: a pair of models on this machine until interrupted.
+
+Knows options, settings and signals. What needs Ray is imported when it is known what to serve.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from typer import Option
+
+from core.config import Dtype, ServiceConfig, WorkerConfig
+from core.ranges import Range
+from deploy.cli.generate import DEFAULT_GRPC_PORT
+from deploy.cli.options import number
+from deploy.cli.terminal import say
+from deploy.settings import Setting, as_yaml, environment_settings, service_config
+
+if TYPE_CHECKING:
+    from deploy.launch import Endpoints
+
+Worker = TypeVar("Worker", bound=WorkerConfig)
+DEFAULT_HTTP_PORT = 8000
+EXIT_CUT_OFF = 3
+PORT = Range(1, 65535, zero="a free one", is_whole=True)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Serve a pair of models on this machine until interrupted: the embedded demo pair unless told otherwise.
+
+    A setting is taken from the first of these that has it: the options and --set, the environment
+    (OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16), the file, the defaults. core/config has all settings.
+
+    The exit status is 3 if streams were cut off.
+    """
+
+    config: Annotated[Path | None, Option(metavar="FILE", help="YAML file of settings.")] = None
+    target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
+    draft: Annotated[str | None, Option(metavar="DIR", help="Checkpoint of the draft; none serves without one.")] = None
+    grpc_port: Annotated[int, number(PORT, "TCP port of gRPC")] = DEFAULT_GRPC_PORT
+    http_port: Annotated[int, number(PORT, "TCP port of HTTP")] = DEFAULT_HTTP_PORT
+    gamma: Annotated[int | None, Option(metavar="N", help="Draft length at most, in tokens; 0 decodes plainly.")] = None
+    dtype: Annotated[Dtype | None, Option(help="Of both models.")] = None
+    overrides: Annotated[
+        list[str] | None,
+        Option(
+            "--set", metavar="NAME=VALUE", help="Any setting, such as target.engine.num_threads=2; may be repeated."
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        float,
+        number(
+            Range(0, 86_400),
+            "Seconds that streams may go on after SIGTERM or Ctrl-C; a second signal stops at once",
+            metavar="S",
+        ),
+    ] = 25.0  # less than the 30 s after which Kubernetes kills what it has asked to stop
+    print_config: Annotated[bool, Option("--print-config", help="Print all settings as YAML, and serve nothing.")] = (
+        False
+    )
+
+
+def serve(options: ServeOptions) -> int:
+    """Returns the exit status. Raises: StartupError."""
+    config = config_of(options)
+    if options.print_config:
+        sys.stdout.write(as_yaml(config))
+        return 0
+    from deploy.launch import drain, served  # imports Ray
+
+    started = time.monotonic()
+
+    def report(stage: str) -> None:
+        say(f"[{time.monotonic() - started:5.1f} s] {stage}")
+
+    with (
+        _handlers_kept(),
+        served(config, report, grpc_port=options.grpc_port, http_port=options.http_port) as endpoints,
+    ):
+        report("serving")
+        _say_banner(config, endpoints)
+        have_ended = drain(options.drain_timeout, _wait_for_signal(), report)
+        _ignore_signals()
+        report("stopping")
+    return 0 if have_ended else EXIT_CUT_OFF
+
+
+def config_of(options: ServeOptions) -> ServiceConfig:
+    """What options, environment and file say together. Raises: ConfigError."""
+    given = [
+        *_implied(options),
+        *environment_settings(os.environ),
+        *_flags(options),
+        *map(Setting.parse, options.overrides or ()),
+    ]
+    config = service_config(options.config, given)
+    if options.dtype is None:
+        return config
+    draft = _with_dtype(config.draft, options.dtype) if config.draft else None
+    return replace(config, target=_with_dtype(config.target, options.dtype), draft=draft)
+
+
+def _with_dtype(worker: Worker, dtype: Dtype) -> Worker:
+    return replace(worker, engine=replace(worker.engine, dtype=dtype))
+
+
+def _implied(options: ServeOptions) -> Iterator[Setting]:
+    """What follows from --target unless something says otherwise."""
+    if options.target is not None:
+        yield Setting("model_name", options.target.resolve().name, "--target")
+        if options.config is None:  # what the demo pair settles for itself is not meant for another target
+            yield Setting("target.engine.deterministic", False, "--target")
+
+
+def _flags(options: ServeOptions) -> Iterator[Setting]:
+    if options.target is not None:
+        yield Setting("target.engine.model", str(options.target.resolve()), "--target")
+    if options.draft == "none":
+        yield Setting("draft", None, "--draft")
+    elif options.draft is not None:
+        yield Setting("draft.engine.model", str(Path(options.draft).resolve()), "--draft")
+    if options.gamma is not None:
+        yield Setting("speculation.max_draft_tokens", options.gamma, "--gamma")
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _wait_for_signal() -> Event:
+    """Return at SIGINT or SIGTERM, with an event that the next one sets."""
+    stop, hurry = Event(), Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: (hurry if stop.is_set() else stop).set())
+    stop.wait()
+    return hurry
+
+
+def _ignore_signals() -> None:
+    """So that nothing stays behind half stopped."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
+    from deploy.grpc import tokens_path
+    from deploy.launch import changed_settings, describe_models
+
+    has_gate = tokens_path(config.orchestrator.tokens_file) is not None
+    callers = "callers send a token" if has_gate else "no authentication"
+    address = f"localhost:{endpoints.grpc_port}"
+    settings = ", ".join(changed_settings(config)) or "all as by default"
+    say(
+        f"""
+  {config.model_name}: {describe_models(config)}
+  gRPC       {address} (all interfaces; no TLS, {callers})
+  HTTP       {endpoints.host}:{endpoints.http_port} (/-/healthz)
+  metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
+  settings   {settings}
+  try        {"OUTRIDER_TOKEN=TOKEN " if has_gate else ""}outrider generate 'def fibonacci(n):' --address {address}
+  stop       Ctrl-C
+"""
+    )
