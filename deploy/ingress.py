@@ -20,7 +20,8 @@ from core.config import ServiceConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
-from deploy.grpc import Gate, Hosted, Served, Servicer, sampling_defaults, tokens_path
+from deploy.api import Gate, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
+from deploy.grpc import Servicer
 from deploy.logs import log_with_serve
 from deploy.metrics import ORCHESTRATOR_CATALOGUE, Meters, ServeRecorder
 from deploy.serve import ServeLeases, stopping_replicas
@@ -81,7 +82,8 @@ class Ingress(Servicer):
         gate = Gate(tokens_path(tokens_file))
         self._hosts = [await _Host.of(member, clock) for member in members]
         self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
-        super().__init__([host.hosted for host in self._hosts], clock, gate)
+        models, offload = Models([host.hosted for host in self._hosts]), Offload()
+        super().__init__(models, clock, gate, offload)
         _collect_less_often()
         introductions = [host.introduction for host in self._hosts if host.introduction is not None]
         if introductions:

@@ -133,7 +133,7 @@ def _ignore_signals() -> None:
 
 
 def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
-    from deploy.grpc import tokens_path
+    from deploy.api import tokens_path
     from deploy.launch import changed_settings, describe_models
 
     has_gate = tokens_path(config.orchestrator.tokens_file) is not None

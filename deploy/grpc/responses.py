@@ -21,7 +21,8 @@ from core.records import (
     TokenLogprobs,
     Usage,
 )
-from deploy.grpc.translate import MODEL_SAMPLING, VERIFICATIONS
+from deploy.api import MODEL_SAMPLING
+from deploy.grpc.translate import VERIFICATIONS
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
 

@@ -16,8 +16,9 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve._private.proxy import gRPCProxy
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
+from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.api.stopping import STOP_FILE
 from deploy.grpc.proxy import (
-    STOP_FILE,
     LastingContext,
     _cancel,
     add_generation_service,
@@ -27,7 +28,6 @@ from deploy.grpc.proxy import (
     prepare,
     refusing,
 )
-from deploy.grpc.proxy_admission import Places, ProxyAdmission
 from deploy.grpc.status import DETAILS_KEY
 
 MOST = 1000
@@ -337,6 +337,9 @@ class FakeFactory:
     """Serves each method by saying its name; makes handlers of one message alone."""
 
     is_draining = False
+
+    def __init__(self):
+        self.proxy_router = object()
 
     def _is_draining(self):
         return self.is_draining
