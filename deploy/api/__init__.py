@@ -18,6 +18,7 @@ from deploy.api.request import (
     to_generation_request,
     token_ids,
 )
+from deploy.api.statistics import speculation_fields
 from deploy.api.stopping import STOP_FILE, is_to_stop
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "samples_of",
     "sampling_defaults",
     "shortened",
+    "speculation_fields",
     "to_generation_request",
     "token_ids",
     "tokens_path",

@@ -1,5 +1,6 @@
 """The public API by gRPC: from bytes to requests, from chunks to replies, and what happens in the proxy."""
 
+from deploy.grpc.proxy import take_bursts
 from deploy.grpc.servicer import Servicer
 
-__all__ = ["Servicer"]
+__all__ = ["Servicer", "take_bursts"]

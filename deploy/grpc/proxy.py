@@ -59,8 +59,8 @@ NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
 ).SerializeToString()
 
 
-def prepare() -> None:
-    """What Serve calls as a proxy starts, before its gRPC server is made (`deploy.launch.cluster.PREPARE`).
+def take_bursts() -> None:
+    """Before a gRPC server of Serve's is made: have it take in what comes at once.
 
     gRPC cancels calls, without a word, when more than a thousand wait to be taken in: a burst that would have been
     refused in good order. Serve has no setting for it.
@@ -189,6 +189,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
         try:
             admission.arrived(is_completion=is_completion)
             message = await _only(messages, context)
+            admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)):
                 await admission.turn()
                 answer: bytes = await handler(message, context)
@@ -200,6 +201,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
         try:
             admission.arrived(is_completion=is_completion)
             message = await _only(messages, context)
+            admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
                 await admission.turn()
                 replies = handler(message, context)

@@ -25,8 +25,8 @@ from deploy.grpc.proxy import (
     add_health_service,
     admitted,
     one_message,
-    prepare,
     refusing,
+    take_bursts,
 )
 from deploy.grpc.status import DETAILS_KEY
 
@@ -452,10 +452,10 @@ class _AnyServicer:
 
 @pytest.mark.thorough
 async def test_a_burst_that_grpc_would_cancel_by_itself_is_taken_in(monkeypatch):
-    """With the options that `prepare` adds; without them gRPC begins to cancel at a thousand that wait."""
+    """With the options that `take_bursts` adds; without them gRPC begins to cancel at a thousand that wait."""
     options = []
     monkeypatch.setattr("deploy.grpc.proxy.DEFAULT_GRPC_SERVER_OPTIONS", options)
-    prepare()
+    take_bursts()
     codes = {"prepared": await burst(options), "not prepared": await burst([])}
     assert codes["prepared"] == {grpc.StatusCode.RESOURCE_EXHAUSTED: NUM_BURST}
     assert codes["not prepared"][grpc.StatusCode.CANCELLED] > 0
