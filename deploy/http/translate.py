@@ -13,11 +13,12 @@ from core.errors import InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, require
-from deploy.http.bodies import AnyBody, Body, ChatBody, CompletionBody, Speculation
+from deploy.http.bodies import MAX_SHOWN_CHARS, AnyBody, Body, ChatBody, CompletionBody, Speculation
 from orchestrator.text import Tokenizer
 
 MAX_SAMPLES = 128
 """As OpenAI has it; a service may have fewer places."""
+MAX_ID_DIGITS = 20
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?)\b"), "prompt"),
@@ -114,8 +115,8 @@ def _chat(body: ChatBody) -> list[dict[str, str]]:
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
-    wrong = next((key for key in given if not (key.isascii() and key.isdigit() and len(key) < 20)), None)
-    require(wrong is None, "logit_bias", "of token ids, as strings of digits", wrong)
+    wrong = next((key for key in given if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS)), None)
+    require(wrong is None, "logit_bias", "of token ids, as strings of digits", wrong and wrong[:MAX_SHOWN_CHARS])
     return {int(key): bias for key, bias in given.items()}
 
 
