@@ -89,6 +89,7 @@ class Client:
         self.head = None
         self.body = b""
         self.is_complete = False
+        self.has_begun = asyncio.Event()
 
     async def receive(self):
         if self.messages:
@@ -101,6 +102,7 @@ class Client:
             self.head = message
         else:
             self.body += message["body"]
+            self.has_begun.set()
             self.is_complete = not message["more_body"]
 
     @property
@@ -172,8 +174,7 @@ async def test_a_client_that_goes_away_has_its_call_cancelled(layer):
     serve = FakeServe(Head(200, EVENTS), b"one", waits=True)
     client = Client()
     asking = asyncio.create_task(ask(layer(serve), client))
-    while not client.body:
-        await asyncio.sleep(0)
+    await client.has_begun.wait()
     assert serve.num_ongoing == 1
     client.gone.set()
     await asking
@@ -190,8 +191,7 @@ async def test_nothing_is_asked_for_while_a_slow_client_is_written_to(layer):
             await may_go_on.wait()
 
     asking = asyncio.create_task(layer(serve)(client.scope, client.receive, send))
-    while not client.body:
-        await asyncio.sleep(0)
+    await client.has_begun.wait()
     await asyncio.sleep(0.01)
     assert client.body == b"one"
     may_go_on.set()
