@@ -27,7 +27,7 @@ from bench.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
 from bench.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from core.errors import StartupError
-from deploy.grpc import STOP_FILE
+from deploy.api import STOP_FILE
 from deploy.settings import override
 
 NEAR = {"near": 1.0}

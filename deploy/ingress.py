@@ -9,7 +9,8 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +21,9 @@ from core.config import ServiceConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
-from deploy.grpc import Gate, Hosted, Served, Servicer, sampling_defaults, tokens_path
+from deploy.api import Gate, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
+from deploy.grpc import Servicer
+from deploy.http import Call, Head, HttpServicer
 from deploy.logs import log_with_serve
 from deploy.metrics import ORCHESTRATOR_CATALOGUE, Meters, ServeRecorder
 from deploy.serve import ServeLeases, stopping_replicas
@@ -81,11 +84,19 @@ class Ingress(Servicer):
         gate = Gate(tokens_path(tokens_file))
         self._hosts = [await _Host.of(member, clock) for member in members]
         self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
-        super().__init__([host.hosted for host in self._hosts], clock, gate)
+        models, offload = Models([host.hosted for host in self._hosts]), Offload()
+        super().__init__(models, clock, gate, offload)
+        self._http = HttpServicer(models, clock, gate, offload)
         _collect_less_often()
         introductions = [host.introduction for host in self._hosts if host.introduction is not None]
         if introductions:
             await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)
+
+    async def http(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+        """The reply to a call by HTTP, which `deploy.http.proxy` passes on."""
+        async with aclosing(self._http.respond(call)) as parts:
+            async for part in parts:
+                yield part
 
 
 class _Host:

@@ -159,7 +159,7 @@ def _ignore_signals() -> None:
 
 
 def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
-    from deploy.grpc import tokens_path
+    from deploy.api import tokens_path
     from deploy.launch import changed_settings, describe_models
 
     has_gate = tokens_path(config.orchestrator.tokens_file) is not None
@@ -170,7 +170,7 @@ def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
         f"""
   {config.model_name}: {describe_models(config)}
   gRPC       {address} (all interfaces; no TLS, {callers})
-  HTTP       {endpoints.host}:{endpoints.http_port} (/-/healthz)
+  HTTP       {endpoints.host}:{endpoints.http_port} (OpenAI-compatible, /v1)
   metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
   settings   {settings}
   try        {"OUTRIDER_TOKEN=TOKEN " if has_gate else ""}outrider generate 'def fibonacci(n):' --address {address}

@@ -3,7 +3,7 @@
 Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
 
 - *One message a call, as bytes.* A second message or none is refused; bytes are decoded where an error can be said.
-- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.grpc.proxy_admission`).
+- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.api.proxy_admission`).
 - *Errors* come as codes with a last message that is not passed on, so that their details travel with streams, too, and
   nothing is raised, and logged with its trace, on the way. Serve's own are said in words that a caller can use.
 - *Cancellation.* The proxy passes one on only if it comes while the proxy waits for the replica's next message. If it
@@ -22,34 +22,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ray import serve
 from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from core.errors import OutriderError, Overloaded, RequestError, Unavailable
-from deploy.grpc.proxy_admission import RETRY_S, Places, ProxyAdmission
+from deploy.api import RETRY_S, ProxyAdmission, admission_behind, is_to_stop
 from deploy.grpc.proxy_deadline import punctual
 from deploy.grpc.status import DETAILS_KEY, status_of
-from deploy.metrics import REQUEST_FAILURE, ServeRecorder
 from protos.outrider.v1 import generation_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
-
-STOP_FILE = "OUTRIDER_STOP_FILE"
-"""The environment may name a file here, which is there from the moment when this node is to stop."""
-BEGAN_S = time.time()
-"""A file from before that belongs to an earlier life: a container that is started anew finds the folders of its pod."""
 
 MAX_PENDING_CALLS = 50_000
 """Calls that the server has not taken in yet; beyond this gRPC cancels some of them. One takes a few kilobytes."""
@@ -69,8 +59,8 @@ NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
 ).SerializeToString()
 
 
-def prepare() -> None:
-    """What Serve calls as a proxy starts, before its gRPC server is made (`deploy.launch.cluster.PREPARE`).
+def take_bursts() -> None:
+    """Before a gRPC server of Serve's is made: have it take in what comes at once.
 
     gRPC cancels calls, without a word, when more than a thousand wait to be taken in: a burst that would have been
     refused in good order. Serve has no setting for it.
@@ -85,7 +75,7 @@ def prepare() -> None:
 
 def add_generation_service(servicer: Any, server: Any) -> None:
     """What Serve calls to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
-    admission = ProxyAdmission(lambda: _places_behind(_proxy_of(server)), _Refusals())
+    admission = admission_behind(_proxy_of(server).proxy_router)
 
     def wrap(handler: Handler, method: str) -> Handler:
         is_completion = method in COMPLETIONS
@@ -129,30 +119,6 @@ def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[N
         yield
     finally:
         server.service_handler_factory = make_handler
-
-
-async def _places_behind(proxy: Any) -> Sequence[Places]:
-    """What the orchestrators of the one application take."""
-    found = proxy.proxy_router.get_handle_for_endpoint("")
-    if found is None:
-        return ()
-    name = found[1].deployment_id.app_name
-    handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
-    places: list[Places] = await handle.broadcast("places").results_async()
-    return places
-
-
-class _Refusals:
-    """Counts what this proxy refuses where orchestrators count what they refuse."""
-
-    def __init__(self) -> None:
-        self._recorders: dict[str, ServeRecorder] = {}
-
-    def __call__(self, model_name: str) -> None:
-        recorder = self._recorders.get(model_name)
-        if recorder is None:
-            recorder = self._recorders[model_name] = ServeRecorder(model_name, (REQUEST_FAILURE,))
-        recorder(REQUEST_FAILURE, 1, Overloaded.status)
 
 
 class RawServer:
@@ -223,6 +189,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
         try:
             admission.arrived(is_completion=is_completion)
             message = await _only(messages, context)
+            admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)):
                 await admission.turn()
                 answer: bytes = await handler(message, context)
@@ -234,6 +201,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
         try:
             admission.arrived(is_completion=is_completion)
             message = await _only(messages, context)
+            admission.check_length(len(message))
             with admission.call(is_completion=is_completion), admission.waiting(len(message)) as answered:
                 await admission.turn()
                 replies = handler(message, context)
@@ -293,15 +261,6 @@ async def _abort(context: Any, error: OutriderError) -> NoReturn:
     status = status_of(error)
     await context.abort(status.code, status.message, (status.to_trailer(),))
     raise AssertionError("abort raises")
-
-
-def is_to_stop() -> bool:
-    """Whether somebody has left the file that says so, since this process began."""
-    path = os.environ.get(STOP_FILE)
-    try:
-        return path is not None and Path(path).stat().st_mtime >= BEGAN_S
-    except FileNotFoundError:
-        return False
 
 
 def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:

@@ -16,12 +16,12 @@ from core.records import (
     GenerationRequest,
     ModelInfo,
     Sampling,
-    SpeculationStats,
     Timing,
     TokenLogprobs,
     Usage,
 )
-from deploy.grpc.translate import MODEL_SAMPLING, VERIFICATIONS
+from deploy.api import MODEL_SAMPLING, speculation_fields
+from deploy.grpc.translate import VERIFICATIONS
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -119,25 +119,7 @@ def _finish(chunk: Chunk, request: GenerationRequest) -> pb.Finish | None:
         stop=matched if isinstance(matched, str) else None,
         stop_token_id=matched if isinstance(matched, int) else None,
         seed=request.sampling.seed,
-        speculation=_speculation(chunk.stats) if chunk.stats is not None else None,
-    )
-
-
-def _speculation(stats: SpeculationStats) -> pb.SpeculationStats:
-    return pb.SpeculationStats(
-        target_passes=stats.num_rounds,
-        draft_passes=stats.num_draft_rounds,
-        drafted_tokens=stats.num_drafted_tokens,
-        accepted_tokens=stats.num_accepted_tokens,
-        accepted_per_position=stats.accepted_per_position,
-        draft_failures=stats.num_draft_failures,
-        target_failures=stats.num_target_failures,
-        hits=stats.num_hits,
-        misses=stats.num_misses,
-        draft_time_s=stats.draft_time_s,
-        hidden_draft_time_s=stats.hidden_draft_time_s,
-        lookup_tokens=stats.num_lookup_tokens,
-        continued_passes=stats.num_continued,
+        speculation=pb.SpeculationStats(**speculation_fields(chunk.stats)) if chunk.stats is not None else None,
     )
 
 

@@ -7,28 +7,22 @@ the method's name and passes `grpc_context` by that name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
-from core.config import ServiceConfig
-from core.errors import InvalidRequest, Overloaded, UnknownModel, UnknownService
+from core.errors import InvalidRequest, Overloaded, UnknownService
 from core.ports import Clock
-from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
+from core.records import GenerationRequest
+from deploy import api
+from deploy.api import Gate, Models, Offload, Places, Served
 from deploy.grpc import responses, translate
-from deploy.grpc.authentication import Gate
-from deploy.grpc.offload import Offload
-from deploy.grpc.proxy_admission import Places
 from deploy.grpc.status import status_of
 from deploy.grpc.wire import parse
-from deploy.metrics import Meters
-from orchestrator.policy import ControlReport
-from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
 
 SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
@@ -36,11 +30,6 @@ SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.
 MAX_WATCHES = 16
 """Streams of Health at once; Serve counts them among the calls that a replica takes."""
 WATCH_RETRY_S = 10.0
-MAX_ID_BYTES = 5
-"""Of a token id on the wire; a message may bring a context of them as prompt, and one as output to resume."""
-OTHER_FIELDS_BYTES = 256 * 1024
-"""More than stop strings, biases, roles of a chat and the rest take by any limits that make sense."""
-
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
@@ -57,89 +46,33 @@ class CallContext(Protocol):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
 
-class Completions(Protocol):
-    """What produces completions: orchestrator.service.Service, or a fake."""
-
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
-
-    def report(self) -> ControlReport: ...
-
-    def wind_down(self) -> int: ...
-
-    async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The pair behind the service, as requests are checked against it."""
-
-    target: ModelInfo
-    draft: ModelInfo | None
-    tokenizer: Tokenizer
-    defaults: Sampling
-    config: ServiceConfig
-
-    @property
-    def max_request_bytes(self) -> int:
-        """No longer message can be served: its prompt would not fit into the context."""
-        context = self.target.max_context_tokens
-        text = self.tokenizer.max_text_bytes(context)
-        most = self.config.limits.max_message_bytes
-        return most if text is None else min(most, text + 2 * context * MAX_ID_BYTES + OTHER_FIELDS_BYTES)
-
-
-@dataclass(slots=True)
-class Hosted:
-    """One model that requests can ask for."""
-
-    completions: Completions
-    served: Served
-    meters: Meters
-
-    @property
-    def name(self) -> str:
-        return self.served.config.model_name
-
-    def show_draft(self, draft: ModelInfo) -> None:
-        """Name the draft in GetModelInfo from now on."""
-        self.served = replace(self.served, draft=draft)
-
-
 class Servicer:
     """Answers every RPC of the application, Health apart to those alone who pass the gate.
 
     It never shows a client a stack trace.
     """
 
-    def __init__(self, models: Sequence[Hosted], clock: Clock, gate: Gate) -> None:
-        self._models = {model.name: model for model in models}
-        self._default = models[0]
+    def __init__(self, models: Models, clock: Clock, gate: Gate, offload: Offload) -> None:
+        self._models = models
         self._clock = clock
         self._gate = gate
+        self._offload = offload
         self._is_winding_down = asyncio.Event()
         self._num_watches = 0
-        self._offload = Offload()
-        self._max_request_bytes = max(model.served.max_request_bytes for model in models)
-        """What is longer is not even decoded: whatever model it is for, it could not use it."""
 
     async def wind_down(self) -> int:
         """Take nothing new from now on, and say so to whoever asks Health; returns how many completions go on."""
+        self._models.is_winding_down = True
         self._is_winding_down.set()
-        return sum(model.completions.wind_down() for model in self._models.values())
+        return sum(model.completions.wind_down() for model in self._models.all)
 
     async def cut_off(self) -> None:
         """End what is in progress with UNAVAILABLE; returns when all that it held has been given back."""
-        await asyncio.gather(*(model.completions.close() for model in self._models.values()))
+        await asyncio.gather(*(model.completions.close() for model in self._models.all))
 
     async def places(self) -> Places:
         """How many completions this orchestrator takes at once; proxies ask."""
-        limits = [model.served.config.limits for model in self._models.values()]
-        return Places(
-            sum(each.max_sessions for each in limits),
-            max(each.retry_after_s for each in limits),
-            self._max_request_bytes,
-            self._default.name,
-        )
+        return self._models.places
 
     async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:
         """One completion, returned whole."""
@@ -254,28 +187,20 @@ class Servicer:
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
         """The message, if its caller may call and it is not too long. Raises: RequestError."""
         self._gate.check(context.invocation_metadata())
-        if len(request) > self._max_request_bytes:
-            raise InvalidRequest("request", f"must be at most {self._max_request_bytes} bytes long, got {len(request)}")
+        most = self._models.max_request_bytes
+        if len(request) > most:
+            raise InvalidRequest("request", f"must be at most {most} bytes long, got {len(request)}")
         return await self._offload.run(len(request), parse, kind, request)
 
-    def _model(self, name: str) -> Hosted:
-        """What a request calls by `name`. Raises: UnknownModel."""
-        if not name:
-            return self._default
-        if (model := self._models.get(name)) is None:
-            here = ", ".join(repr(each) for each in self._models)
-            raise UnknownModel(f"there is no model {name[:100]!r} here; this server has {here}")
-        return model
-
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
-        model = self._model(message.model)
+        model = self._models[message.model]
         with model.meters.request() as meter:
             request = await self._check(message, model.served)
             async with aclosing(model.completions.generate(request)) as chunks:
                 return responses.to_response([meter.saw(chunk) async for chunk in chunks], request)
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
-        model = self._model(message.model)
+        model = self._models[message.model]
         with model.meters.request() as meter:
             request = await self._check(message, model.served)
             async with aclosing(model.completions.generate(request)) as chunks:
@@ -296,29 +221,29 @@ class Servicer:
         )
 
     async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
-        model = self._model(message.model)
+        model = self._models[message.model]
         served, report = model.served, model.completions.report()
         return responses.to_model_info(served.config, served.target, served.draft, served.defaults, report)
 
     async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        served = self._model(message.model).served
+        served = self._models[message.model].served
         _check_size(message, served)
         return await self._offload.run(message.ByteSize(), _tokens_of, message, served)
 
     async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        served = self._model(message.model).served
+        served = self._models[message.model].served
         _check_size(message, served)
         return await self._offload.run(message.ByteSize(), _text_of, message, served)
 
 
 def _tokens_of(message: pb.TokenizeRequest, served: Served) -> pb.TokenizeResponse:
     is_wrapped = message.add_special_tokens if message.HasField("add_special_tokens") else True
-    translate.check_length(message.text, "text", served.tokenizer, served.target.max_context_tokens)
+    api.check_length(message.text, "text", served.tokenizer, served.target.max_context_tokens)
     return pb.TokenizeResponse(token_ids=served.tokenizer.encode(message.text, is_wrapped))
 
 
 def _text_of(message: pb.DetokenizeRequest, served: Served) -> pb.DetokenizeResponse:
-    ids = translate.token_ids(message.token_ids, "token_ids", served.target)
+    ids = api.token_ids(message.token_ids, "token_ids", served.target)
     return pb.DetokenizeResponse(text=served.tokenizer.decode(ids, message.skip_special_tokens))
 
 

@@ -6,8 +6,6 @@ raised on purpose is logged under an id, and the client is told the id.
 
 from __future__ import annotations
 
-import logging
-import secrets
 from dataclasses import dataclass
 
 import grpc
@@ -16,13 +14,10 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from core.errors import InvalidRequest, OutriderError, Overloaded
-
-logger = logging.getLogger(__name__)
+from deploy.api import shortened, told
 
 DETAILS_KEY = "grpc-status-details-bin"
 """Trailing metadata that carries a serialized google.rpc.Status."""
-MAX_DETAILS_CHARS = 500
-"""Trailers must fit in 8 KiB, where a character may take twelve bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +44,16 @@ class Status:
 def status_of(error: Exception) -> Status:
     """The status of any error; one that is not an OutriderError is logged, and told by its id alone."""
     if not isinstance(error, OutriderError):
-        error_id = secrets.token_hex(8)
-        logger.error("internal error %s", error_id, exc_info=error)
-        return Status(grpc.StatusCode.INTERNAL, f"an internal error happened; the server's log has it as {error_id}")
-    return Status(grpc.StatusCode[error.status], _shortened(str(error)), _details(error))
+        return Status(grpc.StatusCode.INTERNAL, told(error))
+    return Status(grpc.StatusCode[error.status], told(error), _details(error))
 
 
 def _details(error: OutriderError) -> tuple[Message, ...]:
     if isinstance(error, InvalidRequest):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=_shortened(error.problem)
-        )
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=shortened(error.problem))
         return (error_details_pb2.BadRequest(field_violations=[violation]),)
     if isinstance(error, Overloaded):
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         return (error_details_pb2.RetryInfo(retry_delay=delay),)
     return ()
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_DETAILS_CHARS else text[: MAX_DETAILS_CHARS - 3] + "..."

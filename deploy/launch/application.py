@@ -18,8 +18,8 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable, first_line
+from deploy.api import Gate, tokens_path
 from deploy.app import APPLICATION, ENGINES, Engines, build_with
-from deploy.grpc import Gate, tokens_path
 from deploy.link.tls import Certificates
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
 

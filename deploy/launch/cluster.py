@@ -28,7 +28,7 @@ SERVICERS = (
     "deploy.grpc.proxy.add_health_service",
 )
 """What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
-PREPARE = "deploy.grpc.proxy.prepare"
+PREPARE = "deploy.proxy.prepare"
 """What Serve's proxies call as they start."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from typer import TyperException
 
+from deploy.api.authentication import TOKENS_FILE
+from deploy.api.stopping import STOP_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli.check import CheckOptions
-from deploy.grpc.authentication import TOKENS_FILE
-from deploy.grpc.proxy import STOP_FILE
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
 from deploy.serve.deployments import REPLICA_CPUS

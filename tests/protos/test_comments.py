@@ -34,7 +34,7 @@ def test_each_sampling_field_says_its_range(name):
 
 
 def test_other_numbers_say_theirs():
-    from deploy.grpc.translate import MAX_DRAFT_TOKENS, MAX_TIMEOUT_S
+    from deploy.api.request import MAX_DRAFT_TOKENS, MAX_TIMEOUT_S
 
     assert f"[0, {MAX_DRAFT_TOKENS}]" in comments("SpeculationParams")["max_draft_tokens"]
     assert f"(0, {MAX_TIMEOUT_S:.0f}]" in comments("GenerateRequest")["timeout_s"]

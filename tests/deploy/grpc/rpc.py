@@ -26,9 +26,11 @@ from core.records import (
     Timing,
     Usage,
 )
-from deploy.grpc.authentication import Gate
+from deploy.api.authentication import Gate
+from deploy.api.hosted import Hosted, Models, Served
+from deploy.api.offload import Offload
 from deploy.grpc.proxy import one_message, refusing
-from deploy.grpc.servicer import Hosted, Served, Servicer
+from deploy.grpc.servicer import Servicer
 from deploy.ingress import MonotonicClock
 from deploy.metrics.instruments import CATALOGUE, Kind, Metric
 from deploy.metrics.meters import Meters
@@ -182,7 +184,7 @@ class Encoding:
 
 
 def encoding(models: Sequence[Hosted], gate: Gate | None = None) -> Encoding:
-    return Encoding(Servicer(models, MonotonicClock(), gate or Gate(None)))
+    return Encoding(Servicer(Models(models), MonotonicClock(), gate or Gate(None), Offload()))
 
 
 def servicer(completions: Script, record: Recorded | None = None) -> Encoding:
@@ -207,7 +209,7 @@ def _handlers(servicer: Servicer, methods: Mapping[str, Any]) -> dict[str, grpc.
 async def _start(completions: Script, gate: Gate) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server()
     clock = MonotonicClock()
-    rpcs = Servicer([Hosted(completions, served(), Meters(Recorded(), clock.now))], clock, gate)
+    rpcs = Servicer(Models([Hosted(completions, served(), Meters(Recorded(), clock.now))]), clock, gate, Offload())
     services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
     for service, methods in services.items():
         handlers = _handlers(rpcs, methods)

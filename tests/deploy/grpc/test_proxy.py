@@ -16,18 +16,18 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve._private.proxy import gRPCProxy
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
+from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.api.stopping import STOP_FILE
 from deploy.grpc.proxy import (
-    STOP_FILE,
     LastingContext,
     _cancel,
     add_generation_service,
     add_health_service,
     admitted,
     one_message,
-    prepare,
     refusing,
+    take_bursts,
 )
-from deploy.grpc.proxy_admission import Places, ProxyAdmission
 from deploy.grpc.status import DETAILS_KEY
 
 MOST = 1000
@@ -338,6 +338,9 @@ class FakeFactory:
 
     is_draining = False
 
+    def __init__(self):
+        self.proxy_router = object()
+
     def _is_draining(self):
         return self.is_draining
 
@@ -449,10 +452,10 @@ class _AnyServicer:
 
 @pytest.mark.thorough
 async def test_a_burst_that_grpc_would_cancel_by_itself_is_taken_in(monkeypatch):
-    """With the options that `prepare` adds; without them gRPC begins to cancel at a thousand that wait."""
+    """With the options that `take_bursts` adds; without them gRPC begins to cancel at a thousand that wait."""
     options = []
     monkeypatch.setattr("deploy.grpc.proxy.DEFAULT_GRPC_SERVER_OPTIONS", options)
-    prepare()
+    take_bursts()
     codes = {"prepared": await burst(options), "not prepared": await burst([])}
     assert codes["prepared"] == {grpc.StatusCode.RESOURCE_EXHAUSTED: NUM_BURST}
     assert codes["not prepared"][grpc.StatusCode.CANCELLED] > 0

@@ -11,10 +11,12 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
-from deploy.grpc.offload import SHORT_BYTES
-from deploy.grpc.proxy_admission import Places
-from deploy.grpc.servicer import MAX_WATCHES, Hosted
-from deploy.grpc.status import DETAILS_KEY, MAX_DETAILS_CHARS
+from deploy.api.failures import MAX_DETAILS_CHARS
+from deploy.api.hosted import Hosted
+from deploy.api.offload import SHORT_BYTES
+from deploy.api.proxy_admission import Places
+from deploy.grpc.servicer import MAX_WATCHES
+from deploy.grpc.status import DETAILS_KEY
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc import rpc
 from tests.deploy.grpc.rpc import TOKENIZER, Recorded, Script, greeting, ids_of

@@ -10,7 +10,8 @@ from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, 
 from core.errors import CheckpointError, InvalidRequest
 from core.ranges import SAMPLING
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
-from deploy.grpc.translate import sampling_defaults, to_generation_request
+from deploy.api.request import sampling_defaults
+from deploy.grpc.translate import to_generation_request
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.vocabularies import as_product, byte_level
 

@@ -104,15 +104,22 @@ class ProxyAdmission:
         finally:
             self._count(is_completion, -1)
 
-    @contextmanager
-    def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """Around a message until its call is answered; what is yielded says that it has been, before the call's end.
+    @property
+    def max_bytes(self) -> int | None:
+        """No longer message of gRPC is of use to anybody; None while that is not known."""
+        return self._max_bytes
 
-        Raises: InvalidRequest when it is too long for everybody, Overloaded when too much waits already; a message
-        alone is always let in.
-        """
+    def check_length(self, num_bytes: int) -> None:
+        """Raises: InvalidRequest when a message of gRPC is too long for everybody."""
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise InvalidRequest("request", f"must be at most {self._max_bytes} bytes long, got {num_bytes}")
+
+    @contextmanager
+    def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
+        """Around a request until its call is answered; what is yielded says that it has been, before the call's end.
+
+        Raises: Overloaded when too much waits already; a request alone is always let in.
+        """
         if self._waiting_bytes and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             raise self._refusal("too many long requests are waiting")
         self._waiting_bytes += num_bytes

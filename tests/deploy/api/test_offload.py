@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from core.errors import Overloaded
-from deploy.grpc.offload import SHORT_BYTES, Offload
+from deploy.api.offload import SHORT_BYTES, Offload
 
 LONG = SHORT_BYTES + 1
 

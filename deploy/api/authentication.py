@@ -61,7 +61,7 @@ class Gate:
         # All are compared, and digests at that: how long it takes tells nothing about a token.
         matches = [hmac.compare_digest(mine, theirs) for mine in self._digests for theirs in sent]
         if not any(matches):
-            raise Unauthenticated("a valid token is needed, as metadata: 'authorization: Bearer TOKEN'")
+            raise Unauthenticated("a valid token is needed: 'authorization: Bearer TOKEN'")
 
     def _read(self, path: Path) -> None:
         """Take the tokens from the file, if it is not the one that was read last. Raises: ConfigError."""

@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import ConfigError, Unauthenticated
+from deploy.api.authentication import TOKENS_FILE, Gate, tokens_path
 from deploy.cli import main
-from deploy.grpc.authentication import TOKENS_FILE, Gate, tokens_path
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 from tests.deploy.grpc.rpc import Script, greeting, server

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from core.errors import InvalidRequest, Overloaded
-from deploy.grpc import proxy_admission
-from deploy.grpc.proxy_admission import (
+from deploy.api import proxy_admission
+from deploy.api.proxy_admission import (
     LOG_PERIOD_S,
     MAX_OTHER_CALLS,
     MAX_TURN_S,
@@ -165,10 +165,10 @@ async def test_refusals_are_one_line_in_the_log_for_a_while(caplog):
 
 async def test_a_message_that_is_too_long_for_every_orchestrator_is_refused_by_its_length():
     admission = await Orchestrators(Places(1, 1.0, 1000, "pair"), Places(1, 1.0, 2000, "pair")).admission()
-    with admission.waiting(2000):
-        pass
-    with pytest.raises(InvalidRequest, match="at most 2000 bytes long, got 2001"), admission.waiting(2001):
-        pass
+    admission.check_length(2000)
+    assert admission.max_bytes == 2000
+    with pytest.raises(InvalidRequest, match="at most 2000 bytes long, got 2001"):
+        admission.check_length(2001)
 
 
 async def test_a_place_that_is_gone_when_the_message_has_come_is_not_taken_twice():

@@ -1,0 +1,51 @@
+"""What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
+
+from deploy.api.authentication import Gate, tokens_path
+from deploy.api.failures import shortened, told
+from deploy.api.hosted import Completions, Hosted, Models, Served
+from deploy.api.offload import Offload
+from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
+from deploy.api.proxy_places import admission_behind
+from deploy.api.request import (
+    GIVEN_SAMPLING,
+    MODEL_SAMPLING,
+    Given,
+    check_length,
+    require,
+    sample_seed,
+    samples_of,
+    sampling_defaults,
+    to_generation_request,
+    token_ids,
+)
+from deploy.api.statistics import speculation_fields
+from deploy.api.stopping import STOP_FILE, is_to_stop
+
+__all__ = [
+    "GIVEN_SAMPLING",
+    "MODEL_SAMPLING",
+    "RETRY_S",
+    "STOP_FILE",
+    "Completions",
+    "Gate",
+    "Given",
+    "Hosted",
+    "Models",
+    "Offload",
+    "Places",
+    "ProxyAdmission",
+    "Served",
+    "admission_behind",
+    "check_length",
+    "is_to_stop",
+    "require",
+    "sample_seed",
+    "samples_of",
+    "sampling_defaults",
+    "shortened",
+    "speculation_fields",
+    "to_generation_request",
+    "token_ids",
+    "tokens_path",
+    "told",
+]

@@ -1,0 +1,103 @@
+"""The models that one orchestrator serves, as callers ask for them in any language of the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from core.config import ServiceConfig
+from core.errors import UnknownModel
+from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
+from deploy.api.proxy_admission import Places
+from deploy.metrics import Meters
+from orchestrator.policy import ControlReport
+from orchestrator.text import Tokenizer
+
+MAX_ID_BYTES = 5
+"""Of a token id on the wire; a message may bring a context of them as prompt, and one as output to resume."""
+OTHER_FIELDS_BYTES = 256 * 1024
+"""More than stop strings, biases, roles of a chat and the rest take by any limits that make sense."""
+
+
+class Completions(Protocol):
+    """What produces completions: orchestrator.service.Service, or a fake."""
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
+
+    def report(self) -> ControlReport: ...
+
+    def wind_down(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The pair behind the service, as requests are checked against it."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    tokenizer: Tokenizer
+    defaults: Sampling
+    config: ServiceConfig
+
+    @property
+    def max_request_bytes(self) -> int:
+        """No longer message can be served: its prompt would not fit into the context."""
+        context = self.target.max_context_tokens
+        text = self.tokenizer.max_text_bytes(context)
+        most = self.config.limits.max_message_bytes
+        return most if text is None else min(most, text + 2 * context * MAX_ID_BYTES + OTHER_FIELDS_BYTES)
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One model that requests can ask for."""
+
+    completions: Completions
+    served: Served
+    meters: Meters
+
+    @property
+    def name(self) -> str:
+        return self.served.config.model_name
+
+    def show_draft(self, draft: ModelInfo) -> None:
+        """Name the draft to those who ask about the model from now on."""
+        self.served = replace(self.served, draft=draft)
+
+
+class Models:
+    """All that one orchestrator serves; the first is the one of requests that name none."""
+
+    def __init__(self, models: Sequence[Hosted]) -> None:
+        self._models = {model.name: model for model in models}
+        self._default = models[0]
+        self.max_request_bytes = max(model.served.max_request_bytes for model in models)
+        """What is longer is not even decoded: whatever model it is for, it could not use it."""
+        self.is_winding_down = False
+
+    def __getitem__(self, name: str) -> Hosted:
+        """What a request calls by `name`. Raises: UnknownModel."""
+        if not name:
+            return self._default
+        if (model := self._models.get(name)) is None:
+            here = ", ".join(repr(each) for each in self._models)
+            raise UnknownModel(f"there is no model {name[:100]!r} here; this server has {here}")
+        return model
+
+    @property
+    def all(self) -> Sequence[Hosted]:
+        return tuple(self._models.values())
+
+    @property
+    def places(self) -> Places:
+        """How many completions are taken at once."""
+        limits = [model.served.config.limits for model in self.all]
+        return Places(
+            sum(each.max_sessions for each in limits),
+            max(each.retry_after_s for each in limits),
+            self.max_request_bytes,
+            self._default.name,
+        )

@@ -1,0 +1,47 @@
+"""The admission of one process of Serve's proxy, which its gRPC and its HTTP share; it asks the orchestrators behind.
+
+Runs in the proxy's process. Knows Serve (Ray 2.60); `deploy.api.proxy_admission` knows how to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ray import serve
+
+from core.errors import Overloaded
+from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.metrics import REQUEST_FAILURE, ServeRecorder
+
+
+@cache
+def admission_behind(router: Any) -> ProxyAdmission:
+    """The one admission of a proxy; `router` is Serve's ProxyRouter, of which a process has one."""
+    return ProxyAdmission(lambda: _places_behind(router), _Refusals())
+
+
+async def _places_behind(router: Any) -> Sequence[Places]:
+    """What the orchestrators of the one application take."""
+    found = router.get_handle_for_endpoint("")
+    if found is None:
+        return ()
+    name = found[1].deployment_id.app_name
+    handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
+    places: list[Places] = await handle.broadcast("places").results_async()
+    return places
+
+
+class _Refusals:
+    """Counts what this proxy refuses where orchestrators count what they refuse."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[str, ServeRecorder] = {}
+
+    def __call__(self, model_name: str) -> None:
+        recorder = self._recorders.get(model_name)
+        if recorder is None:
+            recorder = self._recorders[model_name] = ServeRecorder(model_name, (REQUEST_FAILURE,))
+        recorder(REQUEST_FAILURE, 1, Overloaded.status)

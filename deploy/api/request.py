@@ -1,0 +1,307 @@
+"""What a caller gives, checked field by field, becomes a record; the same for every language of the API.
+
+Pure functions. Knows the records and the tokenizer; must not know messages, bodies, Serve or sessions
+(`deploy.grpc.translate` and `deploy.http.translate` say what was given). Every refusal names the field by its path in
+the proto, and comes before any model work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from core.config import Limits, ServiceConfig
+from core.errors import CheckpointError, InvalidRequest
+from core.ranges import shown
+from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
+from orchestrator.text import Tokenizer
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_TIMEOUT_S = 86_400.0
+MAX_DRAFT_TOKENS = 64
+"""What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
+SEED_BITS = 64
+POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
+MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Sampling fields for which a model may bring its own defaults."""
+GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
+"""Sampling fields that callers may give as they are."""
+
+Chat = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a caller gives, before it is checked; None, or nothing, where it gives nothing."""
+
+    text: str | None = None
+    """The prompt; or it is one of the next two."""
+    token_ids: Sequence[int] | None = None
+    chat: Chat | None = None
+    request_id: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """By names in GIVEN_SAMPLING."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    verification: Verification | None = None
+    max_draft_tokens: int | None = None
+    policy: str = ""
+    pipelining: bool | None = None
+    wants_trace: bool = False
+    num_logprobs: int | None = None
+    resume_token_ids: Sequence[int] = ()
+    timeout_s: float | None = None
+
+    @property
+    def prompt_field(self) -> str:
+        """Which of the three the prompt is. Raises: InvalidRequest when it is none."""
+        for name in ("text", "token_ids", "chat"):
+            if getattr(self, name) is not None:
+                return name
+        raise InvalidRequest("prompt", "one of text, token_ids and chat must be given")
+
+
+def sampling_defaults(model_dir: str | Path) -> Sampling:
+    """What unset sampling fields take: the model's generation_config.json, else temperature 1 and everything else off.
+
+    Its `do_sample` is not read: a temperature of 0 is how this service spells greedy.
+    Raises: CheckpointError when the file is not JSON or gives a value that no request could.
+    """
+    file = Path(model_dir) / "generation_config.json"
+    if not file.is_file():
+        return Sampling()
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        return Sampling(**{name: settings[name] for name in MODEL_SAMPLING if settings.get(name) is not None})
+    except (ValueError, TypeError, AttributeError, InvalidRequest) as error:
+        raise CheckpointError(f"{file} does not give sampling defaults: {error}") from error
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample `index` of several: it depends on the request's seed and the index alone.
+
+    Sample 0 has the request's own seed, and is what a request for one sample gives.
+    """
+    if index == 0:
+        return seed
+    material = seed.to_bytes(SEED_BITS // 8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=SEED_BITS // 8).digest(), "little")
+
+
+def samples_of(request: GenerationRequest, num_samples: int) -> list[GenerationRequest]:
+    """The requests of `num_samples` outputs of one prompt."""
+    seeds = (sample_seed(request.sampling.seed, index) for index in range(num_samples))
+    return [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
+
+
+def to_generation_request(
+    given: Given,
+    *,
+    tokenizer: Tokenizer,
+    info: ModelInfo,
+    defaults: Sampling,
+    config: ServiceConfig,
+    now: float,
+) -> GenerationRequest:
+    """The request as a record, complete and within all limits. `now` is the service's clock, for the deadline.
+
+    Raises: InvalidRequest.
+    """
+    limits = config.limits
+    prompt = _prompt(given, tokenizer, info)
+    max_tokens = _max_tokens(given, len(prompt), info, limits)
+    stop_token_ids = _stop_token_ids(given.stop_token_ids, info, limits)
+    sampling = replace(
+        _sampling(given, defaults, info, limits),
+        min_tokens=_min_tokens(given.min_tokens, max_tokens),
+        suppressed_ids=_ending_ids(given, stop_token_ids, info),
+    )
+    return GenerationRequest(
+        request_id=_request_id(given.request_id),
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        verification=given.verification or config.speculation.verification,
+        max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
+        policy=_policy(given.policy),
+        pipelining=given.pipelining,
+        resume_tokens=_resume_tokens(given, sampling, max_tokens, info),
+        stop=_stop_strings(given.stop, limits),
+        stop_token_ids=frozenset(stop_token_ids),
+        ignore_eos=given.ignore_eos,
+        num_logprobs=_num_logprobs(given.num_logprobs, limits),
+        include_stop=given.include_stop,
+        wants_trace=given.wants_trace,
+        deadline=_deadline(given.timeout_s, now),
+    )
+
+
+def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:
+    """The ids, each of them in the vocabulary. Raises: InvalidRequest that names the first that is not."""
+    checked = tuple(ids)
+    if max(checked, default=0) >= info.vocab_size or min(checked, default=0) < 0:
+        index, wrong = next((i, token) for i, token in enumerate(checked) if not 0 <= token < info.vocab_size)
+        raise InvalidRequest(f"{field}[{index}]", f"must be in [0, {info.vocab_size - 1}], got {shown(wrong)}")
+    return checked
+
+
+def require(condition: bool, field: str, allowed: str, value: object) -> None:
+    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
+    if not condition:
+        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
+
+
+def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
+    """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
+    most, size = tokenizer.max_text_bytes(context), len(text.encode())
+    if most is not None and size > most:
+        raise InvalidRequest(field, f"must be at most {context - 1} tokens long, which {size} bytes are not")
+
+
+def _request_id(given: str) -> str:
+    is_fit = len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable()
+    require(is_fit, "request_id", f"at most {MAX_REQUEST_ID_CHARS} printable characters", f"{len(given)} characters")
+    return given or uuid.uuid4().hex
+
+
+def _prompt(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
+    """What is too long for the context in any case is refused before it costs the time of tokenizing it."""
+    context = _context(info)
+    if given.text is not None:
+        field = "text"
+        check_length(given.text, field, tokenizer, context)
+        prompt = tokenizer.encode(given.text)
+    elif given.token_ids is not None:
+        field, ids = "token_ids.ids", given.token_ids
+        require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids))
+        prompt = token_ids(ids, field, info)
+    elif given.chat is not None:
+        field, text = "chat.messages", _chat_text(given.chat, tokenizer)
+        check_length(text, field, tokenizer, context)
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        field, prompt = given.prompt_field, ()
+    if not prompt:
+        raise InvalidRequest(field, "must hold at least one token")
+    return prompt
+
+
+def _context(info: ModelInfo) -> int:
+    """Tokens that prompt and output may have together."""
+    return min(info.max_context_tokens, info.kv_cache_tokens)
+
+
+def _chat_text(chat: Chat, tokenizer: Tokenizer) -> str:
+    if not chat:
+        raise InvalidRequest("chat.messages", "must hold at least one message")
+    for index, message in enumerate(chat):
+        if not message["role"]:
+            raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
+    return tokenizer.chat_text(chat)
+
+
+def _max_tokens(given: Given, prompt_len: int, info: ModelInfo, limits: Limits) -> int:
+    """Tokens of output in all, resumed ones included."""
+    context = _context(info)
+    room = context - prompt_len
+    if room < 1:
+        raise InvalidRequest(given.prompt_field, f"must be at most {context - 1} tokens long, got {prompt_len}")
+    if given.max_tokens is None:
+        return min(limits.default_max_tokens, room)
+    allowed = f"in [1, {room}] (a context of {context} less the prompt's {prompt_len})"
+    require(1 <= given.max_tokens <= room, "stopping.max_tokens", allowed, given.max_tokens)
+    return given.max_tokens
+
+
+def _min_tokens(given: int, max_tokens: int) -> int:
+    allowed = f"in [0, {max_tokens}] (the most tokens of output)"
+    require(0 <= given <= max_tokens, "stopping.min_tokens", allowed, given)
+    return given
+
+
+def _resume_tokens(given: Given, sampling: Sampling, max_tokens: int, info: ModelInfo) -> tuple[int, ...]:
+    resumed = token_ids(given.resume_token_ids, "resume_token_ids", info)
+    allowed = f"at most {max_tokens} ids (the most tokens of output)"
+    require(len(resumed) <= max_tokens, "resume_token_ids", allowed, len(resumed))
+    if resumed and not sampling.is_greedy and "seed" not in given.sampling:
+        raise InvalidRequest("sampling.seed", "must be given to resume an output: the last chunk or the caller has it")
+    return resumed
+
+
+def _stop_token_ids(given: Sequence[int], info: ModelInfo, limits: Limits) -> tuple[int, ...]:
+    field, most = "stopping.stop_token_ids", limits.max_stop_token_ids
+    require(len(given) <= most, field, f"at most {most} ids", len(given))
+    return token_ids(given, field, info)
+
+
+def _ending_ids(given: Given, stop_token_ids: Sequence[int], info: ModelInfo) -> tuple[int, ...]:
+    """The ids that end this output, and so may not appear before `min_tokens`.
+
+    With `ignore_eos` an end-of-sequence token is an ordinary one: it ends nothing, and nothing keeps it away.
+    """
+    eos = () if given.ignore_eos else info.eos_token_ids
+    return tuple(sorted({*eos, *stop_token_ids}))
+
+
+def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
+    most, longest = limits.max_stop_strings, limits.max_stop_chars
+    require(len(given) <= most, "stopping.stop", f"at most {most} strings", len(given))
+    for index, stop in enumerate(given):
+        allowed = f"1 to {longest} characters long"
+        require(1 <= len(stop) <= longest, f"stopping.stop[{index}]", allowed, len(stop))
+    return tuple(given)
+
+
+def _sampling(given: Given, defaults: Sampling, info: ModelInfo, limits: Limits) -> Sampling:
+    """The given fields over the defaults; a seed is drawn when there is none, so that the caller can be told it."""
+    changes = {"seed": secrets.randbits(SEED_BITS), **given.sampling}
+    try:
+        return replace(defaults, **changes, logit_bias=_logit_bias(given.logit_bias, info, limits))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"sampling.{error.field}", error.problem) from None
+
+
+def _logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
+    most = limits.max_logit_bias
+    require(len(given) <= most, "logit_bias", f"at most {most} entries", len(given))
+    wrong = next((token_id for token_id in given if not 0 <= token_id < info.vocab_size), None)
+    require(wrong is None, "logit_bias", f"of token ids in [0, {info.vocab_size - 1}]", wrong)
+    return tuple(sorted(given.items()))
+
+
+def _max_draft_tokens(given: int | None) -> int | None:
+    is_allowed = given is None or 0 <= given <= MAX_DRAFT_TOKENS
+    require(is_allowed, "speculation.max_draft_tokens", f"in [0, {MAX_DRAFT_TOKENS}]", given)
+    return given
+
+
+def _policy(given: str) -> Policy | None:
+    require(given in ("", *POLICIES), "speculation.policy", f"one of {', '.join(POLICIES)}", given)
+    return POLICIES.get(given)
+
+
+def _num_logprobs(given: int | None, limits: Limits) -> int | None:
+    is_allowed = given is None or 0 <= given <= limits.max_logprobs
+    require(is_allowed, "logprobs", f"in [0, {limits.max_logprobs}]", given)
+    return given
+
+
+def _deadline(timeout_s: float | None, now: float) -> float | None:
+    if timeout_s is None:
+        return None
+    is_allowed = math.isfinite(timeout_s) and 0 < timeout_s <= MAX_TIMEOUT_S
+    require(is_allowed, "timeout_s", f"in (0, {MAX_TIMEOUT_S:g}]", timeout_s)
+    return now + timeout_s

@@ -1,0 +1,26 @@
+"""What speculation did for a completion, by the names that callers are told it by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.records import SpeculationStats
+
+
+def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
+    """The fields of the proto's SpeculationStats."""
+    return {
+        "target_passes": stats.num_rounds,
+        "draft_passes": stats.num_draft_rounds,
+        "drafted_tokens": stats.num_drafted_tokens,
+        "accepted_tokens": stats.num_accepted_tokens,
+        "accepted_per_position": stats.accepted_per_position,
+        "draft_failures": stats.num_draft_failures,
+        "target_failures": stats.num_target_failures,
+        "hits": stats.num_hits,
+        "misses": stats.num_misses,
+        "draft_time_s": stats.draft_time_s,
+        "hidden_draft_time_s": stats.hidden_draft_time_s,
+        "lookup_tokens": stats.num_lookup_tokens,
+        "continued_passes": stats.num_continued,
+    }

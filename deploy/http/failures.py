@@ -1,0 +1,98 @@
+"""Errors as an OpenAI client sees them: an HTTP status, and an object that says what is wrong with which parameter.
+
+Knows the error tree; must not know which endpoint failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from math import ceil
+
+from core.errors import InvalidRequest, OutriderError, Overloaded, RequestError, Unauthenticated, UnknownModel
+from deploy.api import told
+from deploy.http.wire import JSON, Head, Headers, encoded
+
+STATUSES: Mapping[str, int] = {
+    "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
+    "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
+    "NOT_FOUND": HTTPStatus.NOT_FOUND,
+    # Clients repeat what fails with 500 or more; the same tokens would give the same unsound scores.
+    "FAILED_PRECONDITION": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
+    "CANCELLED": 499,
+    "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
+    "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,
+}
+"""Of gRPC's codes; whatever else is 500."""
+TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
+CODES: Mapping[type[Exception], str] = {
+    UnknownModel: "model_not_found",
+    Unauthenticated: "invalid_api_key",
+    Overloaded: "rate_limit_exceeded",
+}
+
+
+class UnknownPath(RequestError):
+    """There is nothing at this path."""
+
+    status = "NOT_FOUND"
+
+
+class WrongMethod(RequestError):
+    """The path takes another method."""
+
+    status = "UNIMPLEMENTED"
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"this path takes {allowed}, got {method}")
+        self.allowed = allowed
+
+
+class BodyTooLong(InvalidRequest):
+    """The body has more bytes than any request that could be served."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("body", f"must be at most {most} bytes long")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a call failed."""
+
+    head: Head
+    body: bytes
+
+
+def failure_of(error: Exception) -> Failure:
+    """What a caller is told of any error; one that is not an OutriderError is logged, and told by its id alone."""
+    status = _status(error)
+    kind = TYPES.get(status) or (
+        "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    )
+    param = error.field if isinstance(error, InvalidRequest) else "model" if isinstance(error, UnknownModel) else None
+    content = {"message": told(error), "type": kind, "param": param, "code": CODES.get(type(error))}
+    return Failure(Head(status, (*JSON, *_headers(error))), encoded({"error": content}))
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, BodyTooLong):
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if isinstance(error, WrongMethod):
+        return HTTPStatus.METHOD_NOT_ALLOWED
+    if isinstance(error, OutriderError):
+        return STATUSES.get(error.status, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _headers(error: Exception) -> Headers:
+    if isinstance(error, Overloaded):
+        # Whole seconds are the standard's; the openai client reads the finer one first.
+        delay_s = error.retry_after_s
+        return (("retry-after", str(ceil(delay_s))), ("retry-after-ms", str(ceil(1000 * delay_s))))
+    if isinstance(error, Unauthenticated):
+        return (("www-authenticate", "Bearer"),)
+    if isinstance(error, WrongMethod):
+        return (("allow", error.allowed),)
+    return ()

@@ -1,0 +1,181 @@
+"""What happens to a call in the process of Serve's HTTP proxy, before an orchestrator has it and after.
+
+Calls do not go through Serve's own handler (Ray 2.60): for each of them a replica would call back into the proxy, by an
+actor call for the body and another one for the disconnect, of 2 to 100 ms on busy processors. Here a body is read to
+its end, within a bound, and goes with the call, as a message of gRPC does. Admission is that of gRPC in this process:
+both count the same places. A client that goes away has its call cancelled where it runs; one that reads slowly is
+written to slowly, because no more is asked of the orchestrator until what it gave has been sent.
+
+Runs in the proxy's process, which imports it by the name in `deploy.launch.cluster.PREPARE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from ray.serve._private.proxy_response_generator import ProxyResponseGenerator
+
+from core.errors import Unavailable, first_line
+from deploy.api import ProxyAdmission, admission_behind, is_to_stop
+from deploy.api.request import MAX_REQUEST_ID_CHARS
+from deploy.http.failures import BodyTooLong, Failure, failure_of
+from deploy.http.servicer import COMPLETIONS, HEALTH, JSON_GROWTH
+from deploy.http.wire import Call, Head, event
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_BODY_BYTES = 8 * 2**20
+"""No body is longer, as no message of gRPC is (deploy.launch.cluster.MAX_MESSAGE_BYTES)."""
+SERVES_OWN = "/-/"
+"""Paths that Serve answers by itself: its health, for probes, and its routes."""
+REQUEST_ID = "x-request-id"
+
+
+class HttpProxy:
+    """ASGI: answers all paths but Serve's own. `app` is Serve's HTTP server, which knows the proxy."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._proxy = app._app  # Serve has wrapped it, to name requests, and nothing else (Ray 2.60)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(SERVES_OWN):
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        try:
+            with self._counted():
+                await self._answer(exchange)
+        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            await exchange.fail(failure_of(error))
+        await exchange.end()
+
+    @property
+    def _admission(self) -> ProxyAdmission:
+        return admission_behind(self._proxy.proxy_router)
+
+    async def _answer(self, exchange: _Exchange) -> None:
+        """Raises: OutriderError, before anything has been written."""
+        is_completion = exchange.path in COMPLETIONS
+        if exchange.path == HEALTH and (self._proxy._is_draining() or is_to_stop()):
+            raise Unavailable("this node is to stop")
+        admission = self._admission
+        admission.arrived(is_completion=is_completion)
+        call = await exchange.call(_most_bytes(admission))
+        with admission.call(is_completion=is_completion), admission.waiting(len(call.body)) as answered:
+            await admission.turn()
+            async with aclosing(self._parts(call, exchange)) as parts:
+                async for part in parts:
+                    answered()
+                    await exchange.write(part)
+
+    async def _parts(self, call: Call, exchange: _Exchange) -> AsyncGenerator[Head | bytes, None]:
+        """The reply of an orchestrator; nothing more when the client has gone. Raises: Unavailable."""
+        found = self._proxy.proxy_router.get_handle_for_endpoint("")
+        if found is None:
+            raise Unavailable("the service is starting")
+        handle = found[1].options(stream=True, method_name="http")
+        gone = asyncio.create_task(exchange.until_gone())
+        parts = ProxyResponseGenerator(handle.remote(call), disconnected_task=gone)
+        try:
+            async for part in parts:
+                yield part
+        except asyncio.CancelledError:
+            if not gone.done():
+                raise
+        except Exception as error:
+            logger.warning("a call failed between proxy and orchestrator: %s", first_line(error))
+            raise Unavailable("the orchestrator of this call was lost; repeat it") from error
+        finally:
+            gone.cancel()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A proxy that drains waits for its calls."""
+        self._proxy._ongoing_requests_start()
+        try:
+            yield
+        finally:
+            self._proxy._ongoing_requests_end()
+
+
+def _most_bytes(admission: ProxyAdmission) -> int:
+    known = admission.max_bytes
+    return MAX_BODY_BYTES if known is None else min(MAX_BODY_BYTES, JSON_GROWTH * known)
+
+
+class _Exchange:
+    """One request and its reply, as ASGI has them."""
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        self._has_begun = False
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = _request_id(self._headers.get(REQUEST_ID, ""))
+
+    async def call(self, most_bytes: int) -> Call:
+        """The request, read to its end. Raises: BodyTooLong."""
+        authorization = self._headers.get("authorization")
+        return Call(self.method, self.path, authorization, self.request_id, await self._body(most_bytes))
+
+    async def _body(self, most_bytes: int) -> bytes:
+        announced = self._headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > most_bytes:
+            raise BodyTooLong(most_bytes)
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Unavailable("the client went away")
+            body += message.get("body", b"")
+            if len(body) > most_bytes:
+                raise BodyTooLong(most_bytes)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def until_gone(self) -> None:
+        """Returns when the client has closed the connection."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def write(self, part: Head | bytes) -> None:
+        """Waits until the connection can take more."""
+        if isinstance(part, bytes):
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        else:
+            self._has_begun = True
+            headers = [
+                (name.encode(), value.encode()) for name, value in (*part.headers, (REQUEST_ID, self.request_id))
+            ]
+            await self._send({"type": "http.response.start", "status": part.status, "headers": headers})
+
+    async def fail(self, failure: Failure) -> None:
+        """The reply itself; or the last event of a stream that has begun."""
+        if self._has_begun:
+            await self.write(event(failure.body))
+        else:
+            await self.write(failure.head)
+            await self.write(failure.body)
+
+    async def end(self) -> None:
+        """The reply is complete."""
+        if self._has_begun:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _request_id(given: str) -> str:
+    """The client's own if it is fit to be one: errors carry it, too, so that it is never refused."""
+    is_fit = 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
+    return given if is_fit else uuid.uuid4().hex

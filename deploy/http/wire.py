@@ -1,0 +1,44 @@
+"""What passes between Serve's HTTP proxy and an orchestrator, and the bytes that replies are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Headers = tuple[tuple[str, str], ...]
+
+JSON: Headers = (("content-type", "application/json"),)
+EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+DONE = b"data: [DONE]\n\n"
+"""What ends a stream that came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request, read to its end."""
+
+    method: str
+    path: str
+    authorization: str | None
+    request_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How a reply begins; its body follows as bytes."""
+
+    status: int
+    headers: Headers = JSON
+
+
+def encoded(value: Mapping[str, Any]) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,361 @@
+"""Every field of a body arrives, and every bad value is refused by the name that the body has for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
+from core.errors import InvalidRequest
+from core.records import ModelInfo, Sampling, Verification
+from deploy.api import sample_seed
+from deploy.http.bodies import ChatBody, CompletionBody, parse
+from deploy.http.translate import to_requests
+from tests.vocabularies import as_product, byte_level
+
+TOKENIZER = as_product(byte_level(), "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+VOCAB = TOKENIZER.vocab_size
+EOS = 1
+CONTEXT = 100
+INFO = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 10_000, (EOS,))
+CONFIG = ServiceConfig(
+    TargetConfig(EngineConfig("/target")),
+    limits=Limits(
+        max_sessions=5, max_stop_strings=2, max_stop_chars=5, max_stop_token_ids=3, max_logit_bias=2, max_logprobs=4
+    ),
+)
+NOW = 1000.0
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def requests_of(kind, data, defaults=None):
+    body = parse(kind, data if isinstance(data, bytes) else json.dumps(data).encode())
+    defaults = defaults or Sampling()
+    return to_requests(body, "mine", tokenizer=TOKENIZER, info=INFO, defaults=defaults, config=CONFIG, now=NOW)
+
+
+def completion(**fields):
+    return requests_of(CompletionBody, {"prompt": "say", **fields})
+
+
+def chat(**fields):
+    return requests_of(ChatBody, {"messages": HELLO, **fields})
+
+
+def ids_of(text):
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+# What is accepted
+
+
+@pytest.mark.parametrize("make", [completion, chat])
+def test_a_bare_body_takes_every_default(make):
+    (request,) = make()
+    assert request.sampling == Sampling(seed=request.sampling.seed, suppressed_ids=(EOS,))
+    assert request.max_tokens == CONTEXT - len(request.prompt)
+    assert (request.verification, request.max_draft_tokens, request.policy) == (Verification.COUPLED, None, None)
+    assert (request.stop, request.stop_token_ids, request.num_logprobs, request.deadline) == (
+        (),
+        frozenset(),
+        None,
+        None,
+    )
+    assert (request.ignore_eos, request.include_stop, request.pipelining) == (False, False, None)
+    assert request.request_id == "mine"
+
+
+@pytest.mark.parametrize("make", [completion, chat])
+def test_every_field_arrives(make):
+    (request,) = make(
+        max_tokens=20,
+        temperature=0.5,
+        top_p=0.5,
+        presence_penalty=1,
+        frequency_penalty=-1.5,
+        logit_bias={"5": 3, "6": -100},
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        top_k=3,
+        min_p=0.25,
+        repetition_penalty=2.0,
+        min_tokens=4,
+        ignore_eos=True,
+        stop_token_ids=[7],
+        include_stop_str_in_output=True,
+        speculation={"max_draft_tokens": 3, "verification": "block", "policy": "static", "pipelining": False},
+        timeout_s=2.5,
+    )
+    assert request.sampling == Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.25,
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        frequency_penalty=-1.5,
+        logit_bias=((5, 3.0), (6, -100.0)),
+        min_tokens=4,
+        suppressed_ids=(7,),
+        seed=2**64 - 1,
+    )
+    assert (request.max_tokens, request.stop, request.stop_token_ids) == (20, ("a", "b"), frozenset({7}))
+    assert (request.ignore_eos, request.include_stop, request.deadline) == (True, True, NOW + 2.5)
+    assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 3)
+    assert (request.policy, request.pipelining) == ("static", False)
+
+
+@pytest.mark.parametrize("make", [completion, chat])
+def test_null_is_the_same_as_no_field(make):
+    names = "model n stream stream_options max_tokens temperature top_p seed stop top_k speculation logprobs user"
+    (request,) = make(**dict.fromkeys(names.split()))
+    assert request.sampling == Sampling(seed=request.sampling.seed, suppressed_ids=(EOS,))
+
+
+def test_unset_sampling_fields_take_the_model_s_own():
+    (request,) = requests_of(CompletionBody, {"prompt": "say", "top_p": 0.5}, Sampling(temperature=0.6, top_p=0.9))
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.6, 0.5)
+
+
+@pytest.mark.parametrize("prompt", ["say", ["say"], list(ids_of("say")), [list(ids_of("say"))]])
+def test_a_prompt_is_text_or_ids_or_a_list_of_one(prompt):
+    (request,) = completion(prompt=prompt)
+    assert request.prompt[-3:] == ids_of("say")[-3:]
+
+
+def test_a_chat_is_what_the_template_makes_of_it():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    answered = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "function_call": None}
+    (request,) = chat(messages=[*HELLO, answered, {"role": "user", "content": parts}])
+    assert TOKENIZER.decode(request.prompt) == "user:hi;assistant:;user:one\ntwo;"
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "expected"),
+    [
+        (completion, {"logprobs": 3}, 3),
+        (completion, {"logprobs": 0}, 0),
+        (chat, {"logprobs": True}, 0),
+        (chat, {"logprobs": True, "top_logprobs": 2}, 2),
+        (chat, {"logprobs": False}, None),
+    ],
+)
+def test_both_forms_of_asking_for_logprobs(make, fields, expected):
+    assert make(**fields)[0].num_logprobs == expected
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_completion_tokens": 7}, {"max_tokens": 7}, {"max_completion_tokens": 7, "max_tokens": 7}]
+)
+def test_a_chat_has_two_names_for_its_length(fields):
+    assert chat(**fields)[0].max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"modalities": ["text"], "reasoning_effort": "none"},
+        {"stream": True, "stream_options": {"include_usage": True}},
+    ],
+)
+def test_what_changes_nothing_is_taken(fields):
+    assert chat(**fields)
+
+
+def test_old_fields_with_their_neutral_values_are_taken():
+    assert completion(echo=False, best_of=1, suffix=None)
+
+
+# Several samples
+
+
+def test_sample_i_of_n_depends_on_the_seed_and_i_alone():
+    seeds = [request.sampling.seed for request in completion(n=4, seed=9)]
+    assert seeds[0] == 9
+    assert len(set(seeds)) == 4
+    assert seeds[:2] == [request.sampling.seed for request in completion(n=2, seed=9, max_tokens=3)]
+    assert seeds == [sample_seed(9, index) for index in range(4)]
+    assert {sample_seed(8, index) for index in range(1, 4)}.isdisjoint(seeds)
+
+
+def test_seeds_of_samples_stay_what_they_are():
+    """A reply that was given can be made again by a later version."""
+    assert [sample_seed(7, index) for index in range(3)] == [7, 7026320614825720818, 10936173019584825202]
+
+
+def test_samples_differ_in_their_seeds_alone():
+    first, second = completion(n=2, seed=9, temperature=0.5)
+    assert replace(second, sampling=replace(second.sampling, seed=9)) == first
+
+
+# What is refused
+
+BOTH = [
+    ({"n": 0}, "n"),
+    ({"n": 6}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"model": 3}, "model"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"stream": True, "stream_options": {"include_usage": "x"}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 101}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": "8"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 0.0001}, "temperature"),
+    ({"temperature": 101}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_p": [1]}, "top_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+    ({"logit_bias": {"5": float("nan")}}, "logit_bias[5]"),
+    ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
+    ({"logit_bias": {"1": 1, "2": 1, "3": 1}}, "logit_bias"),
+    ({"logit_bias": [[5, 1]]}, "logit_bias"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ["a", "b", "c"]}, "stop"),
+    ({"stop": ""}, "stop[0]"),
+    ({"stop": ["a", "123456"]}, "stop[1]"),
+    ({"stop": 7}, "stop"),
+    ({"stop": ["a", 7]}, "stop"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"repetition_penalty": 0.05}, "repetition_penalty"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"ignore_eos": "no"}, "ignore_eos"),
+    ({"stop_token_ids": [1, 2, 3, 4]}, "stop_token_ids"),
+    ({"stop_token_ids": [1, VOCAB]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": 4}, "stop_token_ids"),
+    ({"timeout_s": 0}, "timeout_s"),
+    ({"timeout_s": 86_401}, "timeout_s"),
+    ({"timeout_s": float("nan")}, "timeout_s"),
+    ({"speculation": 4}, "speculation"),
+    ({"speculation": {"gamma": 4}}, "speculation.gamma"),
+    ({"speculation": {"max_draft_tokens": -1}}, "speculation.max_draft_tokens"),
+    ({"speculation": {"max_draft_tokens": 65}}, "speculation.max_draft_tokens"),
+    ({"speculation": {"max_draft_tokens": "4"}}, "speculation.max_draft_tokens"),
+    ({"speculation": {"verification": "lenient"}}, "speculation.verification"),
+    ({"speculation": {"policy": "brave"}}, "speculation.policy"),
+    ({"speculation": {"pipelining": 1}}, "speculation.pipelining"),
+    ({"return_token_ids": "yes"}, "return_token_ids"),
+    ({"temprature": 1}, "temprature"),
+]
+COMPLETION = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [5, "b"]}, "prompt"),
+    ({"prompt": [5, True]}, "prompt"),
+    ({"prompt": [5, VOCAB]}, "prompt[1]"),
+    ({"prompt": [-5]}, "prompt[0]"),
+    ({"prompt": [5] * CONTEXT}, "prompt"),
+    ({"prompt": "a" * 100_000}, "prompt"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": True}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "x"}, "suffix"),
+    ({"messages": HELLO}, "messages"),
+]
+CHAT = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [*HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
+    ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"prediction": {"type": "content"}}, "prediction"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"prompt": "say"}, "prompt"),
+]
+
+
+def named(cases):
+    return [pytest.param(*case, id=f"{case[1]}-{index}") for index, case in enumerate(cases)]
+
+
+def assert_refused(make, fields, param):
+    with pytest.raises(InvalidRequest) as raised:
+        make(**fields)
+    assert raised.value.field == param
+    assert "pydantic" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(("fields", "param"), named(BOTH))
+@pytest.mark.parametrize("make", [completion, chat])
+def test_a_bad_value_is_refused_by_its_name(make, fields, param):
+    assert_refused(make, fields, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), named(COMPLETION))
+def test_a_bad_value_of_a_completion_is_refused_by_its_name(fields, param):
+    assert_refused(completion, fields, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), named(CHAT))
+def test_a_bad_value_of_a_chat_is_refused_by_its_name(fields, param):
+    assert_refused(chat, fields, param)
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 100_000, b'{"a":1}{}']
+)
+def test_what_is_no_body_is_refused(kind, data):
+    with pytest.raises(InvalidRequest) as raised:
+        parse(kind, data)
+    assert raised.value.field in ("body", "messages")
+
+
+@pytest.mark.parametrize(("kind", "param"), [(CompletionBody, "prompt"), (ChatBody, "messages")])
+def test_a_body_without_a_prompt_is_refused(kind, param):
+    with pytest.raises(InvalidRequest, match="must be given") as raised:
+        parse(kind, b"{}")
+    assert raised.value.field == param

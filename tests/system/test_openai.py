@@ -1,0 +1,194 @@
+"""The running demo pair as the official openai client meets it, unchanged."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import openai
+import pytest
+from deploy.client import Client
+from local import DEMO
+
+from core.config import Limits
+from deploy.launch.local import served
+from deploy.settings import demo_config
+from protos.outrider.v1 import generation_pb2 as pb
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+TOKEN = "a-token"
+MAX_SESSIONS = 4
+PROMPT = "def add(a, b):\n    "
+MAX_FREE_S = 10.0
+TEMPLATE = "{% for message in messages %}# {{ message.content }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory):
+    """With a chat template, which the demo's models have none of, and a token that callers have to send."""
+    folder = tmp_path_factory.mktemp("http")
+    shutil.copytree(DEMO / "target", folder / "target")
+    (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "tokens").write_text(TOKEN)
+    config = demo_config([f"target.engine.model={folder / 'target'}", f"orchestrator.tokens_file={folder / 'tokens'}"])
+    with served(_few(config), lambda _: None) as endpoints:
+        yield endpoints
+
+
+def _few(config):
+    return replace(config, limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5))
+
+
+@pytest.fixture
+def client(endpoints):
+    with openai.OpenAI(base_url=f"http://localhost:{endpoints.http_port}/v1", api_key=TOKEN, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def grpc_client(endpoints):
+    with Client(f"localhost:{endpoints.grpc_port}", TOKEN) as client:
+        yield client
+
+
+def complete(client, **fields):
+    extra = {"ignore_eos": True, "return_token_ids": True, **fields.pop("extra_body", {})}
+    given = {"model": "outrider-demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, **fields}
+    return client.completions.create(**given, extra_body=extra)
+
+
+def by_grpc(client, **sampling):
+    stopping = pb.StoppingParams(max_tokens=24, ignore_eos=True)
+    return client.generate(pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParams(**sampling), stopping=stopping))
+
+
+def test_output_is_that_of_grpc(client, grpc_client):
+    for sampling in ({"temperature": 0}, {"temperature": 1.0, "seed": 7}):
+        expected = by_grpc(grpc_client, **sampling)
+        choice = complete(client, **sampling).choices[0]
+        assert (choice.text, choice.token_ids) == (expected.text, list(expected.token_ids))
+
+
+def test_a_stream_is_the_whole_and_ends_with_usage(client):
+    whole = complete(client, temperature=1, seed=3)
+    *pieces, last = complete(client, temperature=1, seed=3, stream=True, stream_options={"include_usage": True})
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert [token for piece in pieces for token in piece.choices[0].token_ids] == whole.choices[0].token_ids
+    assert pieces[-1].choices[0].finish_reason == "length"
+    assert pieces[-1].choices[0].outrider["seed"] == 3
+    assert last.usage == whole.usage
+    assert last.usage.completion_tokens == 24
+
+
+def test_speculation_changes_nothing_but_its_statistics(client):
+    drafted = complete(client, extra_body={"speculation": {"policy": "static", "max_draft_tokens": 4}}).choices[0]
+    plain = complete(client, extra_body={"speculation": {"max_draft_tokens": 0}}).choices[0]
+    assert drafted.token_ids == plain.token_ids
+    assert plain.outrider["speculation"]["drafted_tokens"] == 0
+
+
+def test_n_samples_are_reproducible_one_by_one(client):
+    texts = [choice.text for choice in complete(client, temperature=1, seed=5, n=2).choices]
+    assert texts == [choice.text for choice in complete(client, temperature=1, seed=5, n=2).choices]
+    three = complete(client, temperature=1, seed=5, n=3).choices
+    assert [choice.text for choice in three[:2]] == texts
+    assert len({choice.text for choice in three}) == 3
+    again = complete(client, temperature=1, seed=three[2].outrider["seed"]).choices[0]
+    assert again.text == three[2].text
+
+
+def test_a_chat_streamed_and_whole(client):
+    given = {"model": "outrider-demo", "messages": [{"role": "user", "content": "add two numbers"}]}
+    given |= {"temperature": 0, "max_completion_tokens": 16}
+    whole = client.chat.completions.create(**given, logprobs=True, top_logprobs=2)
+    stream = client.chat.completions.create(**given, stream=True)
+    text = "".join(piece.choices[0].delta.content for piece in stream)
+    assert text == whole.choices[0].message.content
+    entries = whole.choices[0].logprobs.content
+    assert len(entries) == whole.usage.completion_tokens
+    assert all(entry.top_logprobs[0].token == entry.token for entry in entries), "greedy"
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode().startswith(text)
+
+
+def test_logprobs_of_a_completion(client):
+    logprobs = complete(client, logprobs=1).choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == 24
+    assert all(
+        next(iter(top.values())) == own for top, own in zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True)
+    )
+
+
+def test_models(client):
+    (listed,) = client.models.list().data
+    assert client.models.retrieve("outrider-demo") == listed
+
+
+def test_refusals_are_the_client_s_own_errors(client, endpoints):
+    with pytest.raises(openai.BadRequestError) as bad:
+        complete(client, temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        complete(client, model="another")
+    with pytest.raises(openai.NotFoundError, match="no embeddings"):
+        client.embeddings.create(model="outrider-demo", input="x")
+    with pytest.raises(openai.AuthenticationError):
+        complete(client.with_options(api_key="wrong"))
+    with pytest.raises(openai.InternalServerError) as late:
+        complete(client, max_tokens=1500, extra_body={"timeout_s": 0.05})
+    assert late.value.status_code == 504
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(endpoints):
+    connection = http.client.HTTPConnection("localhost", endpoints.http_port, timeout=30)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("content-length", str(2**40))
+    connection.endheaders()
+    reply = connection.getresponse()
+    assert reply.status == 413
+    assert json.load(reply)["error"]["param"] == "body"
+    connection.close()
+
+
+def num_sessions(grpc_client):
+    return grpc_client.model_info().control.sessions
+
+
+def wait_until_free(grpc_client):
+    end_s = time.monotonic() + MAX_FREE_S
+    while num_sessions(grpc_client) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert num_sessions(grpc_client) == 0
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_a_client_that_goes_away_frees_its_sessions(client, grpc_client, num_samples):
+    stream = complete(client, max_tokens=1500, temperature=1, n=num_samples, stream=True)
+    next(iter(stream))
+    assert num_sessions(grpc_client) == num_samples
+    stream.close()
+    wait_until_free(grpc_client)
+
+
+def test_what_there_is_no_place_for_is_refused_with_a_time_to_come_back(client, grpc_client):
+    streams = [complete(client, max_tokens=1500, stream=True) for _ in range(MAX_SESSIONS)]
+    for stream in streams:
+        next(iter(stream))
+    with pytest.raises(openai.RateLimitError) as refused:
+        complete(client)
+    assert refused.value.response.headers["retry-after-ms"] == "500"
+    for stream in streams:
+        stream.close()
+    wait_until_free(grpc_client)
+
+
+def test_a_slow_reader_loses_nothing(client):
+    whole = complete(client, temperature=1, seed=11, max_tokens=200)
+    token_ids = []
+    for piece in complete(client, temperature=1, seed=11, max_tokens=200, stream=True):
+        token_ids += piece.choices[0].token_ids
+        time.sleep(0.01)
+    assert token_ids == whole.choices[0].token_ids
