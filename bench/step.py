@@ -245,7 +245,7 @@ def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
             logits = runtime.forward([StepRows(kv, [1], block)])
             readback = Readback()
             row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
-            place = Place(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1, has_entropy=False)  # as an engine asks
+            place = Place(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as an engine asks
             places = [place] * num_rows
             found = propose(logits, places, 0, readback)
             readback.wait()

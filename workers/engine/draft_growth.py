@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from core.records import DraftRequest, GrownTree, Sprouted, Timing
-from core.speculation import MAX_TOLD, Candidates, Grower, Measure, Steady, TokenTree
+from core.speculation import MAX_TOLD, Candidates, Grower, Steady, TokenTree
 from workers.engine.jobs import Job
 from workers.sampling import Kind, Place, Row
 from workers.step import StepRows
@@ -82,8 +82,7 @@ class SteadyJob(Job[DraftRequest]):
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
         sample = depth if spec.needs_q else None
         # chances are shared out among those that follow the first
-        has_entropy = self.steady.measure is Measure.ENTROPY
-        return Place(row, Kind.of(spec.sampling, spec.verification), sample, MAX_TOLD + 1, has_entropy)
+        return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
 
     def hold(self, found: Sequence[Candidates]) -> None:
         """What the model says after each of `places`, of which the grower is still to be told."""

@@ -50,8 +50,6 @@ class Place:
     """Place, in its block, of the guess to draw; None where none is drawn."""
     num_ranks: int = MAX_RANKS
     """Candidates that are of use, where they are ordered by score: each takes time on the engine's thread."""
-    has_entropy: bool = True
-    """Whether the entropy of q is wanted; else it is 0."""
 
 
 CPU_CACHE_NUMBERS = 1 << 18
@@ -116,15 +114,9 @@ def _ranked(scores: Tensor, log_q: Tensor | None, places: Sequence[Place], readb
     """
     values, ids = sampler.largest(scores, max(place.num_ranks for place in places))
     log_p = scores.log_softmax(dim=-1)
-    asked = [readback.ask(tensor) for tensor in (values, ids, log_p.gather(1, ids).exp_())]
-    has_entropy = any(place.has_entropy for place in places)
-    entropies = readback.ask(_entropy(log_p if log_q is None else log_q)) if has_entropy else None
-
-    def found() -> list[Candidates | None]:
-        of_q = entropies.values if entropies is not None else [0.0] * len(places)
-        return [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), of_q, strict=True)]
-
-    return found
+    entropy = _entropy(log_p if log_q is None else log_q)
+    asked = [readback.ask(tensor) for tensor in (values, ids, log_p.gather(1, ids).exp_(), entropy)]
+    return lambda: [_of_row(*parts) for parts in zip(*(wanted.values for wanted in asked), strict=True)]
 
 
 def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
