@@ -31,7 +31,7 @@ class Learned:
     """The same; None before there was one."""
 
 
-class Knowledge:
+class SharedEstimates:
     """Shared by all pilots of an orchestrator; each adds what it sees."""
 
     def __init__(self, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:

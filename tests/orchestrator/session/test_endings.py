@@ -16,7 +16,7 @@ from tests.orchestrator.world import World
 
 
 def rounds_seen(world):
-    return [seen for seen in world.pilot.seen if isinstance(seen, RoundSeen)]
+    return [seen for seen in world.policy.seen if isinstance(seen, RoundSeen)]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])
@@ -51,7 +51,7 @@ def be_refused(world):
 def lose_every_target(world):
     for epoch in range(1, 10):
         if not world.session.is_closed:
-            world.handle(m.TargetPlaced(f"target {epoch}", epoch))
+            world.handle(m.TargetLeased(f"target {epoch}", epoch))
             world.handle(m.TargetLost(epoch, "killed"))
     assert isinstance(world.error, Unavailable)
 
@@ -59,19 +59,19 @@ def lose_every_target(world):
 @pytest.mark.parametrize("end", [finish, cancel, be_refused, lose_every_target])
 def test_whatever_ends_a_session_its_pilot_and_both_leases_are_let_go_of(tokenizer, end):
     world = World(request(max_tokens=6), tokenizer).start()
-    assert not world.pilot.is_closed
+    assert not world.policy.is_closed
     end(world)
-    assert world.pilot.is_closed
+    assert world.policy.is_closed
     assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.ReleaseDraft]
     num_sent, world.waiting = len(world.sent), []
-    for event in (m.TargetPlaced("late", 11), m.DraftPlaced("late", 12), m.TargetLost(1, "killed"), m.DraftLost(1)):
+    for event in (m.TargetLeased("late", 11), m.DraftLeased("late", 12), m.TargetLost(1, "killed"), m.DraftLost(1)):
         world.handle(event)
     assert len(world.sent) == num_sent, "nothing is asked any more"
 
 
 def test_an_output_that_is_complete_when_it_is_resumed_lets_go_of_its_pilot(tokenizer):
     world = World(request(max_tokens=3, resume_tokens=(7, 8, 9)), tokenizer).start()
-    assert world.pilot.is_closed
+    assert world.policy.is_closed
 
 
 def test_an_output_that_was_ended_by_its_last_token_is_not_continued(tokenizer):
