@@ -88,7 +88,7 @@ NewPolicies = Callable[[Blueprint], Policies | None]
 
 
 def simulate(scenario: Scenario, new_policies: NewPolicies = lambda _: None) -> Report:
-    """What happens, on a virtual clock. `new_policies` makes other pilots than the settings name."""
+    """What happens, on a virtual clock. `new_policies` makes other policies than the settings name."""
     return _Simulation(scenario, new_policies).run()
 
 

@@ -89,7 +89,7 @@ where they are in the columns of the message: tokens, ranks, chances, leads, and
 
 
 class Part:
-    """Nodes of a tree, parents first, as a pilot sees them: it must not know tokens."""
+    """Nodes of a tree, parents first, as a policy sees them: it must not know tokens."""
 
     __slots__ = ("_nodes", "parents", "path_prob")
 

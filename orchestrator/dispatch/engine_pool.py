@@ -1,7 +1,7 @@
-"""All that one orchestrator holds of one kind of engine: leases, and for each leased engine a gatherer.
+"""All that one orchestrator holds of one kind of engine: leases, and for each leased engine a batcher.
 
-Target and draft differ only in what is asked of them, so both are a Side. Whatever goes wrong with an engine comes out
-of here as WorkerLost or Unavailable: nobody is left waiting for an answer that will not come.
+Target and draft differ only in what is asked of them, so one class serves both. Whatever goes wrong with an engine
+comes out of here as WorkerLost or Unavailable: nobody is left waiting for an answer that will not come.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The pilots of one orchestrator's sessions: which policy, what they share, and a report for people.
+"""The policies of one orchestrator's sessions: which policy, what they share, and a report for people.
 
-Knows settings and pilots; must not know sessions or engines.
+Knows settings and policies; must not know sessions or engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.policy.tree_policy import TreePolicy, kind_of
 
 
 class Policies(Protocol):
-    """Gives each session its pilot; what is common to them (costs, load, what drafts are worth) is kept here."""
+    """Gives each session its policy; what is common to them (costs, load, what drafts are worth) is kept here."""
 
     def policy(self, request: GenerationRequest) -> TreePolicy: ...
 
@@ -26,7 +26,7 @@ class Policies(Protocol):
 
 
 class Controller:
-    """Gives each session its pilot, by the policy of its request or of the settings; keeps what all of them learn."""
+    """Gives each session its policy, by the policy of its request or of the settings; keeps what all of them learn."""
 
     def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
         """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""

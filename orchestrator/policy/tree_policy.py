@@ -1,4 +1,4 @@
-"""What a pilot decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
+"""What a policy decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
 
 Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the policies.
 """

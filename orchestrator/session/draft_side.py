@@ -319,7 +319,7 @@ class DraftSide:
         self._tree.guess(guesser.propose(self._log.tokens))
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
-        """What the pilot chooses of what has grown."""
+        """What the policy chooses of what has grown."""
         tree = self._tree
         is_drawn = self._is_drawn and self.has_guesses
         choose = self._keep_draws if is_drawn else partial(self._policy.choose, tree)
@@ -337,8 +337,8 @@ class DraftSide:
         return chain.head(num)
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
-        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at
-        once, each with the block that the pilot chooses there. None where there is none, or the tree is another by now.
+        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with
+        at once, each with the block that the policy chooses there. None where there is none, or the tree has changed.
         """
         policy, taken = self._policy, self._taken
         is_open = policy.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth

@@ -16,7 +16,7 @@ NO_SHAPE = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A block, and its shape as a pilot sees it."""
+    """A block, and its shape as a policy sees it."""
 
     block: TokenTree = EMPTY_BLOCK
     shape: Shape = NO_SHAPE

@@ -166,7 +166,7 @@ class Session:
         return [m.Continue(Continuation(stamp, awaited.round, offer.tree, offer.is_open))]
 
     def _reroot(self) -> list[m.Command]:
-        """What the last verdict changes for the tree, the pilot and the draft."""
+        """What the last verdict changes for the tree, the policy and the draft."""
         judged, self._judged = self._judged, None
         if judged is None:
             return []

@@ -130,7 +130,7 @@ class FaultyWorld(World):
     def repeat(self) -> None:
         if self.echoes:
             self.handle(
-                self.random.choice([e for e in self.echoes if "Placed" not in type(e).__name__] or [m.DraftLost(-1)])
+                self.random.choice([e for e in self.echoes if "Leased" not in type(e).__name__] or [m.DraftLost(-1)])
             )
 
     def be_late(self) -> None:

@@ -81,7 +81,7 @@ async def test_greedy_output_is_that_of_transformers(speculation):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temperature):
+async def test_whatever_a_policy_does_the_tokens_are_those_of_plain_decoding(temperature):
     """Blocks of any shape, drafts in turn or not, that rest or come too late; eight streams at once."""
     policies = WildPolicies(seed=7)
     async with system(speculation=PATIENT, policies=policies) as served:

@@ -1,7 +1,7 @@
 """The law of the output through real engines and sessions: that of the target, whoever guesses, and however.
 
 Where sampling keeps three tokens of each row, four tokens can come out in 81 ways, whose chances follow from the target
-alone. Pilots decide by dice (`wild`), so blocks of all lengths are cut, hit, missed and abandoned on the way.
+alone. Policies decide by dice (`wild`), so blocks of all lengths are cut, hit, missed and abandoned on the way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pilots that decide by dice: blocks of any shape, cut anywhere, drafts that rest or come too late.
+"""Policies that decide by dice: blocks of any shape, cut anywhere, drafts that rest or come too late.
 
-No rule that a pilot may follow can change the output, so dice stand for all of them.
+No rule that a policy may follow can change the output, so dice stand for all of them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from core.errors import Unavailable, WorkerLost
 from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, TreeSpec
 from orchestrator.dispatch.batcher import Batcher
-from orchestrator.dispatch.engine_pool import Side
+from orchestrator.dispatch.engine_pool import EnginePool
 from tests.orchestrator.dispatch.test_runner import settle
 
 
@@ -203,7 +203,7 @@ def side(engine, port):
     async def take(session, tokens):
         return Lease(f"{session}-{next(numbers)}-{len(tokens)}", port, "other" if session == "other" else "engine")
 
-    return Side(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    return EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
 
 
 async def test_an_engine_is_spoken_to_by_one_gatherer_until_the_last_lease_on_it_is_given_back(engine, side, port):
@@ -268,7 +268,7 @@ async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_plac
     async def take(session, tokens):
         raise problems.pop(0)
 
-    side = Side(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    side = EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
     with pytest.raises(Unavailable, match="the replica died"):
         await side.take("a", ())
     with pytest.raises(Unavailable, match=r"^no worker could be reached$"):

@@ -1,4 +1,4 @@
-"""What all pilots do, whatever their policy: what they learn, and that no token id reaches them."""
+"""What all policies do, whatever their policy: what they learn, and that no token id reaches them."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def parameters(protocol):
 
 
 ALLOWED_INTS = {
-    "steady.room",
-    "steady.turn",
+    "tree_spec.room",
+    "tree_spec.turn",
     "choose.max_nodes",
     "choose.max_depth",
     "is_worth_waiting.num_passes",
@@ -133,10 +133,10 @@ ALLOWED_INTS = {
 """Node numbers, ranks, depths and counts: none of them a token id."""
 
 
-def test_no_token_id_can_reach_a_pilot():
+def test_no_token_id_can_reach_a_policy():
     """The bias rule by structure: whatever a policy does, it cannot look at what was drawn.
 
-    All that a pilot is told is walked through, type by type. Token ids are integers, so each integer has to be known
+    All that a policy is told is walked through, type by type. Token ids are integers, so each integer has to be known
     by name here, and nothing may come that is no number, truth value or name out of a fixed list.
     """
     found = parameters(TreePolicy)
@@ -151,7 +151,7 @@ class BlindTree:
         self._tree = tree
 
     def __getattr__(self, name):
-        assert name in VIEWED, f"a pilot looks at {name} of a tree"
+        assert name in VIEWED, f"a policy looks at {name} of a tree"
         return getattr(self._tree, name)
 
 
@@ -159,7 +159,7 @@ VIEWED = {name for name in vars(TreeView) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_pilot_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
+def test_a_policy_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
     assert {"has_drafted", "best", "first_chain"} == VIEWED
     assert not {"tokens", "nodes"} & {name for name in dir(Part) if not name.startswith("_")}
     tree = SpeculationTree()
@@ -171,7 +171,7 @@ def test_a_pilot_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
     assert len(policy.choose(BlindTree(tree), 9, 9)) > 0
 
 
-def test_a_pilot_forgets_the_request_that_it_is_made_for():
+def test_a_policy_forgets_the_request_that_it_is_made_for():
     """The request has a prompt in it, and the output so far where it is resumed; but no guess, and none is kept."""
     guess_free = {field.name for field in dataclasses.fields(GenerationRequest)}
     assert not guess_free & {"block", "draft", "drafted", "table"}
@@ -203,14 +203,14 @@ def reaches(held, wanted, seen):
 def test_a_report_says_why_as_soon_as_a_session_has_begun(policy):
     controls = Controller(SpeculationConfig(policy=policy))
     assert controls.report().reason == ""
-    policy = controls.policy(request())
+    chosen = controls.policy(request())
     report = controls.report()
     assert "gamma" in report.reason
     assert any(letter.isdigit() for letter in report.reason)
     assert (report.policy, report.num_sessions, report.num_changes) == (policy, 1, 0)
     assert report.draft_tokens > 0
-    policy.close()
-    policy.close()
+    chosen.close()
+    chosen.close()
     assert controls.report().num_sessions == 0
 
 
@@ -221,7 +221,7 @@ def test_a_least_path_probability_is_a_probability(floor):
 
 
 def patience_s(pass_s):
-    """Of a pilot whose draft takes so long for a pass, when it has been asked for a block of four."""
+    """Of a policy whose draft takes so long for a pass, when it has been asked for a block of four."""
     config = SpeculationConfig(policy="static", max_draft_tokens=4, pipelining=False)
     policy = Controller(config).policy(request())
     for _ in range(40):

@@ -255,11 +255,11 @@ def test_a_rule_keeps_draws_by_how_sure_the_draft_was(policy, settings, num_kept
 def test_a_draft_that_samples_is_asked_for_a_chain_in_turn_by_every_policy():
     for policy, kind in (("adaptive", AdaptivePolicy), ("static_tree", ChainPolicy), ("confidence", ChainPolicy)):
         for pipelining in (True, False):
-            policy = Controller(SpeculationConfig(policy=policy, pipelining=pipelining)).policy(request(**SAMPLED))
-            assert type(policy) is kind
-            assert policy.is_in_turn
-            assert policy.tree_spec(100, 0) == CATCH_UP
-            tree_spec = policy.tree_spec(100, 4)
+            chosen = Controller(SpeculationConfig(policy=policy, pipelining=pipelining)).policy(request(**SAMPLED))
+            assert type(chosen) is kind
+            assert chosen.is_in_turn
+            assert chosen.tree_spec(100, 0) == CATCH_UP
+            tree_spec = chosen.tree_spec(100, 4)
             assert tree_spec.is_blind, "how long it takes does not depend on what is drawn"
             assert 1 <= tree_spec.num_passes <= 4
             if policy == "confidence":

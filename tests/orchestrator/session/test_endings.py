@@ -1,4 +1,4 @@
-"""The end of a session, however it comes: what its pilot is told, what stays counted, and what is let go of."""
+"""The end of a session, however it comes: what its policy is told, what stays counted, and what is let go of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rounds_seen(world):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])
-def test_the_pilot_is_told_each_verdict_once_and_the_last_one_too(tokenizer, max_tokens):
+def test_the_policy_is_told_each_verdict_once_and_the_last_one_too(tokenizer, max_tokens):
     """What no round follows says nothing of whether the next block was there."""
     world = World(request(max_tokens=max_tokens), tokenizer, gamma=3).start().run()
     seen, stats = rounds_seen(world), world.chunks[-1].stats
@@ -57,7 +57,7 @@ def lose_every_target(world):
 
 
 @pytest.mark.parametrize("end", [finish, cancel, be_refused, lose_every_target])
-def test_whatever_ends_a_session_its_pilot_and_both_leases_are_let_go_of(tokenizer, end):
+def test_whatever_ends_a_session_its_policy_and_both_leases_are_let_go_of(tokenizer, end):
     world = World(request(max_tokens=6), tokenizer).start()
     assert not world.policy.is_closed
     end(world)
@@ -69,7 +69,7 @@ def test_whatever_ends_a_session_its_pilot_and_both_leases_are_let_go_of(tokeniz
     assert len(world.sent) == num_sent, "nothing is asked any more"
 
 
-def test_an_output_that_is_complete_when_it_is_resumed_lets_go_of_its_pilot(tokenizer):
+def test_an_output_that_is_complete_when_it_is_resumed_lets_go_of_its_policy(tokenizer):
     world = World(request(max_tokens=3, resume_tokens=(7, 8, 9)), tokenizer).start()
     assert world.policy.is_closed
 

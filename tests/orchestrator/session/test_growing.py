@@ -531,7 +531,7 @@ def test_a_block_of_several_sources_keeps_to_the_room_there_is(tokenizer):
     assert max(stage.block.depths) == 2, "one token is there, and the target adds one"
 
 
-# The pilot
+# The policy
 
 
 def policy(config=CONFIG, **changes):
@@ -539,7 +539,7 @@ def policy(config=CONFIG, **changes):
 
 
 def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
-    """A pilot that knows what passes cost, and makes 100 tokens a second."""
+    """A policy that knows what passes cost, and makes 100 tokens a second."""
     found = policy(config)
     for _ in range(40):
         for rows in (1, 2, 3, 5, 9, 17, 33, 65):

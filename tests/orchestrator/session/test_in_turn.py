@@ -247,7 +247,7 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
     assert stage.last(m.Draft).request.growth.num_passes == GAMMA
 
 
-def test_a_pilot_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):
+def test_a_policy_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):
     stage, seen = Stage(tokenizer), []
     policy = stage.session._policy
     policy.saw_draft = lambda elapsed_s, _timing: seen.append(elapsed_s)

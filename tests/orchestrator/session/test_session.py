@@ -226,7 +226,7 @@ def test_a_lost_target_is_given_back_before_another_is_asked_for(tokenizer):
     assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.LeaseTarget]
 
 
-def test_the_pilot_is_told_how_long_a_round_took_and_what_the_target_says_of_it(tokenizer):
+def test_the_policy_is_told_how_long_a_round_took_and_what_the_target_says_of_it(tokenizer):
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
     timing = Timing(0.1, 0.2, 1, 3)
