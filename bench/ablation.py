@@ -37,26 +37,26 @@ def _constant(value: Any) -> Any:
 
 
 PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
-    "how sure the draft is": ((tree_policy.TreePilot, "_sureness", (logit(PRIOR), 0.0)),),
+    "how sure the draft is": ((tree_policy.TreePolicy, "_calibration", (logit(PRIOR), 0.0)),),
     "calibration": ((calibration, "STEP", 0.0),),
     "averages over fewer": ((calibration, "WINDOW", 16.0),),
     "averages over more": ((calibration, "WINDOW", 256.0),),
     "plain decoding as the least rate": ((engine_cost.CostModel, "least_rate", 0.0),),
-    "passes by forecast": ((adaptive.MarginalPilot, "_forecast", lambda self: self.max_depth),),
+    "passes by forecast": ((adaptive.AdaptivePolicy, "_forecast", lambda self: self.max_depth),),
     "a pass costs more beyond what was seen": ((engine_cost.Curve, "_slope", _constant(0.0)),),
     "costs looked at always": ((shared_estimates, "LOOK_ROUNDS", 1),),
     "costs of one pass": ((engine_cost, "NUM_RECENT", 1),),
     "costs by every width": ((engine_cost, "FEW_ROWS", 1),),
     "what branches cost": ((engine_cost.PassCost, "branch_s", 0.0),),
     "ranks by their shares": ((chances, "_tails", lambda _said, usual, _total: usual),),
-    "waiting for a first guess": ((adaptive.MarginalPilot, "is_worth_waiting", _constant(False)),),
+    "waiting for a first guess": ((adaptive.AdaptivePolicy, "is_worth_waiting", _constant(False)),),
     "hope beyond what was seen": ((engine_cost, "HOPE", 1.0),),
     "rows by what a pass costs": ((engine_cost.CostModel, "rows_worth", 8),),
-    "rest": ((adaptive.MarginalPilot, "wants_rest", False),),
+    "rest": ((adaptive.AdaptivePolicy, "wants_rest", False),),
     "rest soon": ((adaptive, "REST_ROUNDS", 8),),
-    "offers": ((adaptive.MarginalPilot, "num_outcomes", 0),),
+    "offers": ((adaptive.AdaptivePolicy, "num_outcomes", 0),),
     "offers beyond the first": ((adaptive, "OFFERED_OUTCOMES", 1),),
-    "a least chance": ((tree_builder, "MIN_REACH", 1e-9),),
+    "a least chance": ((tree_builder, "MIN_PATH_PROB", 1e-9),),
 }
 """Each part, and what stands in its place without it."""
 

@@ -93,7 +93,7 @@ async def _measure(far: str, address: str, wire: Wire, args: argparse.Namespace)
 async def _repeat(
     stub: Any, wire: Wire, prompts: Sequence[str], delays_s: Sequence[float], max_tokens: int, number: int
 ) -> Runs:
-    """Who begins changes from prompt to prompt; the first prompt is completed once more, and not counted, for pilots
+    """Who begins changes from prompt to prompt; the first prompt is completed once more, and not counted, for policies
     to learn what the delay is."""
     runs: Runs = {}
     for delay_s in delays_s:

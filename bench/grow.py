@@ -58,8 +58,8 @@ def grow(source: Path, out: Path, shape: Shape, dtype: Dtype = "bfloat16", seed:
     unfinished = out.with_name(f".{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    grower = _Grower(load_file(source / "model.safetensors"), Shape.of(config), shape, getattr(torch, dtype), seed)
-    _write_weights(unfinished, grower.shards())
+    builder = _Builder(load_file(source / "model.safetensors"), Shape.of(config), shape, getattr(torch, dtype), seed)
+    _write_weights(unfinished, builder.shards())
     (unfinished / "config.json").write_text(json.dumps(_config(config, shape, dtype), indent=2) + "\n")
     for name in COPIED:
         if (source / name).is_file():
@@ -114,7 +114,7 @@ def _write_weights(folder: Path, shards: Iterator[dict[str, Tensor]]) -> None:
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-class _Grower:
+class _Builder:
     """The tensors of the grown model, a layer at a time; what is old comes first in rows and columns."""
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.records import Sprouted
+from core.records import DraftUpdate
 from workers.engine import DraftEngine, EngineLoop, TargetEngine
 
 
@@ -28,10 +28,10 @@ class ThreadPort:
 
     draft = verify
 
-    async def grow(self, request: Any, take: Callable[[Sprouted], None]) -> Any:
+    async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
         """The last reply; those before it go to `take`."""
         async for each in self._loop.replies(request):
-            if not isinstance(each, Sprouted):
+            if not isinstance(each, DraftUpdate):
                 return each
             take(each)
         raise AssertionError("the last reply is no growth")

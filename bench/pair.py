@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from bench.engines import EPOCH, Stream, load_engine, new_stream, play
 from core.config import EngineConfig
-from core.records import DraftRequest, GrownTree, SequenceSpec, Stamp
-from core.speculation import EMPTY_BLOCK, Steady, TokenTree
+from core.records import DraftRequest, DraftTree, SequenceSpec, Stamp
+from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
 from workers.engine import DraftEngine, TargetEngine
 
 Q_TOP_TOKENS = 64
@@ -43,17 +43,17 @@ class _Drafting:
         base = min(self.held, len(stream.log) - 1)
         spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
         stamp = Stamp(stream.name, EPOCH, next(self.num_rounds))
-        growth = Steady.chain(num_guesses)
+        growth = TreeSpec.chain(num_guesses)
         self.engine.add(0, DraftRequest(stamp, stream.log.base(base), stream.log.since(base), growth, spec=spec))
         grown = self._reply()
-        assert len(grown.told) == num_guesses, "there is room for every guess"
+        assert len(grown.new_nodes) == num_guesses, "there is room for every guess"
         self.held = grown.held
-        return TokenTree.chain(grown.told.tokens.tolist())
+        return TokenTree.chain(grown.new_nodes.tokens.tolist())
 
-    def _reply(self) -> GrownTree:
+    def _reply(self) -> DraftTree:
         while True:
             for _, reply in self.engine.step():
-                assert isinstance(reply, GrownTree), reply
+                assert isinstance(reply, DraftTree), reply
                 return reply
 
 

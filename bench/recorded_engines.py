@@ -21,8 +21,8 @@ from typing import Any, ClassVar, cast
 from core.config import EngineConfig
 from core.costs import PASS_LAWS
 from core.errors import WorkerLost
-from core.records import DraftRequest, EngineStats, ModelInfo, Sprouted
-from core.speculation import Steady
+from core.records import DraftRequest, DraftUpdate, EngineStats, ModelInfo
+from core.speculation import TreeSpec
 from deploy.app import Engines
 from deploy.engines import DraftActor, EngineActor, TargetActor
 from simulation.engines import EngineLaw, SimDraft, SimTarget, Text, TraceLaw
@@ -91,7 +91,7 @@ class RecordedLoop:
     async def _answer(self, number: int, request: Any, receiver: Receiver) -> None:
         reply: Any
         try:
-            if isinstance(request, DraftRequest) and isinstance(request.growth, Steady):
+            if isinstance(request, DraftRequest) and isinstance(request.growth, TreeSpec):
                 reply = await cast("SimDraft", self._engine).grow(request, partial(_tell, number, receiver))
             else:
                 [reply] = await self._engine.answer([request])
@@ -104,8 +104,8 @@ class RecordedLoop:
             receiver.take([(number, reply)])
 
 
-def _tell(number: int, receiver: Receiver, sprouted: Sprouted) -> None:
-    receiver.take([(number, sprouted)])
+def _tell(number: int, receiver: Receiver, draft_update: DraftUpdate) -> None:
+    receiver.take([(number, draft_update)])
 
 
 class _Recorded(EngineActor[Any, Any]):

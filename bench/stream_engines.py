@@ -19,8 +19,8 @@ import grpc
 import grpc.aio
 import uvloop
 
-from core.records import DraftRequest, Sprouted, Timing, Verdict, VerifyRequest
-from core.speculation import ROOT, Told
+from core.records import DraftRequest, DraftUpdate, Timing, Verdict, VerifyRequest
+from core.speculation import ROOT, NewNodes
 from deploy.link.address import LinkAddress
 from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, framed
 from deploy.link.handshake import admit, challenge, parse
@@ -73,18 +73,20 @@ class Engine:
         replies: list[tuple[int, Any]] = []
         if self._growing is not None:
             number, request = self._growing
-            replies.append((number, Sprouted(request.stamp, self._grown(), 200, Timing(0.0, PASS_S, 1, 64))))
+            replies.append((number, DraftUpdate(request.stamp, self._grown(), 200, Timing(0.0, PASS_S, 1, 64))))
         if self._num_left == 0 and self._verifying is not None:
             number, verified = self._verifying
             replies.append((number, Verdict(verified.stamp, (0, 1, 2), 7, 200, timing=Timing(0.0, 0.005, 1, 9))))
             self._verifying = None
         return replies
 
-    def _grown(self) -> Told:
+    def _grown(self) -> NewNodes:
         first, self._num_told = self._num_told, self._num_told + NUM_GROWN
         places = range(NUM_GROWN)
         parents = [ROOT if first == 0 else first - 1 - place // 2 for place in places]
-        return Told(first, parents, list(places), [0] * NUM_GROWN, [0.5] * NUM_GROWN, [0.5] * NUM_GROWN, is_own=True)
+        return NewNodes(
+            first, parents, list(places), [0] * NUM_GROWN, [0.5] * NUM_GROWN, [0.5] * NUM_GROWN, is_own=True
+        )
 
 
 def serve(way: str, parent: Connection) -> None:

@@ -27,8 +27,8 @@ import uvloop
 
 from bench.results import Result, spread
 from bench.stream_engines import GRPC, LINK, METHOD, ONE_THREAD, PASS_S, PASSES, serve
-from core.records import Base, DraftRequest, Sprouted, Stamp, VerifyRequest
-from core.speculation import ROOT, Steady, TokenTree
+from core.records import Base, DraftRequest, DraftUpdate, Stamp, VerifyRequest
+from core.speculation import ROOT, TokenTree, TreeSpec
 from deploy.link.client import Link
 from deploy.link.replies import decode_replies
 from deploy.link.requests import encode_requests
@@ -57,7 +57,7 @@ class GrpcStream:
         self._channel = cast("Any", grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         self._stream = self._channel.stream_stream(METHOD)()
         self._numbers = count()
-        self._open: dict[int, tuple[asyncio.Future[Any], Callable[[Sprouted], None] | None]] = {}
+        self._open: dict[int, tuple[asyncio.Future[Any], Callable[[DraftUpdate], None] | None]] = {}
         self._may_write = asyncio.Lock()
         self._reading = asyncio.create_task(self._read())
 
@@ -65,11 +65,13 @@ class GrpcStream:
         """One at a time is enough here."""
         return [await self._ask(batch[0])]
 
-    async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> Any:
+    async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
         """As a link does."""
         return await self._ask(request, take)
 
-    async def _ask(self, request: VerifyRequest | DraftRequest, take: Callable[[Sprouted], None] | None = None) -> Any:
+    async def _ask(
+        self, request: VerifyRequest | DraftRequest, take: Callable[[DraftUpdate], None] | None = None
+    ) -> Any:
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._open[number] = future, take
         async with self._may_write:  # a stream of gRPC takes one message at a time
@@ -80,7 +82,7 @@ class GrpcStream:
         async for frame in self._stream:
             for number, reply in decode_replies(frame)[0]:
                 future, take = self._open[number]
-                if take is not None and isinstance(reply, Sprouted):
+                if take is not None and isinstance(reply, DraftUpdate):
                     take(reply)
                 else:
                     future.set_result(reply)
@@ -159,7 +161,7 @@ class Line:
         await line.turn(20)  # a warm-up
         return line
 
-    def _hear(self, _: Sprouted) -> None:
+    def _hear(self, _: DraftUpdate) -> None:
         self._num_heard += 1
 
     async def turn(self, num_rounds: int) -> Turn:
@@ -191,7 +193,7 @@ def _verify(round_: int) -> VerifyRequest:
 
 
 def _growth() -> DraftRequest:
-    return DraftRequest(Stamp("session-0123456789", 1, 1), Base(200, 1 << 60), (1, 2, 3, 4), Steady(64, 17))
+    return DraftRequest(Stamp("session-0123456789", 1, 1), Base(200, 1 << 60), (1, 2, 3, 4), TreeSpec(64, 17))
 
 
 def _results(name: str, turns: Sequence[Turn]) -> list[Result]:

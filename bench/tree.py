@@ -16,7 +16,7 @@ import torch
 from bench.in_process import RealClock, ThreadLeases
 from bench.results import Result
 from bench.tree_svg import picture
-from bench.tree_trace import SeenRound, TreeWatch, WatchedControls, read, written
+from bench.tree_trace import SeenRound, TreeWatch, WatchedController, read, written
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling
 from orchestrator.service import Service
@@ -80,8 +80,8 @@ async def watched(prompt: str, seed: int) -> list[SeenRound]:
     target, draft = TargetEngine.load(target_config, 1, _ignore), DraftEngine.load(draft_config, 2, 64, _ignore)
     config = ServiceConfig(TargetConfig(target_config), DraftConfig(draft_config), speculation=speculation)
     tokenizer, leases, watch = Tokenizer.from_directory(DEMO / "target"), ThreadLeases(target, draft), TreeWatch()
-    pilots = WatchedControls(speculation, watch)
-    service = Service(config, target.info, draft.info, tokenizer, leases, RealClock(), pilots)
+    policies = WatchedController(speculation, watch)
+    service = Service(config, target.info, draft.info, tokenizer, leases, RealClock(), policies)
     sampling = Sampling(temperature=TEMPERATURE, seed=seed)
     request = GenerationRequest("tree", tokenizer.encode(prompt), sampling, max_tokens=TOKENS, ignore_eos=True)
     try:

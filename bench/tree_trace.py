@@ -14,8 +14,8 @@ from typing import Any
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation import EMPTY_BLOCK, EMPTY_PART, ROOT, UNRANKED, Part, SpeculationTree, TokenTree
-from orchestrator.policy import Controls, RoundSeen, TreePilot
-from orchestrator.policy.adaptive import MarginalPilot
+from orchestrator.policy import Controller, RoundSeen, TreePolicy
+from orchestrator.policy.adaptive import AdaptivePolicy
 
 EVERYTHING = 1 << 20
 """More nodes than a tree has."""
@@ -119,7 +119,7 @@ class _Note:
         path = [block[node] for node in self.path]
         next_place = self.nodes.child(path[-1] if path else ROOT, next_token)
         shown = {*block, *path, *([] if next_place is None else [next_place])}
-        shown |= {place for place, reach in enumerate(self.part.reach) if reach >= LEAST_PROBABILITY}
+        shown |= {place for place, path_prob in enumerate(self.part.path_prob) if path_prob >= LEAST_PROBABILITY}
         number = {place: index for index, place in enumerate(sorted(shown))}
         return SeenRound(
             text_of(root),
@@ -137,7 +137,7 @@ class _Note:
         return SeenNode(
             text_of(self.nodes.tokens[place]),
             number.get(self.nodes.parents[place], ROOT),
-            round(float(self.part.reach[place]), 3),
+            round(float(self.part.path_prob[place]), 3),
             self.part.ranks[place] != UNRANKED,
             is_in_block,
         )
@@ -152,7 +152,7 @@ class _Note:
         return places
 
 
-class WatchedPilot(MarginalPilot):
+class WatchedPolicy(AdaptivePolicy):
     """The adaptive policy, with somebody who looks on. It offers nothing, so that each choice is of the next block."""
 
     num_outcomes = 0
@@ -182,16 +182,16 @@ class WatchedPilot(MarginalPilot):
         super().saw_round(seen)
 
 
-class WatchedControls(Controls):
+class WatchedController(Controller):
     """Gives its sessions a watched policy."""
 
     def __init__(self, config: SpeculationConfig, watch: TreeWatch) -> None:
         super().__init__(config)
         self._watch = watch
 
-    def pilot(self, request: GenerationRequest) -> TreePilot:
+    def policy(self, request: GenerationRequest) -> TreePolicy:
         """One that notes what it sees."""
-        return WatchedPilot(self._watch, request, self._config, self._known)
+        return WatchedPolicy(self._watch, request, self._config, self._known)
 
 
 def written(rounds: Sequence[SeenRound]) -> str:

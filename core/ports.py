@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from core.records import DraftReply, DraftRequest, Sprouted, TargetRequest, VerifyReply
+from core.records import DraftReply, DraftRequest, DraftUpdate, TargetRequest, VerifyReply
 
 
 class TargetPort(Protocol):
@@ -30,7 +30,7 @@ class DraftPort(Protocol):
         """One reply for each request, in order. Raises: WorkerLost when the engine is gone."""
         ...
 
-    async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:
+    async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
         """Have the draft grow steadily, and `take` told after each pass; the reply comes when that has ended: overtaken
         by a later message, or `Missing`. Raises: WorkerLost when the engine is gone.
         """

@@ -21,7 +21,7 @@ from core.records import (
     Verdict,
     VerifyRequest,
 )
-from core.speculation import EMPTY_BLOCK, ROOT, Candidates, Grower, HeldTree, Steady, subtree
+from core.speculation import EMPTY_BLOCK, ROOT, Candidates, HeldTree, TreeBuilder, TreeSpec, subtree
 from core.text import TokenLog
 
 ENDED = "the session has ended"
@@ -66,7 +66,7 @@ class HeldTokens:
     spec: SequenceSpec
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
-    grower: Grower = field(default_factory=Grower)
+    builder: TreeBuilder = field(default_factory=TreeBuilder)
     """What may follow, where a draft grows steadily: of its nodes those in `tree` are fed."""
     last_round: int = -1
 
@@ -81,38 +81,38 @@ class HeldTokens:
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
-    def rebase_to_grow(self, request: DraftRequest, steady: Steady) -> Rebased:
-        """Agree with the request's tokens and keep all that has grown below them; grow by `steady` from now on."""
-        self.grower.go_on(steady)
+    def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
+        """Agree with the request's tokens and keep all that has grown below them; grow by `tree_spec` from now on."""
+        self.builder.go_on(tree_spec)
         if self.spec.needs_q:
             return self._rebase_to_draw(request)
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=self._reroot(request))
         if self.tree.root is None:
-            self.grower.begin()
+            self.builder.begin()
             rebased = rebased if rebased.pending else self._without_last(rebased)
-        elif not self.grower.has_root:
-            self.grower.take([self.tree.root])
-        if steady.is_anew:
-            self.grower.tell_anew()
+        elif not self.builder.has_root:
+            self.builder.take([self.tree.root])
+        if tree_spec.is_anew:
+            self.builder.tell_anew()
         return rebased
 
     def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
         """Agree with the request's tokens. What was drawn before is of no use, the draw at the root neither: draws are
         numbered from the root on (docs/exactness.md, section 4).
         """
-        self.grower.begin()
-        self.grower.tell_anew()
+        self.builder.begin()
+        self.builder.tell_anew()
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:
         """The nodes that the grower has had fed were computed; it is still to be told what was said."""
-        grower = self.grower
-        if not grower.has_root:
+        builder = self.builder
+        if not builder.has_root:
             self.tree.root = said[0]
             return
-        for node, candidates in zip(grower.feeding, said, strict=True):
-            self.tree.add(grower.held_parent(node), grower.tokens[node], candidates)
+        for node, candidates in zip(builder.feeding, said, strict=True):
+            self.tree.add(builder.held_parent(node), builder.tokens[node], candidates)
 
     def step_back(self) -> list[int]:
         """Forget the last token, which is to be computed again for what is said after it; that token."""
@@ -154,9 +154,9 @@ class HeldTokens:
         """
         known = self.log.tokens[request.base.num_tokens :]  # where tokens are pending, nothing has grown below them yet
         if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
-            self.grower.begin()
+            self.builder.begin()
             return False
-        return self.grower.reroot(request.suffix[len(known) :]) and self.grower.has_root
+        return self.builder.reroot(request.suffix[len(known) :]) and self.builder.has_root
 
 
 Caller = TypeVar("Caller")

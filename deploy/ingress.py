@@ -21,7 +21,7 @@ from core.config import ServiceConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
-from deploy.api import Gate, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
+from deploy.api import Authenticator, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
 from deploy.grpc import Servicer
 from deploy.http import Call, Head, HttpServicer
 from deploy.logs import log_with_serve
@@ -81,12 +81,12 @@ class Ingress(Servicer):
     ) -> None:
         log_with_serve()
         clock = MonotonicClock()
-        gate = Gate(tokens_path(tokens_file))
+        authenticator = Authenticator(tokens_path(tokens_file))
         self._hosts = [await _Host.of(member, clock) for member in members]
         self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
         models, offload = Models([host.hosted for host in self._hosts]), Offload()
-        super().__init__(models, clock, gate, offload)
-        self._http = HttpServicer(models, clock, gate, offload)
+        super().__init__(models, clock, authenticator, offload)
+        self._http = HttpServicer(models, clock, authenticator, offload)
         _collect_less_often()
         introductions = [host.introduction for host in self._hosts if host.introduction is not None]
         if introductions:

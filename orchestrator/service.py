@@ -11,8 +11,8 @@ from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavail
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission
-from orchestrator.dispatch import Rounds
-from orchestrator.policy import ControlReport, Controls, Pilots
+from orchestrator.dispatch import Runner
+from orchestrator.policy import Controller, ControlReport, Policies
 from orchestrator.session import DraftWait, Pair, Session
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
 
@@ -28,14 +28,14 @@ class Service:
         tokenizer: Tokenizer,
         leases: Leases,
         clock: Clock,
-        pilots: Pilots | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self._pair = Pair(target, draft, config.speculation, config.limits)
         self._tokenizer = tokenizer
         self._clock = clock
-        self._pilots = pilots if pilots is not None else Controls(config.speculation)
+        self._policies = policies if policies is not None else Controller(config.speculation)
         self._admission = Admission(config.limits)
-        self._rounds = Rounds(leases, clock)
+        self._rounds = Runner(leases, clock)
         self._is_closing = False
         self._num_started = 0
 
@@ -59,7 +59,7 @@ class Service:
 
     def report(self) -> ControlReport:
         """How far is drafted at the moment, why, and the estimates behind it."""
-        return self._pilots.report()
+        return self._policies.report()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """The pieces of one completion as they are committed; the last has a finish reason.
@@ -76,7 +76,7 @@ class Service:
             session = Session(
                 request,
                 self._pair,
-                self._pilots.pilot(request),
+                self._policies.policy(request),
                 self._detokenizer(request),
                 self._new_session_id(request),
             )

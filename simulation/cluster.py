@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import Continuation, DraftReply, DraftRequest, Sprouted, VerifyReply, VerifyRequest
+from core.records import Continuation, DraftReply, DraftRequest, DraftUpdate, VerifyReply, VerifyRequest
 from simulation.engines import HopLaw, SimDraft, SimEngine, SimTarget
 
 GRANT_RETRY_S = 0.2
@@ -49,15 +49,15 @@ class Wire:
         return replies
 
     async def grow(
-        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Sprouted], None]
+        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
     ) -> Reply:
         """There, and back with what grows, and with the reply behind it: one message overtakes no other of its session,
         as on a link. Raises: WorkerLost."""
         loop, session = asyncio.get_running_loop(), request.stamp.session
         await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
 
-        def send(sprouted: Sprouted) -> None:
-            loop.call_at(self._arrival_s(session, is_back=True), take, sprouted)
+        def send(draft_update: DraftUpdate) -> None:
+            loop.call_at(self._arrival_s(session, is_back=True), take, draft_update)
 
         reply = await engine.grow(request, send)
         await asyncio.sleep(self._arrival_s(session, is_back=True) - loop.time())
@@ -129,7 +129,7 @@ class SimPort(Generic[Request, Reply]):
     async def draft(self, batch: Sequence[Request]) -> Sequence[Reply]:
         return await self._call(batch)
 
-    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Reply:
+    async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
         """Raises: WorkerLost."""
         return await self._wire.grow(self._engine, request, take)
 

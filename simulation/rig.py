@@ -10,7 +10,7 @@ from typing import cast
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.costs import PassLaw
 from core.records import ModelInfo
-from orchestrator.policy import Pilots
+from orchestrator.policy import Policies
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from simulation.clock import VirtualClock, VirtualLoop
@@ -61,7 +61,7 @@ class Rig:
         loop: VirtualLoop,
         random: Random,
         new_wire: Callable[[HopLaw, Random], Wire] = Wire,
-        pilots: Pilots | None = None,
+        policies: Policies | None = None,
     ) -> None:
         """`new_wire` makes the way to either fleet."""
         self.blueprint = blueprint
@@ -81,7 +81,7 @@ class Rig:
         info = model_info(blueprint.text)
         draft = info if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())
-        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, pilots)
+        self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, policies)
 
 
 def model_info(text: Text) -> ModelInfo:

@@ -14,7 +14,7 @@ from random import Random
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
 from core.records import GenerationRequest, Sampling, Verification
-from orchestrator.policy import ControlReport, Pilots
+from orchestrator.policy import ControlReport, Policies
 from simulation.clock import VirtualLoop, new_loop
 from simulation.engines import PRESETS, Hardware, Law, Text, TraceLaw, mix
 from simulation.measure import Report, StreamSeen, sum_up
@@ -84,24 +84,24 @@ class Scenario:
         )
 
 
-NewPilots = Callable[[Blueprint], Pilots | None]
+NewPolicies = Callable[[Blueprint], Policies | None]
 
 
-def simulate(scenario: Scenario, new_pilots: NewPilots = lambda _: None) -> Report:
-    """What happens, on a virtual clock. `new_pilots` makes other pilots than the settings name."""
-    return _Simulation(scenario, new_pilots).run()
+def simulate(scenario: Scenario, new_policies: NewPolicies = lambda _: None) -> Report:
+    """What happens, on a virtual clock. `new_policies` makes other policies than the settings name."""
+    return _Simulation(scenario, new_policies).run()
 
 
 class _Simulation:
     """One scenario in progress."""
 
-    def __init__(self, scenario: Scenario, new_pilots: NewPilots) -> None:
+    def __init__(self, scenario: Scenario, new_policies: NewPolicies) -> None:
         self._scenario = scenario
         self._loop: VirtualLoop = new_loop()
         self._random = Random(scenario.seed)  # noqa: S311  chance that can be repeated is the point
         self._arrival_random = Random(scenario.seed + 1)  # noqa: S311  streams come alike whatever calls follow
         blueprint = scenario.blueprint()
-        self._rig = Rig(blueprint, self._loop, self._random, pilots=new_pilots(blueprint))
+        self._rig = Rig(blueprint, self._loop, self._random, policies=new_policies(blueprint))
         self._seen: list[StreamSeen] = []
         self._tasks: set[asyncio.Task[None]] = set()
 

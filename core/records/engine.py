@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.records.request import Sampling, Verification
-from core.speculation import EMPTY_BLOCK, Steady, TokenTree, Told
+from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class DraftRequest:
     stamp: Stamp
     base: Base
     suffix: tuple[int, ...]
-    growth: Steady
+    growth: TreeSpec
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
 
@@ -145,12 +145,12 @@ class DraftRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Sprouted:
+class DraftUpdate:
     """What has grown since the last one, of a session whose draft grows steadily."""
 
     stamp: Stamp
     """Of the message that the draft knows of."""
-    told: Told
+    new_nodes: NewNodes
     held: int
     """Committed tokens (guesses not counted) whose KV the draft now holds."""
     timing: Timing | None = None
@@ -160,13 +160,13 @@ class Sprouted:
 
 
 @dataclass(frozen=True, slots=True)
-class GrownTree:
-    """What has grown, of growth that ends by itself (`Steady.num_passes`): the reply to its request."""
+class DraftTree:
+    """What has grown, of growth that ends by itself (`TreeSpec.num_passes`): the reply to its request."""
 
     stamp: Stamp
-    told: Told
+    new_nodes: NewNodes
     held: int
-    """As `Sprouted.held`."""
+    """As `DraftUpdate.held`."""
     timing: Timing | None = None
     """Of all passes; none where it took none."""
 
@@ -190,4 +190,4 @@ class Refused:
 
 
 VerifyReply = Verdict | Missing | Refused
-DraftReply = GrownTree | Missing | Refused
+DraftReply = DraftTree | Missing | Refused

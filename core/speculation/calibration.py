@@ -67,7 +67,7 @@ class Calibration:
 
     shift: float = 0.0
 
-    def see(self, sureness: float, is_accepted: bool) -> None:
+    def see(self, confidence: float, is_accepted: bool) -> None:
         """By the gradient of the log likelihood."""
-        shift = self.shift + STEP * (is_accepted - logistic(self.shift + logit(sureness)))
+        shift = self.shift + STEP * (is_accepted - logistic(self.shift + logit(confidence)))
         self.shift = min(max(shift, -MAX_LOGIT), MAX_LOGIT)

@@ -39,7 +39,7 @@ class Candidates:
         return self.ranked if self.sampled == NO_TOKEN else (self.sampled,)
 
     @property
-    def lead(self) -> float:
+    def margin(self) -> float:
         """How clearly the first candidate wins: the mean of its log odds, against all others and against the second
         alone, as a chance. Where shares are known it foretells the target's token better than `confidence` does
         (docs/adr/0010).
@@ -50,11 +50,11 @@ class Candidates:
         odds = first / math.sqrt((1.0 - first) * max(self.shares[1], MIN_SHARE))
         return odds / (1.0 + odds)
 
-    def sureness(self, measure: Measure) -> float:
+    def confidence_by(self, measure: Measure) -> float:
         """How sure the draft is here."""
         match measure:
-            case Measure.LEAD:
-                return self.lead
+            case Measure.MARGIN:
+                return self.margin
             case Measure.CONFIDENCE:
                 return min(max(self.confidence, 0.0), 1.0)
             case Measure.ENTROPY:

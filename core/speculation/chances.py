@@ -12,7 +12,7 @@ import numpy as np
 
 from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS_TOLD, MIN_CHANCE
 from core.speculation.candidates import Candidates
-from core.speculation.token_tree import Floats, Steady
+from core.speculation.token_tree import Floats, TreeSpec
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""
@@ -23,27 +23,29 @@ _TINY = np.finfo(float).tiny
 
 
 def chances_of(
-    said: Sequence[Candidates], leads: Sequence[float], rules: Sequence[tuple[Steady, int]]
+    said: Sequence[Candidates], margins: Sequence[float], rules: Sequence[tuple[TreeSpec, int]]
 ) -> list[list[float]]:
     """For each place, of the candidates that may become nodes; none is likelier than the first.
 
-    `leads`: of what is said there; `rules`: for so many places each. All of a pass at once, over all sessions: numpy
+    `margins`: of what is said there; `rules`: for so many places each. All of a pass at once, over all sessions: numpy
     asks as much for one place as for many.
     """
     if not said:
         return []
-    by_rule = np.array([(*rule.sureness, sum(rule.tail), *rule.tail, *_UNKNOWN)[: 3 + MAX_TOLD] for rule, _ in rules])
-    told = np.repeat(by_rule, [num for _, num in rules], axis=0)
-    clear = np.minimum(np.maximum(leads, MIN_CHANCE), 1.0 - MIN_CHANCE)
+    by_rule = np.array(
+        [(*rule.calibration, sum(rule.tail), *rule.tail, *_UNKNOWN)[: 3 + MAX_TOLD] for rule, _ in rules]
+    )
+    new_nodes = np.repeat(by_rule, [num for _, num in rules], axis=0)
+    clear = np.minimum(np.maximum(margins, MIN_CHANCE), 1.0 - MIN_CHANCE)
     log_odds = np.minimum(np.maximum(np.log(clear / (1.0 - clear)), -MAX_LOGIT), MAX_LOGIT)
-    heads = np.minimum(1.0 / (1.0 + np.exp(-(told[:, 0] + told[:, 1] * log_odds))), MAX_CHANCE)[:, None]
-    others = np.minimum((1.0 - heads) * _tails(said, told[:, 3:], told[:, 2:3]), heads)
+    heads = np.minimum(1.0 / (1.0 + np.exp(-(new_nodes[:, 0] + new_nodes[:, 1] * log_odds))), MAX_CHANCE)[:, None]
+    others = np.minimum((1.0 - heads) * _tails(said, new_nodes[:, 3:], new_nodes[:, 2:3]), heads)
     rows = np.concatenate([heads, np.maximum(others, LEAST)], axis=1).tolist()
     widths = (num for rule, times in rules for num in repeat(_num_candidates(rule), times))
     return [row[: min(len(each.ranked), num)] for row, each, num in zip(rows, said, widths, strict=True)]
 
 
-def _num_candidates(rule: Steady) -> int:
+def _num_candidates(rule: TreeSpec) -> int:
     """Of a place that become nodes at most: as many as their number is wanted and their chance is known."""
     return min(rule.fanout, MAX_TOLD, 1 + len(rule.tail))
 

@@ -2,7 +2,7 @@
 
 A guesser is asked once a round. It knows the committed text, and answers nodes with chances.
 What these are worth it learns from what was committed instead, whether or not they were verified. The draft engine is
-the other kind: it tells pass by pass, when it likes (`core.speculation.token_tree.Told`), and its nodes meet these in
+the other kind: it tells pass by pass, when it likes (`core.speculation.NewNodes`), and its nodes meet these in
 one tree.
 """
 

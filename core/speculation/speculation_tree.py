@@ -18,7 +18,17 @@ from typing import Any
 import numpy as np
 
 from core.speculation.guesser import Guesses
-from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Floats, Ints, SparseDistribution, TokenTree, Told, depths
+from core.speculation.token_tree import (
+    NO_Q,
+    ROOT,
+    UNRANKED,
+    Floats,
+    Ints,
+    NewNodes,
+    SparseDistribution,
+    TokenTree,
+    depths,
+)
 
 MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
@@ -31,7 +41,7 @@ SPARE_PLACES = 1024
 class Node:
     """A token that may follow its parent, or has followed it."""
 
-    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "lead", "numbers", "q", "rank", "token")
+    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "margin", "numbers", "q", "rank", "token")
 
     def __init__(
         self,
@@ -39,7 +49,7 @@ class Node:
         numbers: tuple[int, ...] = (),
         rank: int = UNRANKED,
         chance: float = 0.0,
-        lead: float = 0.0,
+        margin: float = 0.0,
         q: SparseDistribution = NO_Q,
     ) -> None:
         self.token = token
@@ -51,7 +61,7 @@ class Node:
         """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
         self.chance = chance
         """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.lead = lead
+        self.margin = margin
         """How sure the draft was at the parent."""
         self.q = q
         """What it was drawn from, where the draft samples."""
@@ -79,15 +89,15 @@ where they are in the columns of the message: tokens, ranks, chances, leads, and
 
 
 class Part:
-    """Nodes of a tree, parents first, as a pilot sees them: it must not know tokens."""
+    """Nodes of a tree, parents first, as a policy sees them: it must not know tokens."""
 
-    __slots__ = ("_nodes", "parents", "reach")
+    __slots__ = ("_nodes", "parents", "path_prob")
 
     def __init__(
-        self, nodes: Sequence[Node] = (), reach: Sequence[float] | Floats = (), parents: Sequence[int] = ()
+        self, nodes: Sequence[Node] = (), path_prob: Sequence[float] | Floats = (), parents: Sequence[int] = ()
     ) -> None:
         self._nodes = tuple(nodes)
-        self.reach: Floats = np.array(reach, np.float64)
+        self.path_prob: Floats = np.array(path_prob, np.float64)
         """Chance that the text gets to each node. Not above its parent's."""
         self.parents = tuple(parents)
         """Which of the nodes is the parent of each; `ROOT` where none is."""
@@ -99,9 +109,9 @@ class Part:
         return f"<Part of {len(self)} nodes>"
 
     @property
-    def leads(self) -> tuple[float, ...]:
+    def margins(self) -> tuple[float, ...]:
         """How sure the draft was at the parent of each."""
-        return tuple([node.lead for node in self._nodes])
+        return tuple([node.margin for node in self._nodes])
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -115,13 +125,13 @@ class Part:
 
     def head(self, num_nodes: int) -> Part:
         """The first of them."""
-        return Part(self._nodes[:num_nodes], self.reach[:num_nodes], self.parents[:num_nodes])
+        return Part(self._nodes[:num_nodes], self.path_prob[:num_nodes], self.parents[:num_nodes])
 
     def take(self, places: Sequence[int]) -> Part:
         """Those at these places."""
         new = {place: index for index, place in enumerate(places)}
         parents = [new.get(self.parents[place], ROOT) for place in places]
-        return Part([self._nodes[place] for place in places], self.reach[list(places)], parents)
+        return Part([self._nodes[place] for place in places], self.path_prob[list(places)], parents)
 
     def drafted(self) -> Part:
         """Those that the draft has told of."""
@@ -145,7 +155,7 @@ class Part:
         """These, and behind them those of `part`, whose root is the node at `end`."""
         size = len(self)
         parents = [end if parent == ROOT else size + parent for parent in part.parents]
-        return Part(self._nodes + part._nodes, [*self.reach, *part.reach], self.parents + tuple(parents))
+        return Part(self._nodes + part._nodes, [*self.path_prob, *part.path_prob], self.parents + tuple(parents))
 
 
 EMPTY_PART = Part()
@@ -188,33 +198,33 @@ class SpeculationTree:
 
     # Growing
 
-    def add(self, told: Told, num_unknown: int = 0) -> None:
+    def add(self, new_nodes: NewNodes, num_unknown: int = 0) -> None:
         """What a draft tells that does not know of the last `num_unknown` committed tokens.
 
         A local node becomes the draft's. What was told before is dropped. Raises: ValueError when nodes were left out.
         """
-        if told.first + len(told) <= self.num_told and len(told):
+        if new_nodes.first + len(new_nodes) <= self.num_told and len(new_nodes):
             return
-        if told.first != self.num_told:
-            raise ValueError(f"a draft goes on at node {told.first} where {self.num_told} have been told")
-        if num_unknown == 0 and told.root != ROOT and told.root not in self._root.numbers:
+        if new_nodes.first != self.num_told:
+            raise ValueError(f"a draft goes on at node {new_nodes.first} where {self.num_told} have been told")
+        if num_unknown == 0 and new_nodes.root != ROOT and new_nodes.root not in self._root.numbers:
             self.has_lost_some = True
-        self._hang(told, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
-        self.num_told += len(told)
+        self._hang(new_nodes, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)
+        self.num_told += len(new_nodes)
         if len(self._unseen) > self._most_unseen:
             self._forget_unseen()
 
-    def _hang(self, told: Told, root: Node | None) -> None:
+    def _hang(self, new_nodes: NewNodes, root: Node | None) -> None:
         """`root` is what the draft calls so; None where that is too long ago."""
-        if not len(told):
+        if not len(new_nodes):
             return
-        columns = [getattr(told, name).tolist() for name in ("tokens", "ranks", "chances", "leads")]
-        columns.append(told.q or [NO_Q] * len(told))
-        unseen, passed, parents = self._unseen, self._passed, told.parents.tolist()
-        ends = np.flatnonzero(told.parents[1:] != told.parents[:-1]) + 1
+        columns = [getattr(new_nodes, name).tolist() for name in ("tokens", "ranks", "chances", "margins")]
+        columns.append(new_nodes.q or [NO_Q] * len(new_nodes))
+        unseen, passed, parents = self._unseen, self._passed, new_nodes.parents.tolist()
+        ends = np.flatnonzero(new_nodes.parents[1:] != new_nodes.parents[:-1]) + 1
         for start, end in pairwise((0, *ends.tolist(), len(parents))):
             parent = parents[start]
-            run = (told.first + start, range(start, end), columns)
+            run = (new_nodes.first + start, range(start, end), columns)
             if parent == ROOT:
                 if root is not None:
                     self._see(root, run)
@@ -227,7 +237,7 @@ class SpeculationTree:
 
     def _see(self, above: Node, run: Run) -> None:
         """Make nodes of what was told. Of two alike the first counts; where a token has followed, that one alone."""
-        first, places, (tokens, ranks, chances, leads, laws) = run
+        first, places, (tokens, ranks, chances, margins, laws) = run
         children = above.children
         for number, place in enumerate(places, first):
             token = tokens[place]
@@ -235,9 +245,14 @@ class SpeculationTree:
             if node is not None:
                 self._name(node, number)
                 if node.rank == UNRANKED:
-                    node.rank, node.chance, node.lead, node.q = ranks[place], chances[place], leads[place], laws[place]
+                    node.rank, node.chance, node.margin, node.q = (
+                        ranks[place],
+                        chances[place],
+                        margins[place],
+                        laws[place],
+                    )
             elif not above.is_passed:  # else no verdict can lead there any more
-                children[token] = Node(token, (number,), ranks[place], chances[place], leads[place], laws[place])
+                children[token] = Node(token, (number,), ranks[place], chances[place], margins[place], laws[place])
 
     def _name(self, node: Node, number: int) -> None:
         node.numbers += (number,)
@@ -295,33 +310,33 @@ class SpeculationTree:
         """The likeliest nodes, likeliest first: each comes after its parent, which is likelier."""
         nodes, reached, parents = list[Node](), list[float](), list[int]()
         order, heap = count(), list[tuple[float, int, int, int, Node]]()
-        reach, depth, node = 1.0, 0, self._root
+        path_prob, depth, node = 1.0, 0, self._root
         while len(nodes) < num_nodes:
             if depth < max_depth:
                 place = len(nodes) - 1  # `ROOT` at first
                 for child in self._children(node).values():
                     chance = child.chance if child.chance > child.guessed else child.guessed
-                    heappush(heap, (-reach * chance, next(order), depth + 1, place, child))
+                    heappush(heap, (-path_prob * chance, next(order), depth + 1, place, child))
             if not heap:
                 break
-            reach, _, depth, parent, node = heappop(heap)
-            reach = -reach
+            path_prob, _, depth, parent, node = heappop(heap)
+            path_prob = -path_prob
             nodes.append(node)
-            reached.append(reach)
+            reached.append(path_prob)
             parents.append(parent)
         return Part(nodes, reached, parents)
 
     def first_chain(self, max_depth: int) -> Part:
         """The draft's first candidate of the root, its first candidate of that, and so on: as far as it has told."""
-        nodes, reach = list[Node](), [1.0]
+        nodes, path_prob = list[Node](), [1.0]
         while len(nodes) < max_depth:
             above = nodes[-1] if nodes else self._root
             node = next((child for child in self._children(above).values() if child.rank == 0), None)
             if node is None:
                 break
             nodes.append(node)
-            reach.append(reach[-1] * node.likely)
-        return Part(nodes, reach[1:], range(ROOT, len(nodes) - 1))
+            path_prob.append(path_prob[-1] * node.likely)
+        return Part(nodes, path_prob[1:], range(ROOT, len(nodes) - 1))
 
     def block(self, part: Part) -> TokenTree:
         """These nodes, whose parents are among them and come first."""
@@ -330,35 +345,36 @@ class SpeculationTree:
 
     def part_of(self, block: TokenTree) -> Part | None:
         """Where the nodes of this block are; None unless all are here."""
-        nodes, reach = list[Node](), list[float]()
+        nodes, path_prob = list[Node](), list[float]()
         for token, parent in zip(block.tokens, block.parents, strict=True):
-            above, chance = (self._root, 1.0) if parent == ROOT else (nodes[parent], reach[parent])
+            above, chance = (self._root, 1.0) if parent == ROOT else (nodes[parent], path_prob[parent])
             node = self._children(above).get(token)
             if node is None:
                 return None
             nodes.append(node)
-            reach.append(chance * node.likely)
-        return Part(nodes, reach, block.parents)
+            path_prob.append(chance * node.likely)
+        return Part(nodes, path_prob, block.parents)
 
     def outcomes(self, block: Part, num: int) -> list[Outcome]:
         """Where the text is likeliest to go on below `block` otherwise than by one of its nodes."""
         own = set(map(id, block._nodes))
         ends = zip(
             (self._root, *block._nodes),
-            (1.0, *block.reach.tolist()),
+            (1.0, *block.path_prob.tolist()),
             (0, *depths(block.parents)),
             count(ROOT),
             strict=False,
         )
         tops = [
-            (reach * node.likely, depth + 1, end, node)
-            for above, reach, depth, end in ends
+            (path_prob * node.likely, depth + 1, end, node)
+            for above, path_prob, depth, end in ends
             for node in self._children(above).values()
             if id(node) not in own
         ]
         tops.sort(key=lambda top: -top[0])
         return [
-            Outcome(end, Part([node], [reach], [ROOT]), depth, self._at(node)) for reach, depth, end, node in tops[:num]
+            Outcome(end, Part([node], [path_prob], [ROOT]), depth, self._at(node))
+            for path_prob, depth, end, node in tops[:num]
         ]
 
     def _at(self, top: Node) -> SpeculationTree:
@@ -378,7 +394,7 @@ class SpeculationTree:
             node = self._children(node).get(token) if node is not None else None
         children = self._children(node).values() if node is not None else ()
         first = next((child for child in children if child.rank == 0), None)
-        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.lead)
+        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.margin)
 
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.

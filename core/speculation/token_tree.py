@@ -97,8 +97,8 @@ EMPTY_BLOCK = TokenTree()
 class Measure(StrEnum):
     """Of how sure a draft is at a place, in [0, 1]."""
 
-    LEAD = "lead"
-    """How clearly its first candidate leads (`core.speculation.candidates.Candidates.lead`)."""
+    MARGIN = "margin"
+    """How clearly its first candidate leads (`core.speculation.candidates.Candidates.margin`)."""
     CONFIDENCE = "confidence"
     """The share of its first candidate, the noise that it shares with the target included."""
     ENTROPY = "entropy"
@@ -106,7 +106,7 @@ class Measure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class TreeSpec:
     """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
 
     Where the draft samples (rejection and block verification) it grows a chain of its draws, and ends by itself: what
@@ -117,10 +117,10 @@ class Steady:
     """Nodes that are fed in one pass at most, over all sessions in it; of this one, where growth ends by itself."""
     max_depth: int
     """Below the last committed token."""
-    min_reach: float = 0.0
+    min_path_prob: float = 0.0
     """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
     of a pass, summed, have less."""
-    sureness: tuple[float, float] = (0.0, 1.0)
+    calibration: tuple[float, float] = (0.0, 1.0)
     """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
@@ -130,27 +130,31 @@ class Steady:
     """After so many growth ends by itself, and is the reply to its request: drafting in turn. 0: it goes on."""
     fanout: int = 8
     """Candidates of a place that become nodes at most; with 1 a chain grows."""
-    measure: Measure = Measure.LEAD
+    measure: Measure = Measure.MARGIN
     """Of how sure the draft is at a place, as it is told."""
-    min_sureness: float = 0.0
+    min_confidence: float = 0.0
     """By that measure: nothing grows at a place where the draft is less sure."""
 
     @classmethod
-    def chain(cls, num_tokens: int, measure: Measure = Measure.LEAD) -> Steady:
+    def chain(cls, num_tokens: int, measure: Measure = Measure.MARGIN) -> TreeSpec:
         """The first candidates in a row, or the draws, and then an end; however unsure the draft is of them."""
-        return cls(1, num_tokens, sureness=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
+        return cls(1, num_tokens, calibration=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
 
     @property
     def is_blind(self) -> bool:
         """Whether what grows, and for how long, does not depend on what the draft says."""
-        return self == replace(Steady.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
+        return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
             raise ValueError("steady growth needs room for a node")
-        if not (math.isfinite(self.min_reach) and self.min_reach >= 0.0 and 0.0 <= self.min_sureness <= 1.0):
+        if not (math.isfinite(self.min_path_prob) and self.min_path_prob >= 0.0 and 0.0 <= self.min_confidence <= 1.0):
             raise ValueError("the bounds of steady growth are no chances")
-        if not all(map(math.isfinite, self.sureness)) or sum(self.tail) > 1.0 + 1e-6 or any(x < 0 for x in self.tail):
+        if (
+            not all(map(math.isfinite, self.calibration))
+            or sum(self.tail) > 1.0 + 1e-6
+            or any(x < 0 for x in self.tail)
+        ):
             raise ValueError("the chances of steady growth are none")
 
     def __len__(self) -> int:
@@ -164,13 +168,13 @@ COLUMNS: Mapping[str, DTypeLike] = {
     "tokens": np.int64,
     "ranks": np.int64,
     "chances": np.float64,
-    "leads": np.float64,
+    "margins": np.float64,
 }
 """Of what a draft tells."""
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
-class Told:
+class NewNodes:
     """Nodes that a draft has grown, with numbers of its own: one after the other, parents first."""
 
     first: int
@@ -181,7 +185,7 @@ class Told:
     ranks: Ints
     chances: Floats
     """That the text goes on with the node, if it gets to its parent."""
-    leads: Floats
+    margins: Floats
     """How sure the draft was at the node's place, by the measure that was asked for."""
     root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
@@ -195,7 +199,7 @@ class Told:
         tokens: ArrayLike = (),
         ranks: ArrayLike = (),
         chances: ArrayLike = (),
-        leads: ArrayLike = (),
+        margins: ArrayLike = (),
         root: int = ROOT,
         q: Sequence[SparseDistribution] = (),
         *,
@@ -205,7 +209,7 @@ class Told:
 
         Raises: ValueError when they are not what they should be.
         """
-        columns = (parents, tokens, ranks, chances, leads)
+        columns = (parents, tokens, ranks, chances, margins)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
         for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
             object.__setattr__(self, name, value)
@@ -228,7 +232,7 @@ class Told:
         least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
             raise ValueError("a chance that is told is none")
-        if not (least(self.leads) >= 0.0 and most(self.leads) <= 1.0):
+        if not (least(self.margins) >= 0.0 and most(self.margins) <= 1.0):
             raise ValueError("a lead that is told is none")
         if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
             raise ValueError("a node is told of before its parent")
@@ -239,7 +243,7 @@ class Told:
         return len(self.tokens)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Told):
+        if not isinstance(other, NewNodes):
             return NotImplemented
         same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
         return (self.first, self.root, self.q) == (other.first, other.root, other.q) and all(same)

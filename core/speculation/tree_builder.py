@@ -15,13 +15,13 @@ from itertools import chain, islice, repeat
 
 from core.speculation.candidates import Candidates
 from core.speculation.chances import chances_of
-from core.speculation.token_tree import NO_TOKEN, ROOT, Measure, Steady, Told
+from core.speculation.token_tree import NO_TOKEN, ROOT, Measure, NewNodes, TreeSpec
 
-MIN_REACH = 4e-4
+MIN_PATH_PROB = 4e-4
 """What is less likely is neither fed nor told."""
 
 
-class Grower:
+class TreeBuilder:
     """The tree of one session as its draft knows it. The root, node 0, is the last committed token.
 
     Columns, which are lists: passes are many and short, and numpy asks as much for a few numbers as for hundreds. A
@@ -30,7 +30,7 @@ class Grower:
     """
 
     def __init__(self) -> None:
-        self.steady = Steady(1, 1)
+        self.tree_spec = TreeSpec(1, 1)
         self._num_left = 0
         """Passes, of growth that ends by itself."""
         self.num_told = 0
@@ -43,9 +43,9 @@ class Grower:
         """Nodes, the root included."""
         return len(self.tokens)
 
-    def go_on(self, steady: Steady) -> None:
+    def go_on(self, tree_spec: TreeSpec) -> None:
         """Grow so from now on; what there is already is rated anew when the tree gets its next root."""
-        self.steady, self._num_left = steady, steady.num_passes
+        self.tree_spec, self._num_left = tree_spec, tree_spec.num_passes
 
     def begin(self) -> None:
         """Forget the tree."""
@@ -55,7 +55,7 @@ class Grower:
         self.depths = [0]
         self.chances = [1.0]
         """That it follows, if the text gets to its parent."""
-        self.reach = [1.0]
+        self.path_prob = [1.0]
         """That the text gets to it."""
         self.numbers = [ROOT]
         """As they were told; of those that were not there is none, but the root's is `ROOT`."""
@@ -65,8 +65,8 @@ class Grower:
         """What the model says after each row."""
         self._children: list[list[int]] = []
         """Of each row, in the order of their ranks."""
-        self._leads: list[float] = []
-        self._sureness: list[float] = []
+        self._margins: list[float] = []
+        self._confidences: list[float] = []
         """The same by the measure that is asked for."""
         self._open: list[tuple[float, int]] = []
         """A heap: of two nodes as likely the one comes first that was found first."""
@@ -84,7 +84,7 @@ class Grower:
         return self.feeding if self.has_root else [0]
 
     @property
-    def best_reach(self) -> float:
+    def best_path_prob(self) -> float:
         """Of the likeliest node that may be fed next; 0 where there is none."""
         return -self._open[0][0] if self._open else 0.0
 
@@ -115,9 +115,9 @@ class Grower:
         """Have the likeliest node fed."""
         self.feeding.append(heappop(self._open)[1])
 
-    def put_back(self, min_reach: float = math.inf) -> None:
+    def put_back(self, min_path_prob: float = math.inf) -> None:
         """Nodes below this chance are not fed after all."""
-        while self.feeding and self.reach[self.feeding[-1]] < min_reach:
+        while self.feeding and self.path_prob[self.feeding[-1]] < min_path_prob:
             self._push(self.feeding.pop())
 
     def take(self, said: Sequence[Candidates]) -> None:
@@ -128,10 +128,10 @@ class Grower:
 
     def feed_pass(self, num_rows: int) -> None:
         """Have the nodes of the next pass fed, as many as there is room for; none where growth has ended."""
-        most = min(num_rows, self.steady.rows_per_pass) if self._num_left else 0
+        most = min(num_rows, self.tree_spec.rows_per_pass) if self._num_left else 0
         while len(self.feeding) < most and self._open:
             self.feed()
-        if sum(self.reach[node] for node in self.feeding) < self.steady.min_reach:
+        if sum(self.path_prob[node] for node in self.feeding) < self.tree_spec.min_path_prob:
             self.put_back()
 
     @property
@@ -139,7 +139,7 @@ class Grower:
         """Whether no pass is worth making any more, or none is left."""
         if self.feeding:
             return False
-        self.feed_pass(self.steady.rows_per_pass)
+        self.feed_pass(self.tree_spec.rows_per_pass)
         is_fed = bool(self.feeding)
         self.put_back()
         return not is_fed
@@ -150,20 +150,20 @@ class Grower:
 
     # Telling
 
-    def tell(self) -> Told:
+    def tell(self) -> NewNodes:
         """The nodes that nobody was told of, parents first."""
         first, start = self.num_told, len(self.numbers)
         self.num_told += len(self) - start
         self.numbers += range(first, self.num_told)
         parents = self.parents[start:]
         rows = [self.rows[parent] for parent in parents]
-        return Told(
+        return NewNodes(
             first,
             [self.numbers[parent] for parent in parents],
             self.tokens[start:],
             self.ranks[start:],
             self.chances[start:],
-            [self._sureness[row] for row in rows],
+            [self._confidences[row] for row in rows],
             self.numbers[0],
             [self._said[row].q for row in rows if self._said[row].sampled != NO_TOKEN],
             is_own=True,
@@ -198,7 +198,7 @@ class Grower:
         self.tokens = [self.tokens[node] for node in kept]
         self.ranks = [self.ranks[node] for node in kept]
         self.chances = [self.chances[node] for node in kept]
-        self.reach = [self.reach[node] for node in kept]
+        self.path_prob = [self.path_prob[node] for node in kept]
         self.parents = [ROOT, *(moved[self.parents[node]] for node in kept[1:])]
         self.depths = [self.depths[node] - top for node in kept]
         self.numbers = [self.numbers[node] for node in kept if node < len(self.numbers)] or [ROOT]
@@ -207,51 +207,51 @@ class Grower:
         self.rows = {node: row for row, (node, _) in enumerate(fed)}
         self._said = [self._said[row] for _, row in fed]
         self._children = [[moved[child] for child in self._children[row]] for _, row in fed]
-        self._leads = [self._leads[row] for _, row in fed]
+        self._margins = [self._margins[row] for _, row in fed]
 
     # Rating
 
     def _rate(self) -> None:
         """There is another root, and chances may have changed."""
-        chances = chances_of(self._said, self._leads, [(self.steady, len(self._said))])
-        self._sureness, self.reach[0] = self._sureness_of(self._said, self._leads), 1.0
+        chances = chances_of(self._said, self._margins, [(self.tree_spec, len(self._said))])
+        self._confidences, self.path_prob[0] = self._confidences_of(self._said, self._margins), 1.0
         for node in range(1, len(self)):
             parent, rank = self.parents[node], self.ranks[node]
             if rank < len(rated := chances[self.rows[parent]]):
                 self.chances[node] = rated[rank]
-            self.reach[node] = self.reach[parent] * self.chances[node]
+            self.path_prob[node] = self.path_prob[parent] * self.chances[node]
         waiting = set(range(1, len(self))).difference(self.rows, self.feeding)
-        self._open = [(-self.reach[node], node) for node in waiting if self.depths[node] < self.steady.max_depth]
+        self._open = [(-self.path_prob[node], node) for node in waiting if self.depths[node] < self.tree_spec.max_depth]
         heapify(self._open)
         for node in sorted(self.rows):
             self._grow(node, chances[self.rows[node]])
 
-    def _hear(self, said: Sequence[Candidates], leads: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
+    def _hear(self, said: Sequence[Candidates], margins: Sequence[float], chances: Iterable[Sequence[float]]) -> None:
         """What the model says after each of the nodes that are being fed, and how likely that is."""
         nodes, self.feeding = self.being_fed, []
         self.rows.update(zip(nodes, range(len(self.rows), len(self.rows) + len(nodes)), strict=True))
         self._said += said
         self._children += [[] for _ in nodes]
-        self._leads += leads
-        self._sureness += self._sureness_of(said, leads)
+        self._margins += margins
+        self._confidences += self._confidences_of(said, margins)
         for node, each in zip(nodes, chances, strict=True):
             self._grow(node, each)
 
-    def _sureness_of(self, said: Sequence[Candidates], leads: Sequence[float]) -> list[float]:
-        measure = self.steady.measure
-        return list(leads) if measure is Measure.LEAD else [each.sureness(measure) for each in said]
+    def _confidences_of(self, said: Sequence[Candidates], margins: Sequence[float]) -> list[float]:
+        measure = self.tree_spec.measure
+        return list(margins) if measure is Measure.MARGIN else [each.confidence_by(measure) for each in said]
 
     def _grow(self, node: int, chances: Sequence[float]) -> None:
         """Children for the candidates that are likely enough, beside those that are there."""
-        row, depth, reach = self.rows[node], self.depths[node] + 1, self.reach[node]
-        if depth > self.steady.max_depth or self._sureness[row] < self.steady.min_sureness:
+        row, depth, path_prob = self.rows[node], self.depths[node] + 1, self.path_prob[node]
+        if depth > self.tree_spec.max_depth or self._confidences[row] < self.tree_spec.min_confidence:
             return
         children, new, tokens = self._children[row], list[float](), self._said[row].guesses
         num_there = len(children)
         for chance in chances[num_there : len(tokens)]:
-            if reach * chance < MIN_REACH:
+            if path_prob * chance < MIN_PATH_PROB:
                 break
-            new.append(reach * chance)
+            new.append(path_prob * chance)
         if not new:
             return
         first, num, end = len(self.tokens), len(new), num_there + len(new)
@@ -261,36 +261,36 @@ class Grower:
         self.ranks += range(num_there, end)
         self.depths += repeat(depth, num)
         self.chances += chances[num_there:end]
-        self.reach += new
-        if depth < self.steady.max_depth:
+        self.path_prob += new
+        if depth < self.tree_spec.max_depth:
             for child, each in enumerate(new, first):
                 heappush(self._open, (-each, child))
 
     def _push(self, node: int) -> None:
-        heappush(self._open, (-self.reach[node], node))
+        heappush(self._open, (-self.path_prob[node], node))
 
 
-def feed_likeliest(growers: Sequence[Grower], num_rows: int, min_reach: float = 0.0) -> None:
+def feed_likeliest(builders: Sequence[TreeBuilder], num_rows: int, min_path_prob: float = 0.0) -> None:
     """Have the likeliest nodes over several sessions fed, as many as there are rows; of two as likely the first
     session's.
     """
-    heap = [(-grower.best_reach, place) for place, grower in enumerate(growers) if grower.best_reach]
+    heap = [(-builder.best_path_prob, place) for place, builder in enumerate(builders) if builder.best_path_prob]
     heapify(heap)
     for _ in range(num_rows):
-        if not heap or -heap[0][0] < min_reach:
+        if not heap or -heap[0][0] < min_path_prob:
             return
         place = heap[0][1]
-        growers[place].feed()
-        if following := growers[place].best_reach:
+        builders[place].feed()
+        if following := builders[place].best_path_prob:
             heapreplace(heap, (-following, place))
         else:
             heappop(heap)
 
 
-def take_all(growers: Sequence[Grower], said: Sequence[Sequence[Candidates]]) -> None:
+def take_all(builders: Sequence[TreeBuilder], said: Sequence[Sequence[Candidates]]) -> None:
     """Of several sessions, what the model says after each of the nodes that are being fed."""
-    leads = [[each.lead for each in of_session] for of_session in said]
-    rules = [(grower.steady, len(of_session)) for grower, of_session in zip(growers, said, strict=True)]
-    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(leads)), rules))
-    for grower, of_session, known in zip(growers, said, leads, strict=True):
-        grower._hear(of_session, known, islice(chances, len(of_session)))
+    margins = [[each.margin for each in of_session] for of_session in said]
+    rules = [(builder.tree_spec, len(of_session)) for builder, of_session in zip(builders, said, strict=True)]
+    chances = iter(chances_of(list(chain.from_iterable(said)), list(chain.from_iterable(margins)), rules))
+    for builder, of_session, known in zip(builders, said, margins, strict=True):
+        builder._hear(of_session, known, islice(chances, len(of_session)))

@@ -1,6 +1,6 @@
 """What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
 
-from deploy.api.authentication import Gate, tokens_path
+from deploy.api.authentication import Authenticator, tokens_path
 from deploy.api.failures import shortened, told
 from deploy.api.hosted import Completions, Hosted, Models, Served
 from deploy.api.offload import Offload
@@ -26,8 +26,8 @@ __all__ = [
     "MODEL_SAMPLING",
     "RETRY_S",
     "STOP_FILE",
+    "Authenticator",
     "Completions",
-    "Gate",
     "Given",
     "Hosted",
     "Models",

@@ -30,7 +30,7 @@ def tokens_path(setting: str | None) -> Path | None:
     return Path(name) if name else None
 
 
-class Gate:
+class Authenticator:
     """Lets a call pass whose metadata carry one of the tokens.
 
     The file is looked at with each call and read when it has changed, so that tokens can be replaced under way. While

@@ -162,8 +162,8 @@ def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
     from deploy.api import tokens_path
     from deploy.launch import changed_settings, describe_models
 
-    has_gate = tokens_path(config.orchestrator.tokens_file) is not None
-    callers = "callers send a token" if has_gate else "no authentication"
+    is_guarded = tokens_path(config.orchestrator.tokens_file) is not None
+    callers = "callers send a token" if is_guarded else "no authentication"
     address = f"localhost:{endpoints.grpc_port}"
     settings = ", ".join(changed_settings(config)) or "all as by default"
     say(
@@ -173,7 +173,7 @@ def _say_banner(config: ServiceConfig, endpoints: Endpoints) -> None:
   HTTP       {endpoints.host}:{endpoints.http_port} (OpenAI-compatible, /v1)
   metrics    {endpoints.host}:{endpoints.metrics_port}/metrics (Prometheus)
   settings   {settings}
-  try        {"OUTRIDER_TOKEN=TOKEN " if has_gate else ""}outrider generate 'def fibonacci(n):' --address {address}
+  try        {"OUTRIDER_TOKEN=TOKEN " if is_guarded else ""}outrider generate 'def fibonacci(n):' --address {address}
   stop       Ctrl-C
 """
     )

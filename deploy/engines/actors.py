@@ -26,8 +26,8 @@ from core.records import (
     Continuation,
     DraftReply,
     DraftRequest,
+    DraftUpdate,
     ModelInfo,
-    Sprouted,
     TargetRequest,
     VerifyReply,
     VerifyRequest,
@@ -199,7 +199,7 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
         """One reply for each request, in order. Raises: WorkerLost."""
         return await self._running.submit(batch)
 
-    async def grow(self, request: DraftRequest) -> AsyncIterator[Sprouted | DraftReply]:
+    async def grow(self, request: DraftRequest) -> AsyncIterator[DraftUpdate | DraftReply]:
         """What grows, pass by pass, and the reply that ends it; where there is no link. Raises: WorkerLost."""
         async for each in self._running.replies(request):
             yield each

@@ -19,7 +19,7 @@ from core.errors import InvalidRequest, Overloaded, UnknownService
 from core.ports import Clock
 from core.records import GenerationRequest
 from deploy import api
-from deploy.api import Gate, Models, Offload, Places, Served
+from deploy.api import Authenticator, Models, Offload, Places, Served
 from deploy.grpc import responses, translate
 from deploy.grpc.status import status_of
 from deploy.grpc.wire import parse
@@ -52,10 +52,10 @@ class Servicer:
     It never shows a client a stack trace.
     """
 
-    def __init__(self, models: Models, clock: Clock, gate: Gate, offload: Offload) -> None:
+    def __init__(self, models: Models, clock: Clock, authenticator: Authenticator, offload: Offload) -> None:
         self._models = models
         self._clock = clock
-        self._gate = gate
+        self._authenticator = authenticator
         self._offload = offload
         self._is_winding_down = asyncio.Event()
         self._num_watches = 0
@@ -186,7 +186,7 @@ class Servicer:
 
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
         """The message, if its caller may call and it is not too long. Raises: RequestError."""
-        self._gate.check(context.invocation_metadata())
+        self._authenticator.check(context.invocation_metadata())
         most = self._models.max_request_bytes
         if len(request) > most:
             raise InvalidRequest("request", f"must be at most {most} bytes long, got {len(request)}")

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
-from deploy.api import Gate, Hosted, Models, Offload
+from deploy.api import Authenticator, Hosted, Models, Offload
 from deploy.http.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, failure_of
 from deploy.http.responses import ChatReply, CompletionReply, Reply, model_card
@@ -44,10 +44,10 @@ Pieces = AsyncGenerator[tuple[int, Chunk], None]
 class HttpServicer:
     """Answers every call, health apart to those alone who pass the gate. It never shows a client a stack trace."""
 
-    def __init__(self, models: Models, clock: Clock, gate: Gate, offload: Offload) -> None:
+    def __init__(self, models: Models, clock: Clock, authenticator: Authenticator, offload: Offload) -> None:
         self._models = models
         self._clock = clock
-        self._gate = gate
+        self._authenticator = authenticator
         self._offload = offload
         self._created_s = int(time.time())
 
@@ -72,7 +72,7 @@ class HttpServicer:
         if call.path == HEALTH:
             return self._health(call)
         authorization = call.authorization
-        self._gate.check(() if authorization is None else (("authorization", authorization),))
+        self._authenticator.check(() if authorization is None else (("authorization", authorization),))
         if call.path in COMPLETIONS:
             return self._complete(call)
         if call.path == MODELS or call.path.startswith(f"{MODELS}/"):

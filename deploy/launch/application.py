@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable, first_line
-from deploy.api import Gate, tokens_path
+from deploy.api import Authenticator, tokens_path
 from deploy.app import APPLICATION, ENGINES, Engines, build_with
 from deploy.link.tls import Certificates
 from workers.vocabulary import check_same_vocabulary, read_vocabulary
@@ -32,7 +32,7 @@ def check_pair(config: ServiceConfig) -> None:
     """Find the common mistakes before anything is started. Raises: StartupError."""
     from workers.model import check_checkpoint  # imports torch, which replicas of this module's deployments do without
 
-    Gate(tokens_path(config.orchestrator.tokens_file))
+    Authenticator(tokens_path(config.orchestrator.tokens_file))
     target = _directory("target", config.target)
     if config.draft is None:
         read_vocabulary(target)

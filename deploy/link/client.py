@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from core.errors import WorkerLost
-from core.records import Sprouted
+from core.records import DraftUpdate
 from deploy.link.address import LinkAddress
 from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, LinkError, framed
 from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answer, check_welcome, parse
@@ -46,14 +46,14 @@ class _Call:
 class _Growing:
     """Whoever is told of one session's growth, until there is an end of it."""
 
-    take: Callable[[Sprouted], None]
+    take: Callable[[DraftUpdate], None]
     future: asyncio.Future[Any]
 
     def fill(self, _number: int, reply: Reply) -> None:
         """Completes the call with the reply that ends it; whoever asked may have given up meanwhile."""
         if self.future.done():
             return
-        if not isinstance(reply, Sprouted):
+        if not isinstance(reply, DraftUpdate):
             self.future.set_result(reply)
             return
         try:
@@ -120,7 +120,7 @@ class Link(asyncio.Protocol):
             for number in range(call.first_number, call.first_number + len(batch)):
                 self._calls.pop(number, None)
 
-    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Any:
+    async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Any:
         """The reply that ends the growth of which `take` is told before. Raises: as `exchange`, and as `take`."""
         await self._may_write.wait()
         if self._end is not None:
@@ -199,7 +199,7 @@ class Link(asyncio.Protocol):
         replies, lost = decode_replies(frame)
         for number, reply in replies:
             if (call := self._calls.get(number)) is not None:  # or nobody waits for it any more
-                if not isinstance(reply, Sprouted):
+                if not isinstance(reply, DraftUpdate):
                     del self._calls[number]
                 call.fill(number, reply)
         if lost is not None:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import GrownTree, Missing, Refused, Sprouted, Stamp, Timing, TokenLogprobs, Verdict
-from core.speculation import Told
+from core.records import DraftTree, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from core.speculation import NewNodes
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | GrownTree | Sprouted | Missing | Refused
+Reply = Verdict | DraftTree | DraftUpdate | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
 """Of columns."""
 Numbered = tuple[int, Reply]
@@ -46,9 +46,9 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
     match reply:
         case Verdict():
             return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
-        case Sprouted():
-            return pb.Reply(number=number, stamp=stamp, sprouted=_encode_growth(reply, is_over=reply.is_over))
-        case GrownTree():
+        case DraftUpdate():
+            return pb.Reply(number=number, stamp=stamp, draft_update=_encode_growth(reply, is_over=reply.is_over))
+        case DraftTree():
             return pb.Reply(number=number, stamp=stamp, grown=_encode_growth(reply, is_over=True))
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
@@ -63,10 +63,10 @@ def _decode(message: pb.Reply) -> Reply:
     match message.WhichOneof("content"):
         case "verdict":
             return _decode_verdict(stamp, message.verdict)
-        case "sprouted":
-            return Sprouted(stamp, *_decode_growth(message.sprouted), message.sprouted.is_over)
+        case "draft_update":
+            return DraftUpdate(stamp, *_decode_growth(message.draft_update), message.draft_update.is_over)
         case "grown":
-            return GrownTree(stamp, *_decode_growth(message.grown))
+            return DraftTree(stamp, *_decode_growth(message.grown))
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
@@ -97,35 +97,35 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
     )
 
 
-def _encode_growth(sprouted: Sprouted | GrownTree, *, is_over: bool) -> pb.Sprouted:
-    told = sprouted.told
-    return pb.Sprouted(
-        held=sprouted.held,
-        first=told.first,
-        parents=told.parents.astype(INT).tobytes(),
-        tokens=told.tokens.astype(INT).tobytes(),
-        ranks=told.ranks.astype(INT).tobytes(),
-        chances=told.chances.astype(FLOAT).tobytes(),
-        leads=told.leads.astype(FLOAT).tobytes(),
-        root=told.root,
-        timing=_encode_timing(sprouted.timing),
+def _encode_growth(draft_update: DraftUpdate | DraftTree, *, is_over: bool) -> pb.DraftUpdate:
+    new_nodes = draft_update.new_nodes
+    return pb.DraftUpdate(
+        held=draft_update.held,
+        first=new_nodes.first,
+        parents=new_nodes.parents.astype(INT).tobytes(),
+        tokens=new_nodes.tokens.astype(INT).tobytes(),
+        ranks=new_nodes.ranks.astype(INT).tobytes(),
+        chances=new_nodes.chances.astype(FLOAT).tobytes(),
+        margins=new_nodes.margins.astype(FLOAT).tobytes(),
+        root=new_nodes.root,
+        timing=_encode_timing(draft_update.timing),
         is_over=is_over,
-        q=encode_distributions(told.q),
+        q=encode_distributions(new_nodes.q),
     )
 
 
-def _decode_growth(message: pb.Sprouted) -> tuple[Told, int, Timing | None]:
-    told = Told(
+def _decode_growth(message: pb.DraftUpdate) -> tuple[NewNodes, int, Timing | None]:
+    new_nodes = NewNodes(
         message.first,
         np.frombuffer(message.parents, INT),
         np.frombuffer(message.tokens, INT),
         np.frombuffer(message.ranks, INT),
         np.frombuffer(message.chances, FLOAT),
-        np.frombuffer(message.leads, FLOAT),
+        np.frombuffer(message.margins, FLOAT),
         message.root,
         decode_distributions(message.q),
     )
-    return told, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
+    return new_nodes, message.held, _decode_timing(message.timing) if message.HasField("timing") else None
 
 
 def _encode_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:

@@ -17,7 +17,7 @@ from core.records import (
 )
 from deploy.link.frames import LinkError
 from deploy.link.handshake import parse
-from deploy.link.trees import decode_steady, decode_tree, encode_steady, encode_tree
+from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
 from protos.outrider.link.v1 import link_pb2 as pb
 
 Request = VerifyRequest | Continuation | DraftRequest
@@ -97,7 +97,7 @@ def _encode_draft(request: DraftRequest) -> pb.DraftRequest:
         stamp=encode_stamp(request.stamp),
         base=_encode_base(request.base),
         suffix=request.suffix,
-        growth=encode_steady(request.growth),
+        growth=encode_tree_spec(request.growth),
         spec=_encode_spec(request.spec),
     )
 
@@ -107,7 +107,7 @@ def _decode_draft(message: pb.DraftRequest) -> DraftRequest:
         decode_stamp(message.stamp),
         Base(message.base.num_tokens, message.base.prefix_hash),
         tuple(message.suffix),
-        decode_steady(message.growth),
+        decode_tree_spec(message.growth),
         _decode_spec(message.spec) if message.HasField("spec") else None,
     )
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from core.errors import WorkerLost
-from core.records import Sprouted
+from core.records import DraftUpdate
 from deploy.link.address import LinkAddress
 from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, FrameTooLong, LinkError, framed
 from deploy.link.handshake import (
@@ -218,7 +218,7 @@ class EngineLink(asyncio.Protocol):
         except Exception as error:  # a defect here must not end the engine
             logger.exception("%d replies could not be sent", len(replies))
             self._loop.call_soon_threadsafe(self._close_for, f"a reply could not be sent: {error}")
-        num_answered = sum(not isinstance(reply, Sprouted) for _, reply in replies)
+        num_answered = sum(not isinstance(reply, DraftUpdate) for _, reply in replies)
         self._loop.call_soon_threadsafe(self._answered, num_answered)
 
     def lose(self, end: WorkerLost) -> None:

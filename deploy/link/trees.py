@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, Steady, TokenTree
+from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, TokenTree, TreeSpec
 from protos.outrider.link.v1 import link_pb2 as pb
 
 _MEASURES = {
-    Measure.LEAD: pb.MEASURE_LEAD,
+    Measure.MARGIN: pb.MEASURE_MARGIN,
     Measure.CONFIDENCE: pb.MEASURE_CONFIDENCE,
     Measure.ENTROPY: pb.MEASURE_ENTROPY,
 }
@@ -58,35 +58,35 @@ def _split(message: pb.Distributions) -> Iterator[SparseDistribution]:
         start += length
 
 
-def encode_steady(steady: Steady) -> pb.Steady:
+def encode_tree_spec(tree_spec: TreeSpec) -> pb.TreeSpec:
     """All of its fields."""
-    offset, slope = steady.sureness
-    return pb.Steady(
-        rows_per_pass=steady.rows_per_pass,
-        max_depth=steady.max_depth,
-        min_reach=steady.min_reach,
-        sureness_offset=offset,
-        sureness_slope=slope,
-        tail=steady.tail,
-        is_anew=steady.is_anew,
-        num_passes=steady.num_passes,
-        fanout=steady.fanout,
-        measure=_MEASURES[steady.measure],
-        min_sureness=steady.min_sureness,
+    offset, slope = tree_spec.calibration
+    return pb.TreeSpec(
+        rows_per_pass=tree_spec.rows_per_pass,
+        max_depth=tree_spec.max_depth,
+        min_path_prob=tree_spec.min_path_prob,
+        calibration_offset=offset,
+        calibration_slope=slope,
+        tail=tree_spec.tail,
+        is_anew=tree_spec.is_anew,
+        num_passes=tree_spec.num_passes,
+        fanout=tree_spec.fanout,
+        measure=_MEASURES[tree_spec.measure],
+        min_confidence=tree_spec.min_confidence,
     )
 
 
-def decode_steady(message: pb.Steady) -> Steady:
+def decode_tree_spec(message: pb.TreeSpec) -> TreeSpec:
     """Raises: ValueError, or KeyError, when it is none."""
-    return Steady(
+    return TreeSpec(
         message.rows_per_pass,
         message.max_depth,
-        message.min_reach,
-        (message.sureness_offset, message.sureness_slope),
+        message.min_path_prob,
+        (message.calibration_offset, message.calibration_slope),
         tuple(message.tail),
         message.is_anew,
         message.num_passes,
         message.fanout,
         _BY_NUMBER[message.measure],
-        message.min_sureness,
+        message.min_confidence,
     )

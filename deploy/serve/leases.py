@@ -24,11 +24,11 @@ from core.errors import Unavailable, WorkerLost, WorkerStopping
 from core.records import (
     DraftReply,
     DraftRequest,
-    GrownTree,
+    DraftTree,
+    DraftUpdate,
     Missing,
     ModelInfo,
     Refused,
-    Sprouted,
     TargetRequest,
     Verdict,
     VerifyReply,
@@ -185,10 +185,10 @@ class DraftEnginePort(EnginePort):
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (GrownTree, Missing, Refused))
+        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (DraftTree, Missing, Refused))
         return replies
 
-    async def grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> DraftReply:
+    async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
         """As core.ports.DraftPort says. Raises: WorkerLost."""
         self._check()
         try:
@@ -199,7 +199,7 @@ class DraftEnginePort(EnginePort):
             raise WorkerLost(f"{self._engine_id} ended growth with something else than a reply")
         return reply
 
-    async def _end_of_growth(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> Any:
+    async def _end_of_growth(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
         if self._link is not None:
             try:
                 return await self._link.grow(request, take)
@@ -207,11 +207,11 @@ class DraftEnginePort(EnginePort):
                 logger.warning("a request to %s goes by an actor call: %s", self._engine_id, error)
         return await self._grow(request, take)
 
-    async def _grow(self, request: DraftRequest, take: Callable[[Sprouted], None]) -> Any:
+    async def _grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
         """By an actor call that stays open."""
         async for result in _in_no_request(self._engine.grow.remote, request):
             said = await result
-            if not isinstance(said, Sprouted):
+            if not isinstance(said, DraftUpdate):
                 return said
             take(said)
         return None

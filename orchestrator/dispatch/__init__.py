@@ -1,5 +1,5 @@
 """Carries out what sessions decide: leases, batches, timeouts."""
 
-from orchestrator.dispatch.runner import Rounds
+from orchestrator.dispatch.runner import Runner
 
-__all__ = ["Rounds"]
+__all__ = ["Runner"]

@@ -23,7 +23,7 @@ Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
-class Gatherer(Generic[Request, Reply]):
+class Batcher(Generic[Request, Reply]):
     """The calls to one engine. `deliver` is told each reply, or that the engine was lost with this request."""
 
     def __init__(

@@ -1,7 +1,7 @@
-"""All that one orchestrator holds of one kind of engine: leases, and for each leased engine a gatherer.
+"""All that one orchestrator holds of one kind of engine: leases, and for each leased engine a batcher.
 
-Target and draft differ only in what is asked of them, so both are a Side. Whatever goes wrong with an engine comes out
-of here as WorkerLost or Unavailable: nobody is left waiting for an answer that will not come.
+Target and draft differ only in what is asked of them, so one class serves both. Whatever goes wrong with an engine
+comes out of here as WorkerLost or Unavailable: nobody is left waiting for an answer that will not come.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from core.errors import OutriderError, Unavailable, WorkerLost
 from core.ports import DraftPort, Lease, TargetPort
-from core.records import DraftReply, DraftRequest, Sprouted, TargetRequest, VerifyReply
-from orchestrator.dispatch.batcher import Gatherer
+from core.records import DraftReply, DraftRequest, DraftUpdate, TargetRequest, VerifyReply
+from orchestrator.dispatch.batcher import Batcher
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ Request = TypeVar("Request", bound=TargetRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
-class Side(Generic[Port, Request, Reply]):
+class EnginePool(Generic[Port, Request, Reply]):
     """The engines of one kind, as the sessions of one orchestrator use them.
 
     Invariant: there is a gatherer for an engine only while somebody holds a lease on it.
@@ -42,7 +42,7 @@ class Side(Generic[Port, Request, Reply]):
         self._call = call
         self._deliver = deliver
         self._max_calls = max_calls
-        self._gatherers: dict[str, Gatherer[Request, Reply]] = {}
+        self._batchers: dict[str, Batcher[Request, Reply]] = {}
         """By engine."""
         self._num_leases: Counter[str] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
@@ -50,7 +50,7 @@ class Side(Generic[Port, Request, Reply]):
     @property
     def num_engines(self) -> int:
         """Engines that are spoken to."""
-        return len(self._gatherers)
+        return len(self._batchers)
 
     async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
         """A lease for this session, whose text is `tokens`, to be given back by `give_back`. Raises: Unavailable."""
@@ -67,12 +67,12 @@ class Side(Generic[Port, Request, Reply]):
     def send(self, lease: Lease[Port], request: Request) -> None:
         """Send with the next call to the leased engine; the answer is delivered."""
         key = lease.engine_id
-        gatherer = self._gatherers.get(key)
-        if gatherer is None:
-            gatherer = self._gatherers[key] = Gatherer(self._call(lease.port), self._deliver, self._max_calls)
-        gatherer.put(request)
+        batcher = self._batchers.get(key)
+        if batcher is None:
+            batcher = self._batchers[key] = Batcher(self._call(lease.port), self._deliver, self._max_calls)
+        batcher.put(request)
 
-    async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[Sprouted], None]) -> None:
+    async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[DraftUpdate], None]) -> None:
         """Have the leased draft grow steadily: `take` is told after each pass; how it ends is delivered."""
         answer: DraftReply | WorkerLost
         try:
@@ -93,7 +93,7 @@ class Side(Generic[Port, Request, Reply]):
         self._num_leases[lease.engine_id] -= 1
         if self._num_leases[lease.engine_id] == 0:
             del self._num_leases[lease.engine_id]
-            self._gatherers.pop(lease.engine_id, None)  # a call in flight ends by itself
+            self._batchers.pop(lease.engine_id, None)  # a call in flight ends by itself
         task = asyncio.ensure_future(self._free(lease))
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)

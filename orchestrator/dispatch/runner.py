@@ -13,8 +13,8 @@ from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
-from core.records import Chunk, DraftReply, DraftRequest, Sprouted, Stamp, TargetRequest, VerifyReply
-from orchestrator.dispatch.engine_pool import Side
+from core.records import Chunk, DraftReply, DraftRequest, DraftUpdate, Stamp, TargetRequest, VerifyReply
+from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.session import DraftWait, Session
 from orchestrator.session import messages as m
 
@@ -45,7 +45,7 @@ class _Running:
     """Calls under which the leased draft grows steadily: one, and those that it overtakes."""
 
 
-class Rounds:
+class Runner:
     """Runs the sessions of one orchestrator."""
 
     def __init__(self, leases: Leases, clock: Clock) -> None:
@@ -53,15 +53,15 @@ class Rounds:
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
         self._ended_wait = DraftWait()
-        self._targets: Side[TargetPort, TargetRequest, VerifyReply] = Side(
+        self._targets: EnginePool[TargetPort, TargetRequest, VerifyReply] = EnginePool(
             leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
-        self._drafts: Side[DraftPort, DraftRequest, DraftReply] = Side(
+        self._drafts: EnginePool[DraftPort, DraftRequest, DraftReply] = EnginePool(
             leases.take_draft, lambda port: port.draft, self._on_draft_answer, MAX_DRAFT_CALLS
         )
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
-            m.PlaceTarget: self._place_target,
-            m.PlaceDraft: self._place_draft,
+            m.LeaseTarget: self._lease_target,
+            m.LeaseDraft: self._lease_draft,
             m.Verify: self._verify,
             m.Continue: self._continue,
             m.Draft: self._draft,
@@ -149,7 +149,7 @@ class Rounds:
 
     # The target's side
 
-    def _place_target(self, running: _Running, command: m.PlaceTarget) -> None:
+    def _lease_target(self, running: _Running, command: m.LeaseTarget) -> None:
         self._spawn(running, self._take_target(running, command.delay_s))
 
     async def _take_target(self, running: _Running, delay_s: float) -> None:
@@ -160,7 +160,7 @@ class Rounds:
             self._handle(running.session.id, m.Abandoned(error))
             return
         self._leased[lease.name] = running
-        self._handle(running.session.id, m.TargetPlaced(lease.name, lease.epoch))
+        self._handle(running.session.id, m.TargetLeased(lease.name, lease.epoch))
 
     def _verify(self, running: _Running, command: m.Verify) -> None:
         assert running.target is not None, "a session verifies only while it holds a lease"
@@ -190,7 +190,7 @@ class Rounds:
 
     # The draft's side
 
-    def _place_draft(self, running: _Running, command: m.PlaceDraft) -> None:
+    def _lease_draft(self, running: _Running, command: m.LeaseDraft) -> None:
         self._spawn(running, self._take_draft(running, command.delay_s))
 
     async def _take_draft(self, running: _Running, delay_s: float) -> None:
@@ -199,10 +199,10 @@ class Rounds:
             lease = running.draft = await self._drafts.take(running.session.id, running.session.tokens)
         except Unavailable as error:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
-            self._handle(running.session.id, m.DraftUnplaced())
+            self._handle(running.session.id, m.DraftNotLeased())
             return
         self._leased[lease.name] = running
-        self._handle(running.session.id, m.DraftPlaced(lease.name, lease.epoch))
+        self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch))
 
     def _draft(self, running: _Running, command: m.Draft) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
@@ -216,9 +216,9 @@ class Rounds:
         running.growing.add(growing)
         growing.add_done_callback(running.growing.discard)
 
-    def _on_growth(self, sprouted: Sprouted) -> None:
-        if (running := self._leased.get(sprouted.stamp.session)) is not None:
-            self._handle(running.session.id, m.DraftGrew(sprouted, self._clock.now()))
+    def _on_growth(self, draft_update: DraftUpdate) -> None:
+        if (running := self._leased.get(draft_update.stamp.session)) is not None:
+            self._handle(running.session.id, m.DraftGrew(draft_update, self._clock.now()))
 
     def _await(self, running: _Running, command: m.Await) -> None:
         if running.late is not None:

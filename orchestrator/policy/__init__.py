@@ -1,7 +1,7 @@
 """Who decides how far to guess, what to verify and when to wait."""
 
-from orchestrator.policy.policies import Controls, Pilots
+from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import ControlReport, Found, RoundSeen, Shape
-from orchestrator.policy.tree_policy import TreePilot
+from orchestrator.policy.tree_policy import TreePolicy
 
-__all__ = ["ControlReport", "Controls", "Found", "Pilots", "RoundSeen", "Shape", "TreePilot"]
+__all__ = ["ControlReport", "Controller", "Found", "Policies", "RoundSeen", "Shape", "TreePolicy"]

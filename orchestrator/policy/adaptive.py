@@ -10,10 +10,10 @@ import numpy as np
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import USUAL_TAIL, Floats, Ints, Part, Steady
+from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec
 from orchestrator.policy.policy import Found, RoundSeen
-from orchestrator.policy.shared_estimates import Knowledge
-from orchestrator.policy.tree_policy import TreePilot, TreeView
+from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.tree_policy import TreePolicy, TreeView
 
 REST_ROUNDS = 32
 """In which nothing was worth verifying: then the draft rests. A guarantee, worth no tokens: others get the
@@ -25,12 +25,12 @@ OFFERED_OUTCOMES = 4
 1.04, elsewhere nothing (`bench ablation`)."""
 
 
-class MarginalPilot(TreePilot):
+class AdaptivePolicy(TreePolicy):
     """Verifies, waits for and drafts what is worth more than its time."""
 
     why = "at most, while guesses are worth it"
 
-    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
+    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
         self._num_idle = 0
         """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
@@ -45,13 +45,13 @@ class MarginalPilot(TreePilot):
 
     # Growing
 
-    def steady(self, room: int, turn: int) -> Steady | None:
+    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         if self._is_resting:
             self._is_resting = False
             self._known.note(
                 f"{self.kind}: gamma 0 -> {self.max_depth}, a trial after rest", self.max_depth, self.max_nodes
             )
-        return super().steady(room, turn)
+        return super().tree_spec(room, turn)
 
     def wants_turn(self) -> bool:
         """Whether drafting promises more than plain decoding, or is to be tried."""
@@ -67,20 +67,22 @@ class MarginalPilot(TreePilot):
         """
         costs, chance = self._known.costs, self._learned.accepted.value
         rows = 1 if self._is_sampled else costs.rows_worth
-        rates, tokens, reach = [1.0 / costs.verify_s(0)], 1.0, 1.0
+        rates, tokens, path_prob = [1.0 / costs.verify_s(0)], 1.0, 1.0
         for num in range(1, min(self.max_depth, self.max_nodes) + 1):
-            reach *= chance
-            tokens += reach
+            path_prob *= chance
+            tokens += path_prob
             rates.append(tokens / (costs.verify_s(num) + costs.draft_s(rows, num)))
         return int(np.argmax(rates))
 
-    def _chain(self, depth: int) -> Steady:
+    def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(max(1, min(depth, self._forecast())))
 
-    def _in_turn(self, depth: int) -> Steady:
+    def _in_turn(self, depth: int) -> TreeSpec:
         """As many passes as are forecast to yield most."""
         self._num_rows, self._num_passes = self._known.costs.rows_worth, max(1, min(depth, self._forecast()))
-        return Steady(self._num_rows, depth, sureness=self._sureness, tail=USUAL_TAIL, num_passes=self._num_passes)
+        return TreeSpec(
+            self._num_rows, depth, calibration=self._calibration, tail=USUAL_TAIL, num_passes=self._num_passes
+        )
 
     # Verifying
 
@@ -89,26 +91,26 @@ class MarginalPilot(TreePilot):
         """Whether a branch of a block costs more than its rows."""
         return self._known.costs.branch_s > 0.0
 
-    def net(self, reach: Floats, branches: Ints | None = None) -> Floats:
+    def net(self, path_prob: Floats, branches: Ints | None = None) -> Floats:
         """For each n from 0 on: tokens that the first n nodes gain, less what the time to verify them would yield.
 
-        `reach` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
+        `path_prob` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
         """
         costs = self._known.costs
-        seconds = costs.verify_times(len(reach))
+        seconds = costs.verify_times(len(path_prob))
         more_s = seconds - seconds[0]
         if branches is not None:
             more_s[1:] += costs.num_verifying * costs.branch_s * branches
-        gained: Floats = np.append(0.0, np.cumsum(reach)) - self.rate * more_s
+        gained: Floats = np.append(0.0, np.cumsum(path_prob)) - self.rate * more_s
         return gained
 
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The likeliest nodes that are worth their rows."""
         fitting = tree.best(min(max_nodes, self.max_nodes), min(max_depth, self.max_depth))
-        gained = self.net(fitting.reach, fitting.branches() if self.minds_branches else None)
+        gained = self.net(fitting.path_prob, fitting.branches() if self.minds_branches else None)
         if self.minds_branches:
             straight = fitting.straight()
-            if (chain := self.net(straight.reach)).max() >= gained.max():
+            if (chain := self.net(straight.path_prob)).max() >= gained.max():
                 fitting, gained = straight, chain
         return fitting.head(int(np.argmax(gained)))
 

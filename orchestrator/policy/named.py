@@ -15,10 +15,10 @@ from itertools import accumulate, takewhile
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import USUAL_TAIL, Measure, Part, Steady
+from core.speculation import USUAL_TAIL, Measure, Part, TreeSpec
 from orchestrator.policy.policy import RoundSeen
-from orchestrator.policy.shared_estimates import Knowledge
-from orchestrator.policy.tree_policy import TreePilot, TreeView
+from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.tree_policy import TreePolicy, TreeView
 
 FIRST_GAMMA = 4
 """Where the heuristic begins. Source: transformers' schedule."""
@@ -33,16 +33,16 @@ class Rule:
     """Where a chain ends early."""
 
     why: str
-    measure: Measure = Measure.LEAD
-    min_sureness: float = 0.0
+    measure: Measure = Measure.MARGIN
+    min_confidence: float = 0.0
     """At a place where the draft is less sure than this by that measure,"""
-    min_reach: float = 0.0
+    min_path_prob: float = 0.0
     """or before a guess that it reaches with less than this chance: the product of how sure it was on the way."""
 
-    def num_kept(self, sureness: Sequence[float]) -> int:
-        """How many guesses of a chain to verify; `sureness`: of the place before each."""
-        pairs = zip(sureness, accumulate(sureness, operator.mul), strict=True)
-        return sum(1 for _ in takewhile(lambda at: at[0] >= self.min_sureness and at[1] >= self.min_reach, pairs))
+    def num_kept(self, confidences: Sequence[float]) -> int:
+        """How many guesses of a chain to verify; `confidences`: of the place before each."""
+        pairs = zip(confidences, accumulate(confidences, operator.mul), strict=True)
+        return sum(1 for _ in takewhile(lambda at: at[0] >= self.min_confidence and at[1] >= self.min_path_prob, pairs))
 
 
 def rule_of(config: SpeculationConfig) -> Rule:
@@ -54,13 +54,13 @@ def rule_of(config: SpeculationConfig) -> Rule:
         case "entropy":
             return Rule(f"while the entropy of q is at most {entropy:g} nats", Measure.ENTROPY, math.exp(-entropy))
         case "path_probability":
-            return Rule(f"while the product of the draft's chances is at least {floor:g}", min_reach=floor)
+            return Rule(f"while the product of the draft's chances is at least {floor:g}", min_path_prob=floor)
         case "heuristic":
             return Rule("to begin with; +2 after a block that was accepted whole, -1 otherwise")
     return Rule("always")
 
 
-class NamedPilot(TreePilot):
+class NamedPolicy(TreePolicy):
     """What they share: without the draft's guesses they take what is looked up."""
 
     _is_whole = False
@@ -78,10 +78,10 @@ class NamedPilot(TreePilot):
         raise NotImplementedError
 
 
-class ChainPilot(NamedPilot):
+class ChainPolicy(NamedPolicy):
     """A chain of the draft's first candidates, as long as the rule says."""
 
-    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
+    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
         self._rule = rule_of(config)
         self.measure, self.why = self._rule.measure, self._rule.why
@@ -94,34 +94,34 @@ class ChainPilot(NamedPilot):
         return self._gamma
 
     @property
-    def _sureness(self) -> tuple[float, float]:
-        return OWN if self._rule.min_reach and self.is_in_turn else ALIKE
+    def _calibration(self) -> tuple[float, float]:
+        return OWN if self._rule.min_path_prob and self.is_in_turn else ALIKE
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         most = min(max_nodes, max_depth)
         chain = tree.first_chain(most)
-        num_kept = self._rule.num_kept(chain.leads)
+        num_kept = self._rule.num_kept(chain.margins)
         self._is_whole = num_kept < len(chain) or len(chain) == most
         return chain.head(num_kept)
 
-    def keeps(self, leads: Sequence[float]) -> bool:
-        return len(leads) <= self.gamma and self._rule.num_kept(leads) == len(leads)
+    def keeps(self, margins: Sequence[float]) -> bool:
+        return len(margins) <= self.gamma and self._rule.num_kept(margins) == len(margins)
 
-    def _chain(self, depth: int) -> Steady:
+    def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(min(depth, self.gamma))
 
-    def _in_turn(self, depth: int) -> Steady:
+    def _in_turn(self, depth: int) -> TreeSpec:
         self._num_rows, self._num_passes = 1, min(depth, self.gamma)
         depth, rule = self._num_passes, self._rule
-        return Steady(
+        return TreeSpec(
             1,
             depth,
-            rule.min_reach,
-            self._sureness,
+            rule.min_path_prob,
+            self._calibration,
             num_passes=depth,
             fanout=1,
             measure=rule.measure,
-            min_sureness=rule.min_sureness,
+            min_confidence=rule.min_confidence,
         )
 
     def saw_round(self, seen: RoundSeen) -> None:
@@ -137,21 +137,21 @@ class ChainPilot(NamedPilot):
             self._known.note(f"{self.kind}: {why}", self.gamma, self.gamma)
 
 
-class StaticTreePilot(NamedPilot):
+class StaticTreePolicy(NamedPolicy):
     """Always the `max_block_tokens` likeliest nodes of the draft's tree, by the draft's own chances.
 
     Nothing is learned or searched. Source: EAGLE-2's trees (Li et al. 2024, arXiv 2406.16858).
     """
 
     why = "always the likeliest nodes, as many as a block may have"
-    _sureness = OWN
+    _calibration = OWN
 
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         nodes = tree.best(max_nodes, max_depth).drafted()
         self._is_whole = len(nodes) == max_nodes
         return nodes
 
-    def _in_turn(self, depth: int) -> Steady:
+    def _in_turn(self, depth: int) -> TreeSpec:
         """As many rows a pass as the tree is wide on average."""
         self._num_rows, self._num_passes = math.ceil(self.max_nodes / depth), depth
-        return Steady(self._num_rows, depth, sureness=OWN, tail=USUAL_TAIL, num_passes=depth)
+        return TreeSpec(self._num_rows, depth, calibration=OWN, tail=USUAL_TAIL, num_passes=depth)

@@ -1,6 +1,6 @@
-"""The pilots of one orchestrator's sessions: which policy, what they share, and a report for people.
+"""The policies of one orchestrator's sessions: which policy, what they share, and a report for people.
 
-Knows settings and pilots; must not know sessions or engines.
+Knows settings and policies; must not know sessions or engines.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from orchestrator.policy.adaptive import MarginalPilot
-from orchestrator.policy.named import ChainPilot, StaticTreePilot
+from orchestrator.policy.adaptive import AdaptivePolicy
+from orchestrator.policy.named import ChainPolicy, StaticTreePolicy
 from orchestrator.policy.policy import ControlReport
-from orchestrator.policy.shared_estimates import Knowledge
-from orchestrator.policy.tree_policy import TreePilot, kind_of
+from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.tree_policy import TreePolicy, kind_of
 
 
-class Pilots(Protocol):
-    """Gives each session its pilot; what is common to them (costs, load, what drafts are worth) is kept here."""
+class Policies(Protocol):
+    """Gives each session its policy; what is common to them (costs, load, what drafts are worth) is kept here."""
 
-    def pilot(self, request: GenerationRequest) -> TreePilot: ...
+    def policy(self, request: GenerationRequest) -> TreePolicy: ...
 
     def report(self) -> ControlReport: ...
 
 
-class Controls:
-    """Gives each session its pilot, by the policy of its request or of the settings; keeps what all of them learn."""
+class Controller:
+    """Gives each session its policy, by the policy of its request or of the settings; keeps what all of them learn."""
 
     def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
         """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""
         self._config = config
-        self._known = Knowledge(num_targets, num_drafts)
+        self._known = SharedEstimates(num_targets, num_drafts)
 
     def __repr__(self) -> str:
         return f"<Controls {self._config.policy} {self._known}>"
 
-    def pilot(self, request: GenerationRequest) -> TreePilot:
+    def policy(self, request: GenerationRequest) -> TreePolicy:
         config, known = self._config_for(request), self._known
-        pilot = _class_of(config, kind_of(request))(request, config, known)
-        if pilot.gamma or not known.reason:
-            nodes = pilot.max_nodes if pilot.gamma else 0
-            known.note(f"{pilot.kind}: gamma {pilot.gamma}, {pilot.why}", pilot.gamma, nodes, is_change=False)
-        return pilot
+        policy = _class_of(config, kind_of(request))(request, config, known)
+        if policy.gamma or not known.reason:
+            nodes = policy.max_nodes if policy.gamma else 0
+            known.note(f"{policy.kind}: gamma {policy.gamma}, {policy.why}", policy.gamma, nodes, is_change=False)
+        return policy
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
         """The settings, but for what the request says itself."""
@@ -68,8 +68,8 @@ class Controls:
         )
 
 
-def _class_of(config: SpeculationConfig, kind: str) -> type[TreePilot]:
+def _class_of(config: SpeculationConfig, kind: str) -> type[TreePolicy]:
     """Where the draft samples, trees are chains."""
     if config.policy == "adaptive":
-        return MarginalPilot
-    return StaticTreePilot if config.policy == "static_tree" and kind != "rejection" else ChainPilot
+        return AdaptivePolicy
+    return StaticTreePolicy if config.policy == "static_tree" and kind != "rejection" else ChainPolicy

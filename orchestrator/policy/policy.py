@@ -1,6 +1,6 @@
-"""What a pilot is told, and what it tells people.
+"""What a policy is told, and what it tells people.
 
-A pilot decides for one session how far and how wide to guess (`tree_policy`). It sees shapes, ranks,
+A policy decides for one session how far and how wide to guess (`tree_policy`). It sees shapes, ranks,
 confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can drop a guess for what q
 looked like but never for what was drawn, which in rejection and block mode would change the output's law
 (docs/exactness.md, section 4).
@@ -27,7 +27,7 @@ class Found(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A block as a pilot sees it; node by node, parents first, likelier ones earlier. All empty: no guesses."""
+    """A block as a policy sees it; node by node, parents first, likelier ones earlier. All empty: no guesses."""
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class RoundSeen:
 
 @dataclass(frozen=True, slots=True)
 class ControlReport:
-    """What one orchestrator's pilots know and do at the moment, for people."""
+    """What one orchestrator's policies know and do at the moment, for people."""
 
     policy: str
     num_sessions: int

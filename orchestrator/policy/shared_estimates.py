@@ -1,4 +1,4 @@
-"""What the pilots of one orchestrator know in common: costs, what guesses are worth, how many they are.
+"""What the policies of one orchestrator know in common: costs, what guesses are worth, how many they are.
 
 Knows estimates; must not know what is decided with them.
 """
@@ -31,8 +31,8 @@ class Learned:
     """The same; None before there was one."""
 
 
-class Knowledge:
-    """Shared by all pilots of an orchestrator; each adds what it sees."""
+class SharedEstimates:
+    """Shared by all policies of an orchestrator; each adds what it sees."""
 
     def __init__(self, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
         """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""

@@ -1,4 +1,4 @@
-"""What a pilot decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
+"""What a policy decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
 
 Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the policies.
 """
@@ -11,13 +11,13 @@ from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing, Verification
-from core.speculation import ROOT, USUAL_TAIL, Average, Measure, Part, Steady, num_branches
+from core.speculation import ROOT, USUAL_TAIL, Average, Measure, Part, TreeSpec, num_branches
 from orchestrator.policy.policy import Found, RoundSeen
-from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.policy.shared_estimates import SharedEstimates
 
 PATIENCE = 2.0
 """Times the time it usually takes that a draft is waited for, where that is longer than the configured one."""
-CATCH_UP = Steady.chain(1)
+CATCH_UP = TreeSpec.chain(1)
 """Take in the text, and tell what may follow it: what a draft does out of its turn, where it drafts in turn."""
 
 
@@ -39,15 +39,15 @@ class TreeView(Protocol):
     def first_chain(self, max_depth: int) -> Part: ...
 
 
-class TreePilot(ABC):
+class TreePolicy(ABC):
     """One session's; a policy adds what to verify and when to wait. Every method returns at once."""
 
-    measure = Measure.LEAD
+    measure = Measure.MARGIN
     """Of how sure the draft is, as it tells it."""
     why = ""
     """It does what it does, for people."""
 
-    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
+    def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
         self.kind = kind_of(request)
         self.max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
@@ -80,7 +80,7 @@ class TreePilot(ABC):
 
     # Growing
 
-    def steady(self, room: int, turn: int) -> Steady | None:
+    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         """How the draft is to grow, in a context that has `room` tokens left; None: not at all.
 
         `turn`: where it drafts in turn, the guesses in a row that the next block may have; 0 while the target works.
@@ -98,25 +98,25 @@ class TreePilot(ABC):
         """Whether to draft before the next block, where that is done in turn."""
         return True
 
-    def _going_on(self, depth: int) -> Steady:
+    def _going_on(self, depth: int) -> TreeSpec:
         """Until the next verdict: as wide as a pass yields most for its time, over all sessions that share it."""
         costs = self._known.costs
         self._num_rows, self._num_passes = costs.rows_worth, 1
         rows = round(costs.num_drafting * self._num_rows)
-        return Steady(rows, depth, sureness=self._sureness, tail=USUAL_TAIL, measure=self.measure)
+        return TreeSpec(rows, depth, calibration=self._calibration, tail=USUAL_TAIL, measure=self.measure)
 
     @abstractmethod
-    def _in_turn(self, depth: int) -> Steady:
+    def _in_turn(self, depth: int) -> TreeSpec:
         """For one block, whose growth ends by itself."""
 
-    def _chain(self, depth: int) -> Steady:
+    def _chain(self, depth: int) -> TreeSpec:
         """Draws for one block. How long that takes must not depend on them: a block that is late is not used."""
         self._num_rows, self._num_passes = 1, depth
-        return Steady.chain(depth, self.measure)
+        return TreeSpec.chain(depth, self.measure)
 
     @property
-    def _sureness(self) -> tuple[float, float]:
-        """As `Steady` has it."""
+    def _calibration(self) -> tuple[float, float]:
+        """As `TreeSpec` has it."""
         return self._learned.calibration.shift, 1.0
 
     # Verifying
@@ -125,13 +125,13 @@ class TreePilot(ABC):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
 
-    def keeps(self, leads: Sequence[float]) -> bool:
+    def keeps(self, margins: Sequence[float]) -> bool:
         """Whether to verify the last of these draws, a chain of which those before it are verified.
 
         What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
         nothing of what follows is shown.
         """
-        return len(leads) <= self.max_nodes
+        return len(margins) <= self.max_nodes
 
     @abstractmethod
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
@@ -198,11 +198,11 @@ class TreePilot(ABC):
         if seen.unverified is not None:
             self._learn(*seen.unverified)
 
-    def _learn(self, sureness: float, is_accepted: bool) -> None:
+    def _learn(self, confidence: float, is_accepted: bool) -> None:
         """From a place of the text where the draft has told of a first candidate."""
         self._learned.accepted.see(is_accepted)
-        if self.measure is Measure.LEAD:
-            self._learned.calibration.see(sureness, is_accepted)
+        if self.measure is Measure.MARGIN:
+            self._learned.calibration.see(confidence, is_accepted)
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
         """A round, from verdict to verdict."""

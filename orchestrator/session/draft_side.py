@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Timing
+from core.records import Call, CallTrace, DraftRequest, DraftTree, DraftUpdate, Missing, Stamp, Timing
 from core.speculation import EMPTY_PART, Guesser, Part, SpeculationTree, TokenTree
-from orchestrator.policy import Found, Shape, TreePilot
+from orchestrator.policy import Found, Shape, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Completion
-from orchestrator.session.engine_view import Held
+from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import NO_GUESS, Guess, Offer
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
 from orchestrator.session.statistics import Statistics
@@ -32,19 +32,19 @@ CORRUPT = (ValueError, TypeError, IndexError, OverflowError, AttributeError)
 """What is raised of growth that is none: where it came pickled nothing of it has been checked."""
 
 
-class Drafting:
+class DraftSide:
     """The draft's side of one session. Methods that may ask something answer the commands for it.
 
     Several messages may be in flight: each overtakes the ones before, and the draft says so.
     """
 
-    def __init__(self, completion: Completion, pilot: TreePilot, stats: Statistics) -> None:
+    def __init__(self, completion: Completion, policy: TreePolicy, stats: Statistics) -> None:
         self._pair = completion.pair
-        self._pilot = pilot
+        self._policy = policy
         self._stats = stats
         self._log = completion.log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
-        self._held = Held(completion.log, completion.spec)
+        self._held = EngineView(completion.log, completion.spec)
         self._is_drawn = completion.spec.needs_q
         """Whether the draft samples: what it has drawn is of use for one block."""
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
@@ -79,7 +79,7 @@ class Drafting:
 
     def begin(self) -> list[m.Command]:
         """Ask for a place, where there is a draft at all."""
-        return [m.PlaceDraft()] if self._pair.draft is not None else []
+        return [m.LeaseDraft()] if self._pair.draft is not None else []
 
     def placed(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.PLACED)
@@ -88,17 +88,17 @@ class Drafting:
         self._known_to.clear()
         return self.tell()
 
-    def place_later(self) -> m.Command:
+    def lease_later(self) -> m.Command:
         """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        return m.PlaceDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))
+        return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))
 
     def lose(self) -> list[m.Command]:
         """Do without this draft, and try for another."""
         self._stats.num_draft_failures += 1
         self._leave()
-        return [m.ReleaseDraft(), self.place_later()]
+        return [m.ReleaseDraft(), self.lease_later()]
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
@@ -109,9 +109,9 @@ class Drafting:
 
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
-        self._pilot.rest()
+        self._policy.rest()
         self._leave()
-        return [m.ReleaseDraft(), self.place_later()]
+        return [m.ReleaseDraft(), self.lease_later()]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
@@ -130,8 +130,8 @@ class Drafting:
     def take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
         self._turn = 0
-        if self._pilot.is_in_turn:
-            if max_depth < 1 or not self._pilot.wants_turn():
+        if self._policy.is_in_turn:
+            if max_depth < 1 or not self._policy.wants_turn():
                 return []
             self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
         return self.tell()
@@ -140,11 +140,11 @@ class Drafting:
         """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
         if self._machine.state is Growing.ABSENT:
             return []
-        steady = self._pilot.steady(self._room, self._turn)
-        if steady is None:  # not for this request, or the text is as long as the draft's context
+        tree_spec = self._policy.tree_spec(self._room, self._turn)
+        if tree_spec is None:  # not for this request, or the text is as long as the draft's context
             self._leave()
             return [m.ReleaseDraft()]
-        self._is_behind = len(self._known_to) >= (1 if self._pilot.is_in_turn else MAX_OPEN)
+        self._is_behind = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
         is_anew = self._is_drawn or self._held.num_tokens == 0 or self._tree.has_lost_some
@@ -153,11 +153,11 @@ class Drafting:
         if is_anew:
             self._forget()
             self._first_round = stamp.round
-            steady = replace(steady, is_anew=True)
+            tree_spec = replace(tree_spec, is_anew=True)
         self._known_to[stamp.round] = len(self._log)
         self._is_over, self._num_passes = False, 0
-        request = DraftRequest(stamp, base, suffix, steady, spec=spec)
-        return [m.Draft(request) if self._pilot.is_in_turn else m.Grow(request)]
+        request = DraftRequest(stamp, base, suffix, tree_spec, spec=spec)
+        return [m.Draft(request) if self._policy.is_in_turn else m.Grow(request)]
 
     @property
     def _room(self) -> int:
@@ -170,20 +170,20 @@ class Drafting:
 
     def grew(self, event: m.DraftGrew) -> list[m.Command]:
         """Nodes that fit the text are part of the tree, whichever message they answer."""
-        sprouted = event.sprouted
-        if self._machine.state is not Growing.GROWING or not self._is_leased(sprouted.stamp):
+        draft_update = event.draft_update
+        if self._machine.state is not Growing.GROWING or not self._is_leased(draft_update.stamp):
             self._stats.num_stale_replies += 1
             return []
-        if not self._take_in(sprouted):
+        if not self._take_in(draft_update):
             return self.lose()
-        if self._held.answers(sprouted.stamp):
-            self._is_over = sprouted.is_over
-            self._num_passes += sprouted.timing is not None
-        if sprouted.timing is not None:
-            self._observe_pass(len(sprouted.told), sprouted.timing, event.received_s)
+        if self._held.answers(draft_update.stamp):
+            self._is_over = draft_update.is_over
+            self._num_passes += draft_update.timing is not None
+        if draft_update.timing is not None:
+            self._observe_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
         return self.tell() if self._tree.has_lost_some else []
 
-    def _take_in(self, grown: Sprouted | GrownTree) -> bool:
+    def _take_in(self, grown: DraftUpdate | DraftTree) -> bool:
         """Whether it is sound."""
         self._is_late, self._num_late_rounds = False, 0
         try:
@@ -191,7 +191,7 @@ class Drafting:
             self._held.keeps(grown.held)
             num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
             if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
-                self._tree.add(grown.told, num_unknown)
+                self._tree.add(grown.new_nodes, num_unknown)
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -200,20 +200,20 @@ class Drafting:
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
 
-    def _check(self, grown: Sprouted | GrownTree) -> None:
+    def _check(self, grown: DraftUpdate | DraftTree) -> None:
         """Raises: ValueError when it is corrupt."""
-        tokens = grown.told.tokens
-        grown.told.check()
+        tokens = grown.new_nodes.tokens
+        grown.new_nodes.check()
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._pair.target.vocab_size:
             raise ValueError("a draft guessed a token outside the vocabulary")
-        if self._is_drawn and len(grown.told.q) < len(tokens):
+        if self._is_drawn and len(grown.new_nodes.q) < len(tokens):
             raise ValueError("a draft does not say what it drew from")
         if not 0 <= grown.held <= len(self._log):
             raise ValueError("a draft holds more than it was sent")
 
     def _observe_pass(self, num_grown: int, timing: Timing, now_s: float) -> None:
         began_s = now_s - timing.computed_s
-        self._pilot.saw_pass(timing)
+        self._policy.saw_pass(timing)
         self._stats.record_draft(began_s, now_s)
         if not self._stats.is_traced:
             return
@@ -241,7 +241,7 @@ class Drafting:
     @property
     def wants_rest(self) -> bool:
         """Whether there is a draft to leave, and nothing speaks for it."""
-        return self._pilot.wants_rest and self._machine.state is Growing.GROWING
+        return self._policy.wants_rest and self._machine.state is Growing.GROWING
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
@@ -250,7 +250,7 @@ class Drafting:
         if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
             self._stats.num_stale_replies += 1
             return []
-        if isinstance(reply, GrownTree):
+        if isinstance(reply, DraftTree):
             return self._grown(reply, event)
         del self._known_to[reply.stamp.round]
         if not self._held.answers(reply.stamp):
@@ -260,7 +260,7 @@ class Drafting:
             return self.tell()
         return self.lose()
 
-    def _grown(self, grown: GrownTree, event: m.DraftReplied) -> list[m.Command]:
+    def _grown(self, grown: DraftTree, event: m.DraftReplied) -> list[m.Command]:
         """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
         is_awaited = self._held.answers(grown.stamp)
         if is_awaited and not self._take_in(grown):
@@ -271,11 +271,11 @@ class Drafting:
         self._is_over, self._is_behind = True, False
         is_turn, timing = self._turn > 0, grown.timing
         call = Call.BLOCK if is_turn else Call.PREFILL
-        trace = CallTrace(call, event.sent_s, event.received_s, len(grown.told), timing=timing)
+        trace = CallTrace(call, event.sent_s, event.received_s, len(grown.new_nodes), timing=timing)
         self._stats.trace_call(trace)
         if is_turn:
             self._stats.record_draft(event.sent_s, event.received_s)
-            self._pilot.saw_draft(event.received_s - event.sent_s, timing)
+            self._policy.saw_draft(event.received_s - event.sent_s, timing)
         return []
 
     def late(self, stamp: Stamp) -> list[m.Command]:
@@ -305,7 +305,7 @@ class Drafting:
         had_nodes = self._tree.has_drafted
         self._tree.reroot(tokens)
         self._taken = EMPTY_PART
-        if not had_nodes or self._pilot.is_in_turn:
+        if not had_nodes or self._policy.is_in_turn:
             return Found.NOT_ASKED
         return Found.HIT if self._tree.has_drafted else Found.MISS
 
@@ -319,38 +319,38 @@ class Drafting:
         self._tree.guess(guesser.propose(self._log.tokens))
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
-        """What the pilot chooses of what has grown."""
+        """What the policy chooses of what has grown."""
         tree = self._tree
         is_drawn = self._is_drawn and self.has_guesses
-        choose = self._keep_draws if is_drawn else partial(self._pilot.choose, tree)
+        choose = self._keep_draws if is_drawn else partial(self._policy.choose, tree)
         part = self._taken = choose(max_nodes, max_depth)
         if not len(part):
             return NO_GUESS
         block = tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.leads))
+        return Guess(block, Shape(block.parents, part.ranks, part.margins))
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
         chain = self._tree.first_chain(min(max_nodes, max_depth))
-        leads, num = chain.leads, 0
-        while num < len(chain) and self._pilot.keeps(leads[: num + 1]):
+        margins, num = chain.margins, 0
+        while num < len(chain) and self._policy.keeps(margins[: num + 1]):
             num += 1
         return chain.head(num)
 
     def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
-        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with at
-        once, each with the block that the pilot chooses there. None where there is none, or the tree is another by now.
+        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with
+        at once, each with the block that the policy chooses there. None where there is none, or the tree has changed.
         """
-        pilot, taken = self._pilot, self._taken
-        is_open = pilot.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
-        if len(taken) != len(block) or not (pilot.num_outcomes or is_open):
+        policy, taken = self._policy, self._taken
+        is_open = policy.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
+        if len(taken) != len(block) or not (policy.num_outcomes or is_open):
             return None
         whole = taken
-        for outcome in self._tree.outcomes(taken, pilot.num_outcomes):
+        for outcome in self._tree.outcomes(taken, policy.num_outcomes):
             if outcome.depth <= max_depth:
-                part = pilot.choose(outcome.below, max_nodes, max_depth - outcome.depth)
-                if pilot.is_worth_going_on(float(part.reach.sum()), len(part), len(taken)):
+                part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
+                if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.leads, is_open)
+        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.margins, is_open)
 
     def went_on(self, guess: Guess) -> None:
         """The target verifies this by itself."""
@@ -367,9 +367,9 @@ class Drafting:
         if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
-        return m.Await(stamp, self._pilot.patience_s)
+        return m.Await(stamp, self._policy.patience_s)
 
     def _is_worth_waiting(self) -> bool:
-        if self._pilot.is_in_turn:
+        if self._policy.is_in_turn:
             return self._turn > 0
-        return self._pilot.is_worth_waiting(self._num_passes, has_drafted=self._tree.has_drafted)
+        return self._policy.is_worth_waiting(self._num_passes, has_drafted=self._tree.has_drafted)

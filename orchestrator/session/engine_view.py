@@ -12,7 +12,7 @@ Snapshot = tuple[Stamp, Base, tuple[int, ...], SequenceSpec | None]
 """The committed tokens as a message to an engine: stamp, base, suffix, spec."""
 
 
-class Held:
+class EngineView:
     """One engine's copy of the committed tokens. Invariant: at most one message is unanswered."""
 
     def __init__(self, log: TokenLog, spec: SequenceSpec) -> None:

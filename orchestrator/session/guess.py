@@ -16,7 +16,7 @@ NO_SHAPE = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A block, and its shape as a pilot sees it."""
+    """A block, and its shape as a policy sees it."""
 
     block: TokenTree = EMPTY_BLOCK
     shape: Shape = NO_SHAPE
@@ -36,7 +36,7 @@ class Offer:
     num_block: int
     ranks: tuple[int, ...]
     """Of each node of the tree, as are the leads."""
-    leads: tuple[float, ...]
+    margins: tuple[float, ...]
     is_open: bool
     """Whether the target may go on with an empty block at any other outcome."""
 
@@ -51,8 +51,8 @@ class Offer:
         if node is None:
             return NO_GUESS if self.is_open else None
         block, nodes = subtree(self.tree, node)
-        ranks, leads = _at(self.ranks, nodes), _at(self.leads, nodes)
-        return Guess(block, Shape(block.parents, ranks, leads))
+        ranks, margins = _at(self.ranks, nodes), _at(self.margins, nodes)
+        return Guess(block, Shape(block.parents, ranks, margins))
 
 
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]

@@ -13,7 +13,7 @@ from core.records import (
     Continuation,
     DraftReply,
     DraftRequest,
-    Sprouted,
+    DraftUpdate,
     Stamp,
     VerifyReply,
     VerifyRequest,
@@ -23,7 +23,7 @@ from core.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class TargetPlaced:
+class TargetLeased:
     """A lease on a target engine was granted."""
 
     name: str
@@ -51,7 +51,7 @@ class TargetLost:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPlaced:
+class DraftLeased:
     """A lease on a draft engine was granted."""
 
     name: str
@@ -59,7 +59,7 @@ class DraftPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftUnplaced:
+class DraftNotLeased:
     """No draft granted a lease."""
 
 
@@ -76,7 +76,7 @@ class DraftReplied:
 class DraftGrew:
     """The draft tells what has grown."""
 
-    sprouted: Sprouted
+    draft_update: DraftUpdate
     received_s: float = 0.0
 
 
@@ -102,11 +102,11 @@ class Abandoned:
 
 
 Event = (
-    TargetPlaced
+    TargetLeased
     | TargetReplied
     | TargetLost
-    | DraftPlaced
-    | DraftUnplaced
+    | DraftLeased
+    | DraftNotLeased
     | DraftReplied
     | DraftGrew
     | DraftLate
@@ -118,14 +118,14 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceTarget:
+class LeaseTarget:
     """Take a lease on a target."""
 
     delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceDraft:
+class LeaseDraft:
     """Take a lease on a draft."""
 
     delay_s: float = 0.0
@@ -192,5 +192,5 @@ class ReleaseDraft:
 
 
 Command = (
-    PlaceTarget | PlaceDraft | Verify | Continue | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft
+    LeaseTarget | LeaseDraft | Verify | Continue | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft
 )

@@ -28,11 +28,11 @@ from core.records import (
 )
 from core.speculation import Guesser
 from orchestrator.guessers import LookupGuesser
-from orchestrator.policy import Found, TreePilot
+from orchestrator.policy import Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Completion, Pair
-from orchestrator.session.draft_side import Drafting
-from orchestrator.session.engine_view import Held
+from orchestrator.session.draft_side import DraftSide
+from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import NO_GUESS, Guess
 from orchestrator.session.offers import Offers
 from orchestrator.session.output import Committed, Output
@@ -42,9 +42,9 @@ from orchestrator.session.verdicts import Judged, problem_of
 from orchestrator.text import IncrementalDetokenizer
 
 
-def new_guessers(config: SpeculationConfig, pilot: TreePilot) -> tuple[Guesser, ...]:
+def new_guessers(config: SpeculationConfig, policy: TreePolicy) -> tuple[Guesser, ...]:
     """Those that one session has beside its draft. A new one is one more here, and its file."""
-    return (LookupGuesser(pilot.lookups, pilot.max_depth),) if config.lookup else ()
+    return (LookupGuesser(policy.lookups, policy.max_depth),) if config.lookup else ()
 
 
 class Session:
@@ -58,7 +58,7 @@ class Session:
         self,
         request: GenerationRequest,
         pair: Pair,
-        pilot: TreePilot,
+        policy: TreePolicy,
         detokenizer: IncrementalDetokenizer,
         session_id: str,
     ) -> None:
@@ -68,29 +68,29 @@ class Session:
         """Of targets in a row, no verdict in between."""
         self._request = request
         self._pair = pair
-        self._pilot = pilot
+        self._policy = policy
         self._completion = Completion.begin(request, pair, session_id)
         self._log = self._completion.log
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
-        self._machine = Machine(TARGET_TABLE, Target.UNPLACED)
-        self._held = Held(self._log, self._completion.spec)
+        self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
+        self._held = EngineView(self._log, self._completion.spec)
         self._guess: Guess = NO_GUESS
         """What is being verified."""
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
         self._judged: Judged | None = None
-        self._drafting = Drafting(self._completion, pilot, self.stats)
-        self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, pilot)
+        self._draft_side = DraftSide(self._completion, policy, self.stats)
+        self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, policy)
         self._is_drawn = self._completion.spec.needs_q
         self._offers = Offers()
         self._verdict_s: float | None = None
         """When the last verdict came; None where what follows is no whole round."""
         self._handlers: dict[type[m.Event], Callable[..., list[m.Command]]] = {
-            m.TargetPlaced: self._on_target_placed,
+            m.TargetLeased: self._on_target_leased,
             m.TargetReplied: self._on_target_replied,
             m.TargetLost: self._on_target_lost,
-            m.DraftPlaced: self._on_draft_placed,
-            m.DraftUnplaced: self._on_draft_unplaced,
+            m.DraftLeased: self._on_draft_leased,
+            m.DraftNotLeased: self._on_draft_not_leased,
             m.DraftGrew: self._on_draft_grew,
             m.DraftReplied: self._on_draft_replied,
             m.DraftLate: self._on_draft_late,
@@ -99,7 +99,7 @@ class Session:
         }
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self._machine} {self._drafting} {self._log}>"
+        return f"<{type(self).__name__} {self.id} {self._machine} {self._draft_side} {self._log}>"
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -118,7 +118,7 @@ class Session:
             if (chunk := self._output.resume(self._request.resume_tokens)) is not None:
                 return [self._emit(chunk), *self._close()]
         wants_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
-        return [m.PlaceTarget(), *(self._drafting.begin() if wants_draft else [])]
+        return [m.LeaseTarget(), *(self._draft_side.begin() if wants_draft else [])]
 
     def handle(self, event: m.Event) -> list[m.Command]:
         """What is to be done about `event`; nothing, once the session is closed."""
@@ -131,12 +131,12 @@ class Session:
         match self._machine.state:
             case Target.IDLE:
                 judged = self._judged
-                told = self._reroot()
+                new_nodes = self._reroot()
                 if not self._is_drawn:
                     self._look_up()
                 if judged is not None and judged.verdict.continued:
-                    return [*self._continue_after(judged), *told]
-                return [*self._send_or_wait(is_waiting=False), *told]
+                    return [*self._continue_after(judged), *new_nodes]
+                return [*self._send_or_wait(is_waiting=False), *new_nodes]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
             case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
@@ -149,7 +149,7 @@ class Session:
         assert taken is not None, "a verdict that goes on with anything else is a problem"
         stamp, guess = taken
         self._offers.clear()
-        self._drafting.went_on(guess)
+        self._draft_side.went_on(guess)
         self._guess, self._is_continued = guess, True
         self._machine.fire(Trigger.VERIFY)
         self._held.go_on(stamp)
@@ -157,7 +157,7 @@ class Session:
 
     def _offer(self) -> list[m.Command]:
         """What the target may go on with after the verdict that is awaited; the last offer counts."""
-        offer = self._drafting.offer(self._guess.block, self._max_depth, self._max_nodes)
+        offer = self._draft_side.offer(self._guess.block, self._max_depth, self._max_nodes)
         awaited = self._held.awaiting
         if offer is None or offer.is_empty or offer == self._offers.last or awaited is None:
             return []
@@ -166,28 +166,28 @@ class Session:
         return [m.Continue(Continuation(stamp, awaited.round, offer.tree, offer.is_open))]
 
     def _reroot(self) -> list[m.Command]:
-        """What the last verdict changes for the tree, the pilot and the draft."""
+        """What the last verdict changes for the tree, the policy and the draft."""
         judged, self._judged = self._judged, None
         if judged is None:
             return []
         committed = judged.tokens
-        unverified = self._drafting.unverified(committed)
-        found = self._drafting.reroot(committed)
+        unverified = self._draft_side.unverified(committed)
+        found = self._draft_side.reroot(committed)
         for guesser in self._guessers:
             guesser.saw(committed)
         self.stats.record_found(found)
-        self._pilot.saw_round(judged.seen(found, unverified))
-        if self._drafting.is_silent:
-            return self._drafting.lose()
-        return self._drafting.rest() if self._drafting.wants_rest else self._drafting.take_turn(self._max_depth)
+        self._policy.saw_round(judged.seen(found, unverified))
+        if self._draft_side.is_silent:
+            return self._draft_side.lose()
+        return self._draft_side.rest() if self._draft_side.wants_rest else self._draft_side.take_turn(self._max_depth)
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
-        block = self._drafting.block(self._max_depth, self._max_nodes)
-        wait = self._drafting.patience() if self._max_depth > 0 else None
-        if wait is None and self._is_drawn and not self._drafting.has_guesses:
+        block = self._draft_side.block(self._max_depth, self._max_nodes)
+        wait = self._draft_side.patience() if self._max_depth > 0 else None
+        if wait is None and self._is_drawn and not self._draft_side.has_guesses:
             self._look_up()
-            block = self._drafting.block(self._max_depth, self._max_nodes)
+            block = self._draft_side.block(self._max_depth, self._max_nodes)
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:
@@ -199,7 +199,7 @@ class Session:
         since others agree with what was drawn would be sent because of what it is (docs/exactness.md, section 4).
         """
         for guesser in self._guessers:
-            self._drafting.ask(guesser)
+            self._draft_side.ask(guesser)
 
     @property
     def _max_nodes(self) -> int:
@@ -209,7 +209,7 @@ class Session:
     def _send_block(self, block: Guess, *, is_waiting: bool) -> list[m.Command]:
         if is_waiting:
             self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
-        self._drafting.used(block)
+        self._draft_side.used(block)
         return self._send(block)
 
     @property
@@ -231,7 +231,7 @@ class Session:
 
     # The target's side
 
-    def _on_target_placed(self, event: m.TargetPlaced) -> list[m.Command]:
+    def _on_target_leased(self, event: m.TargetLeased) -> list[m.Command]:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
         self._verdict_s = None
         self._machine.fire(Trigger.PLACED)
@@ -265,7 +265,7 @@ class Session:
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
         if self._verdict_s is not None:
-            self._pilot.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
+            self._policy.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
             if self._is_continued:
                 event = replace(event, sent_s=self._verdict_s)
         self.stats.num_continued += self._is_continued
@@ -290,7 +290,7 @@ class Session:
         emit = self._emit(chunk)
         if chunk.finish_reason is None:
             return [*self._go_on(), emit]  # the target must not wait for the client
-        self._pilot.saw_round(self._judged.seen(Found.NOT_ASKED))
+        self._policy.saw_round(self._judged.seen(Found.NOT_ASKED))
         return [emit, *self._close()]
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:
@@ -336,33 +336,33 @@ class Session:
         self._judged = None
         self._offers.clear()
         pause_s = 0.05 * 2**self._num_losses
-        return [m.ReleaseTarget(), m.PlaceTarget(delay_s=pause_s)]
+        return [m.ReleaseTarget(), m.LeaseTarget(delay_s=pause_s)]
 
     # The draft's side
 
-    def _on_draft_placed(self, event: m.DraftPlaced) -> list[m.Command]:
-        return [*self._drafting.placed(event.name, event.epoch), *self._go_on()]
+    def _on_draft_leased(self, event: m.DraftLeased) -> list[m.Command]:
+        return [*self._draft_side.placed(event.name, event.epoch), *self._go_on()]
 
     def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
-        return [*self._drafting.grew(event), *self._go_on()]
+        return [*self._draft_side.grew(event), *self._go_on()]
 
     def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
-        return [*self._drafting.ended(event), *self._go_on()]
+        return [*self._draft_side.ended(event), *self._go_on()]
 
     def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:
-        return [*self._drafting.late(event.stamp), *self._go_on()]
+        return [*self._draft_side.late(event.stamp), *self._go_on()]
 
-    def _on_draft_unplaced(self, _event: m.DraftUnplaced) -> list[m.Command]:
-        return [self._drafting.place_later()]
+    def _on_draft_not_leased(self, _event: m.DraftNotLeased) -> list[m.Command]:
+        return [self._draft_side.lease_later()]
 
     def _on_draft_lost(self, event: m.DraftLost) -> list[m.Command]:
-        return [*self._drafting.lost(event.epoch), *self._go_on()]
+        return [*self._draft_side.lost(event.epoch), *self._go_on()]
 
     # The end
 
     def break_off(self) -> None:
         """A defect has ended this session in some state or other: let go of what others share with it."""
-        self._pilot.close()
+        self._policy.close()
 
     def _on_abandoned(self, event: m.Abandoned) -> list[m.Command]:
         return self._fail(event.error)
@@ -378,6 +378,6 @@ class Session:
     def _close(self) -> list[m.Command]:
         self._machine.fire(Trigger.END)
         self._held.awaiting = None
-        self._drafting.close()
-        self._pilot.close()
+        self._draft_side.close()
+        self._policy.close()
         return [m.ReleaseTarget(), m.ReleaseDraft()]

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 class Target(StrEnum):
     """Where the round stands."""
 
-    UNPLACED = "unplaced"
+    NOT_LEASED = "unplaced"
     """No lease on a target: at the start, and after one was lost."""
     IDLE = "idle"
     """Leased, nothing in flight; left again within the same event."""
@@ -56,26 +56,26 @@ class Trigger(StrEnum):
 
 
 TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
-    Target.UNPLACED: {
+    Target.NOT_LEASED: {
         Trigger.PLACED: Target.IDLE,
         Trigger.END: Target.CLOSED,
     },
     Target.IDLE: {
         Trigger.DRAFT: Target.AWAITING_BLOCK,
         Trigger.VERIFY: Target.VERIFYING,
-        Trigger.LOST: Target.UNPLACED,
+        Trigger.LOST: Target.NOT_LEASED,
         Trigger.END: Target.CLOSED,
     },
     Target.AWAITING_BLOCK: {
         Trigger.BLOCK: Target.IDLE,
         Trigger.NO_BLOCK: Target.IDLE,
-        Trigger.LOST: Target.UNPLACED,
+        Trigger.LOST: Target.NOT_LEASED,
         Trigger.END: Target.CLOSED,
     },
     Target.VERIFYING: {
         Trigger.VERDICT: Target.IDLE,
         Trigger.MISSING: Target.IDLE,
-        Trigger.LOST: Target.UNPLACED,
+        Trigger.LOST: Target.NOT_LEASED,
         Trigger.END: Target.CLOSED,
     },
     Target.CLOSED: {},

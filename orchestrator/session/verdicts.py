@@ -28,7 +28,7 @@ class Judged:
         return (*(guesses[node] for node in self.verdict.path), self.verdict.next_token)
 
     def seen(self, found: Found, unverified: tuple[float, bool] | None = None) -> RoundSeen:
-        """As the pilot is told of it."""
+        """As the policy is told of it."""
         shape, verdict = self.guess.shape, self.verdict
         return RoundSeen(shape, verdict.path, found, self.elapsed_s, verdict.timing, self.is_continued, unverified)
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import DraftReply, DraftRequest, GrownTree, Sprouted, Verdict, VerifyReply, VerifyRequest
+from core.records import DraftReply, DraftRequest, DraftTree, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.cluster import Cluster, Fleet, Wire
 from simulation.engines import HopLaw, SimEngine, SimTarget
@@ -99,14 +99,14 @@ class FaultyWire(Wire):
         return await self._after(fault, await super().call(engine, batch))
 
     async def grow(
-        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[Sprouted], None]
+        self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
     ) -> Reply:
         """Raises: WorkerLost, and what no port should."""
         broken: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
-        def take_perhaps(sprouted: Sprouted) -> None:
+        def take_perhaps(draft_update: DraftUpdate) -> None:
             try:
-                for each in self._garbled(sprouted):
+                for each in self._garbled(draft_update):
                     take(each)
             except ValueError as error:
                 if not broken.done():
@@ -124,18 +124,18 @@ class FaultyWire(Wire):
             growing.cancel()
             broken.cancel()
 
-    def _garbled(self, sprouted: Sprouted) -> Iterator[Sprouted]:
+    def _garbled(self, draft_update: DraftUpdate) -> Iterator[DraftUpdate]:
         """Raises: ValueError where the link would notice."""
         if not self.strikes(self.rates.draft):
-            yield sprouted
+            yield draft_update
             return
         name = self._random.choice(("lost", "told twice", *GROWTH_LIES))
-        self._happened.note(f"draft's growth: {name}", sprouted.stamp.session)
+        self._happened.note(f"draft's growth: {name}", draft_update.stamp.session)
         if name == "told twice":
-            yield sprouted
-            yield sprouted
+            yield draft_update
+            yield draft_update
         elif name != "lost" and self.rates.draft_lies:
-            yield GROWTH_LIES[name](sprouted, self._random)
+            yield GROWTH_LIES[name](draft_update, self._random)
 
     async def grant(self, kind: str, session: str) -> None:
         """Raises: Unavailable, and what no cluster should."""
@@ -207,7 +207,7 @@ class FaultyWire(Wire):
         match reply:
             case Verdict():
                 kind, lies = "target", TARGET_LIES
-            case GrownTree() if self.rates.draft_lies:
+            case DraftTree() if self.rates.draft_lies:
                 kind, lies = "draft", GROWTH_LIES
             case _:
                 return reply

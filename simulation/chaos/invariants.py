@@ -117,8 +117,8 @@ class Watch:
         for problem in (*self.problems, *cluster.targets.breaches, *cluster.drafts.breaches):
             raise problem
         for side in (rounds._targets, rounds._drafts):
-            for gatherer in side._gatherers.values():
-                if len(waiting := gatherer._waiting) > 1:
+            for batcher in side._batchers.values():
+                if len(waiting := batcher._waiting) > 1:
                     names = [request.stamp.session for request in waiting]
                     require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
         num_live = sum(stream.is_live for stream in self.streams)

@@ -13,12 +13,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core.records import GrownTree, Missing, Sprouted, Stamp, Verdict
-from core.speculation import NO_Q, ROOT, Told
+from core.records import DraftTree, DraftUpdate, Missing, Stamp, Verdict
+from core.speculation import NO_Q, ROOT, NewNodes
 
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
 GrowthLie = Callable[[Any, Random], Any]
-"""About `Sprouted` or `GrownTree`."""
+"""About `DraftUpdate` or `DraftTree`."""
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -49,33 +49,33 @@ TARGET_LIES: dict[str, TargetLie] = {
 }
 
 
-def _told(sprouted: Any, **changes: Any) -> Any:
+def _told(draft_update: Any, **changes: Any) -> Any:
     """Raises: ValueError where the lie shows by itself."""
-    return replace(sprouted, told=replace(sprouted.told, **changes))
+    return replace(draft_update, new_nodes=replace(draft_update.new_nodes, **changes))
 
 
 GROWTH_LIES: dict[str, GrowthLie] = {
     "growth outside the vocabulary": lambda s, r: _told(
-        s, tokens=_tokens(tuple(s.told.tokens.tolist()), r.choice((10**6, -7)), r)
+        s, tokens=_tokens(tuple(s.new_nodes.tokens.tolist()), r.choice((10**6, -7)), r)
     ),
-    "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.told.tokens)),
-    "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.told)),
-    "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.told)),
-    "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.told)),
+    "other growth": lambda s, r: _told(s, tokens=tuple(r.randrange(1, 40) for _ in s.new_nodes.tokens)),
+    "growth all below one": lambda s, _: _told(s, parents=(ROOT,) * len(s.new_nodes)),
+    "growth below what comes later": lambda s, _: _told(s, parents=(10**6,) * len(s.new_nodes)),
+    "growth below nothing": lambda s, _: _told(s, parents=(-5,) * len(s.new_nodes)),
     "growth without a chance": lambda s, r: _told(
-        s, chances=_somewhere(tuple(s.told.chances.tolist()), r.choice((0.0, 2.0)), r)
+        s, chances=_somewhere(tuple(s.new_nodes.chances.tolist()), r.choice((0.0, 2.0)), r)
     ),
     "growth whose chance is no number": lambda s, r: _told(
-        s, chances=_somewhere(tuple(s.told.chances.tolist()), math.nan, r)
+        s, chances=_somewhere(tuple(s.new_nodes.chances.tolist()), math.nan, r)
     ),
-    "growth that leaves out": lambda s, r: replace(s, told=Told(s.told.first + r.randrange(1, 9))),
-    "growth that was told": lambda s, _: replace(s, told=Told(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
+    "growth that leaves out": lambda s, r: replace(s, new_nodes=NewNodes(s.new_nodes.first + r.randrange(1, 9))),
+    "growth that was told": lambda s, _: replace(s, new_nodes=NewNodes(0, (ROOT,), (1,), (0,), (0.5,), (0.5,))),
     "too much held": lambda s, r: replace(s, held=s.held + r.randrange(1, 1000)),
     "too little held": lambda s, r: replace(s, held=s.held - r.randrange(1, 1000)),
-    "growth that is over": lambda s, _: replace(s, is_over=True) if isinstance(s, Sprouted) else s,
+    "growth that is over": lambda s, _: replace(s, is_over=True) if isinstance(s, DraftUpdate) else s,
     "draws from nothing": lambda s, _: _told(s, q=()),
-    "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.told)),
-    "a law too many": lambda s, _: _told(s, q=(*s.told.q, NO_Q)),
+    "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.new_nodes)),
+    "a law too many": lambda s, _: _told(s, q=(*s.new_nodes.q, NO_Q)),
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
-    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, GrownTree) else s,
+    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, DraftTree) else s,
 }

@@ -17,7 +17,7 @@ from typing import Any
 from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.speculation import ROOT
-from orchestrator.policy import RoundSeen, TreePilot
+from orchestrator.policy import RoundSeen, TreePolicy
 from simulation.chaos.faults import FaultyWire, Happened, break_out
 from simulation.chaos.invariants import Stream, Watch, require
 from simulation.chaos.script import Script, script_of
@@ -68,7 +68,7 @@ class _Run:
         self._streams = [Stream(each) for each in script.streams]
         self._watch = Watch(self._rig, self._loop, self._happened, self._streams)
         self._deliver_some_twice()
-        self._count_what_pilots_see()
+        self._count_what_policies_see()
 
     def run(self) -> Story:
         error: AssertionError | None = None
@@ -154,24 +154,24 @@ class _Run:
 
         return deliver_perhaps_twice
 
-    def _count_what_pilots_see(self) -> None:
+    def _count_what_policies_see(self) -> None:
         """Hits, misses and trees, so that a chaos which has become tame is noticed."""
-        pilots = self._rig.service._pilots
-        make, counts = pilots.pilot, self._happened.counts
+        policies = self._rig.service._policies
+        make, counts = policies.policy, self._happened.counts
 
-        def watched(request: GenerationRequest) -> TreePilot:
-            pilot = make(request)
-            saw_round = pilot.saw_round
+        def watched(request: GenerationRequest) -> TreePolicy:
+            policy = make(request)
+            saw_round = policy.saw_round
 
             def count_and_pass_on(seen: RoundSeen) -> None:
                 counts[f"next: {seen.found}"] += 1
                 counts["tree verified"] += seen.shape.parents != tuple(range(ROOT, len(seen.shape) - 1))
                 saw_round(seen)
 
-            pilot.saw_round = count_and_pass_on  # type: ignore[method-assign]
-            return pilot
+            policy.saw_round = count_and_pass_on  # type: ignore[method-assign]
+            return policy
 
-        pilots.pilot = watched  # type: ignore[method-assign]
+        policies.policy = watched  # type: ignore[method-assign]
 
     def _counts(self) -> Counter[str]:
         counts = Counter(self._happened.counts)

@@ -18,8 +18,8 @@ from core.protocol import OVERTAKEN, EndedSessions, HeldTokens, missing_of, refu
 from core.records import (
     DraftReply,
     DraftRequest,
+    DraftUpdate,
     Refused,
-    Sprouted,
     Stamp,
     Timing,
     VerifyReply,
@@ -77,7 +77,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._sessions: dict[str, HeldTokens] = {}
         self._ended = EndedSessions()
         self._jobs: list[Job[Request, Reply]] = []
-        self._listeners: dict[Stamp, Callable[[Sprouted], None]] = {}
+        self._listeners: dict[Stamp, Callable[[DraftUpdate], None]] = {}
         self._worker: asyncio.Task[None] | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
@@ -114,7 +114,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         if not any(job.request.stamp.session == session for job in self._jobs):
             self._sessions.pop(session, None)
 
-    async def grow(self, request: Request, take: Callable[[Sprouted], None]) -> Reply:
+    async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
         """As `answer` for one request, which a draft goes on with until it is overtaken. Raises: WorkerLost."""
         self._listeners[request.stamp] = take
         try:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from core.errors import WorkerLost
 from core.protocol import HeldTokens
-from core.records import DraftReply, DraftRequest, GrownTree, Sprouted, Timing, Verification
-from core.speculation import MAX_TOLD, Candidates, Grower, Steady, feed_likeliest
+from core.records import DraftReply, DraftRequest, DraftTree, DraftUpdate, Timing, Verification
+from core.speculation import MAX_TOLD, Candidates, TreeBuilder, TreeSpec, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
 from simulation.engines.texts import Place, Text
 
 
 @dataclass(eq=False)
-class SteadyJob(Job[DraftRequest, DraftReply]):
+class TreeJob(Job[DraftRequest, DraftReply]):
     """A session that is grown for, until its next message."""
 
     had_part: bool = False
@@ -29,18 +29,18 @@ class SteadyJob(Job[DraftRequest, DraftReply]):
     @property
     def ends(self) -> bool:
         """Whether growth ends by itself."""
-        return self.steady.num_passes > 0
+        return self.tree_spec.num_passes > 0
 
     @property
     def may_feed(self) -> bool:
-        return not self.pending and self.held.grower.best_reach > 0.0
+        return not self.pending and self.held.builder.best_path_prob > 0.0
 
-    def grown(self, now_s: float) -> GrownTree:
+    def grown(self, now_s: float) -> DraftTree:
         """All that has grown, where growth has ended."""
-        return GrownTree(self.request.stamp, self.held.grower.tell(), self.request.num_committed, self.timing(now_s))
+        return DraftTree(self.request.stamp, self.held.builder.tell(), self.request.num_committed, self.timing(now_s))
 
     @property
-    def steady(self) -> Steady:
+    def tree_spec(self) -> TreeSpec:
         return self.request.growth
 
 
@@ -58,22 +58,22 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _begin(
         self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
-    ) -> SteadyJob | GrownTree:
-        job = SteadyJob(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
+    ) -> TreeJob | DraftTree:
+        job = TreeJob(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
         if job.ends:
-            return job.grown(now_s) if not job.pending and held.grower.has_ended else job
+            return job.grown(now_s) if not job.pending and held.builder.has_ended else job
         self._tell(job)
         return job
 
     def _has_work(self) -> bool:
-        return any(not isinstance(job, SteadyJob) or job.pending or job.may_feed for job in self._jobs)
+        return any(not isinstance(job, TreeJob) or job.pending or job.may_feed for job in self._jobs)
 
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
         """Steady growth shares what a pass has room for, best first over all sessions."""
-        growing = [job for job in self._jobs if isinstance(job, SteadyJob)]
+        growing = [job for job in self._jobs if isinstance(job, TreeJob)]
         _feed([job for job in growing if job.may_feed])
-        self._feeding = [job.held for job in growing if job.held.grower.feeding]
-        idle = [job for job in growing if not job.pending and not job.held.grower.feeding]
+        self._feeding = [job.held for job in growing if job.held.builder.feeding]
+        idle = [job for job in growing if not job.pending and not job.held.builder.feeding]
         for job in growing:
             job.had_part = job not in idle
         jobs, self._jobs = self._jobs, [job for job in self._jobs if job not in idle]
@@ -83,7 +83,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             self._jobs = jobs
 
     def _num_guesses(self, job: Job[DraftRequest, DraftReply]) -> int:
-        return len(job.held.grower.feeding)
+        return len(job.held.builder.feeding)
 
     def _end_pass(self, jobs: Sequence[Job[DraftRequest, DraftReply]], now_s: float) -> None:  # noqa: ARG002
         for job in jobs:
@@ -91,7 +91,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _advance(self, job: Job[DraftRequest, DraftReply]) -> None:
         """The last committed token was computed."""
-        if not job.held.grower.has_root:
+        if not job.held.builder.has_root:
             self._take_nodes(job.held)
 
     async def _step(self) -> None:
@@ -100,52 +100,52 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         began_s = loop.time() if self._since_s is None else self._since_s
         await super()._step()
         for held in self._feeding:
-            if held.grower.feeding:
+            if held.builder.feeding:
                 self._take_nodes(held)
         timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
-        for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending and job.had_part]:
-            job.held.grower.made_pass()
+        for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending and job.had_part]:
+            job.held.builder.made_pass()
             if not job.ends:
                 self._tell(job, timing)
-            elif job.held.grower.has_ended:
+            elif job.held.builder.has_ended:
                 self._conclude(job, job.grown(now_s))
         self._since_s = now_s if self._has_work() else None
 
     def _take_nodes(self, held: HeldTokens) -> None:
         """What the draft says after each of the nodes that are being fed."""
-        grower, places = held.grower, {0: self._text.place(held.log, held.spec)}
-        said = [self._says(held, node, self._place_of(grower, node, places)) for node in grower.being_fed]
+        builder, places = held.builder, {0: self._text.place(held.log, held.spec)}
+        said = [self._says(held, node, self._place_of(builder, node, places)) for node in builder.being_fed]
         held.hold(said)
-        grower.take(said)
+        builder.take(said)
 
     def _says(self, held: HeldTokens, node: int, place: Place) -> Candidates:
         if not held.spec.needs_q:
             return self._text.coupled(place, MAX_TOLD + 1, has_noise=self._has_noise)
-        is_right, depth = self._text.is_accepted(place), held.grower.depths[node]
+        is_right, depth = self._text.is_accepted(place), held.builder.depths[node]
         if held.spec.verification is Verification.BLOCK:
-            start, length = place.index - depth, held.grower.steady.num_passes
+            start, length = place.index - depth, held.builder.tree_spec.num_passes
             if (num_accepted := self._text.law.num_accepted_of_block(place.seed, start, length)) is not None:
                 is_right = depth < num_accepted
         return self._text.sampled(place, is_right=is_right)
 
-    def _place_of(self, grower: Grower, node: int, known: dict[int, Place]) -> Place:
+    def _place_of(self, builder: TreeBuilder, node: int, known: dict[int, Place]) -> Place:
         if node not in known:
-            known[node] = self._text.after(self._place_of(grower, grower.parents[node], known), grower.tokens[node])
+            known[node] = self._text.after(self._place_of(builder, builder.parents[node], known), builder.tokens[node])
         return known[node]
 
-    def _tell(self, job: SteadyJob, timing: Timing | None = None) -> None:
-        told = job.held.grower.tell()
+    def _tell(self, job: TreeJob, timing: Timing | None = None) -> None:
+        new_nodes = job.held.builder.tell()
         if (listener := self._listeners.get(job.request.stamp)) is not None:
             num_held = job.request.num_committed - len(job.pending)
-            is_over = not job.pending and job.held.grower.has_fed_all
-            listener(Sprouted(job.request.stamp, told, num_held, timing, is_over))
+            is_over = not job.pending and job.held.builder.has_fed_all
+            listener(DraftUpdate(job.request.stamp, new_nodes, num_held, timing, is_over))
 
 
-def _feed(jobs: Sequence[SteadyJob]) -> None:
+def _feed(jobs: Sequence[TreeJob]) -> None:
     """In the next pass: what each that ends by itself wants, and of all others the likeliest."""
     for job in jobs:
         if job.ends:
-            job.held.grower.feed_pass(job.steady.rows_per_pass)
+            job.held.builder.feed_pass(job.tree_spec.rows_per_pass)
     others = [job for job in jobs if not job.ends]
-    num_rows = max((job.steady.rows_per_pass for job in others), default=0)
-    feed_likeliest([job.held.grower for job in others], num_rows)
+    num_rows = max((job.tree_spec.rows_per_pass for job in others), default=0)
+    feed_likeliest([job.held.builder for job in others], num_rows)

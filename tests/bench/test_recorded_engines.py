@@ -9,15 +9,15 @@ from bench.recorded_engines import RecordedLoop
 from core.costs.pass_law import PassLaw
 from core.records import (
     DraftRequest,
+    DraftUpdate,
     Sampling,
     SequenceSpec,
-    Sprouted,
     Stamp,
     Verdict,
     Verification,
     VerifyRequest,
 )
-from core.speculation.token_tree import Steady
+from core.speculation.token_tree import TreeSpec
 from core.text.token_log import TokenLog
 from simulation.engines.draft import SimDraft
 from simulation.engines.hardware import EngineLaw
@@ -63,16 +63,18 @@ def test_a_target_says_its_own_text_after_as_long_as_the_law_says():
 
 def test_a_draft_tells_pass_by_pass_what_will_come():
     loop, receiver = served(SimDraft), FakeReceiver()
-    request = DraftRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, Steady(4, 3, tail=(0.2,)), spec=SPEC)
+    request = DraftRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, TreeSpec(4, 3, tail=(0.2,)), spec=SPEC)
     loop.post([(0, request)], receiver)
-    told = []
-    while not (told and told[-1].is_over):
-        number, sprouted = receiver.next()
-        assert (number, type(sprouted)) == (0, Sprouted)
-        told.append(sprouted)
-    tokens = [sprouted.told.tokens.tolist() for sprouted in told if len(sprouted.told)]
+    new_nodes = []
+    while not (new_nodes and new_nodes[-1].is_over):
+        number, draft_update = receiver.next()
+        assert (number, type(draft_update)) == (0, DraftUpdate)
+        new_nodes.append(draft_update)
+    tokens = [draft_update.new_nodes.tokens.tolist() for draft_update in new_nodes if len(draft_update.new_nodes)]
     assert [each[0] for each in tokens[:3]] == TEXT.plain(PROMPT, 0, 3)
-    assert all(sprouted.timing.computed_s >= PASS_S for sprouted in told if sprouted.timing is not None)
+    assert all(
+        draft_update.timing.computed_s >= PASS_S for draft_update in new_nodes if draft_update.timing is not None
+    )
 
 
 def test_what_the_engine_does_not_take_is_lost_to_whoever_asked():

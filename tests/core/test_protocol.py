@@ -19,15 +19,15 @@ from core.records import (
     VerifyRequest,
 )
 from core.speculation.candidates import Candidates
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, Steady, TokenTree
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, SparseDistribution, TokenTree, TreeSpec
 from core.text.token_log import TokenLog
 
 EPOCH, VOCAB_SIZE = 3, 100
 SPEC = SequenceSpec(2, Sampling(temperature=0.0))
 SAMPLED = SequenceSpec(2, Sampling(temperature=1.0, seed=1), Verification.REJECTION)
-STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25))
+TREE_SPEC = TreeSpec(rows_per_pass=4, max_depth=6, calibration=(0.0, 1.0), tail=(0.5, 0.25))
 STAMP = Stamp("s", EPOCH, 5)
-CHAIN = Steady.chain(2)
+CHAIN = TreeSpec.chain(2)
 FORK = TokenTree((7, 8), (ROOT, ROOT))
 
 
@@ -96,7 +96,7 @@ def test_what_is_stale_is_named_before_what_is_malformed_and_the_incarnation_fir
         (verify(block=TokenTree.chain((-1,))), "a guess"),
         (draft(suffix=(VOCAB_SIZE,)), "a token id"),
         (verify(block=FORK, spec=SAMPLED), "chains only"),
-        (draft(growth=STEADY, spec=SAMPLED), "a length that is fixed beforehand"),
+        (draft(growth=TREE_SPEC, spec=SAMPLED), "a length that is fixed beforehand"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(request_, reason):
@@ -105,7 +105,9 @@ def test_what_cannot_be_computed_is_refused(request_, reason):
 
 def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
     assert "chains only" in refusal(verify((1, 2), (3,), FORK), held(1, 2, spec=SAMPLED))
-    assert "a length that is fixed beforehand" in refusal(draft((1, 2), (3,), growth=STEADY), held(1, 2, spec=SAMPLED))
+    assert "a length that is fixed beforehand" in refusal(
+        draft((1, 2), (3,), growth=TREE_SPEC), held(1, 2, spec=SAMPLED)
+    )
     assert refusal(verify(block=FORK), held(1, 2, spec=SAMPLED)) is None, "but a first message says it anew"
     assert "chains only" in refusal(verify((1, 2), (3,), FORK, spec=SPEC), held(1, 2, spec=SAMPLED)), "no other does"
 
@@ -119,21 +121,21 @@ def test_what_is_known_of_sampling_counts_where_a_message_says_nothing_of_it():
         ({"measure": Measure.ENTROPY}, True),
         ({"num_passes": 0}, False),
         ({"num_passes": 1}, False),
-        ({"min_reach": 0.1}, False),
-        ({"min_sureness": 0.1}, False),
-        ({"sureness": (0.0, 1.0)}, False),
+        ({"min_path_prob": 0.1}, False),
+        ({"min_confidence": 0.1}, False),
+        ({"calibration": (0.0, 1.0)}, False),
         ({"rows_per_pass": 2}, False),
         ({"fanout": 2}, False),
     ],
 )
 def test_how_long_a_draft_draws_must_not_depend_on_what_it_draws(verification, changes, is_taken):
     """A block that takes too long is not used: were it long for what was drawn, that draw would be rarer."""
-    growth = replace(Steady.chain(3), **changes)
+    growth = replace(TreeSpec.chain(3), **changes)
     reason = refusal(draft(growth=growth, spec=replace(SAMPLED, verification=verification)))
     assert reason is None if is_taken else "a length that is fixed beforehand" in reason
 
 
-@pytest.mark.parametrize("growth", [STEADY, replace(STEADY, num_passes=2)])
+@pytest.mark.parametrize("growth", [TREE_SPEC, replace(TREE_SPEC, num_passes=2)])
 def test_a_greedy_draft_may_grow_without_end_under_every_verification(growth):
     greedy = replace(SAMPLED, sampling=Sampling(temperature=0.0))
     assert refusal(draft(growth=growth, spec=greedy)) is None
@@ -236,10 +238,10 @@ def test_other_sampling_parameters_forget_the_guesses_and_keep_the_tokens():
 def growing():
     """1 2, below it 1 (fed) and 2; below that 1 again 2 and 3."""
     known = held(5)
-    known.rebase_to_grow(draft((5,), (6,), growth=STEADY), STEADY)
+    known.rebase_to_grow(draft((5,), (6,), growth=TREE_SPEC), TREE_SPEC)
     known.log.extend([6])
     feed(known, said(0))
-    known.grower.feed()
+    known.builder.feed()
     feed(known, said(1))
     return known
 
@@ -247,16 +249,16 @@ def growing():
 def feed(known, *what_is_said):
     """What the grower has had fed was computed."""
     known.hold(what_is_said)
-    known.grower.take(what_is_said)
+    known.builder.take(what_is_said)
 
 
 def children_of_root(known):
-    return [known.grower.tokens[child] for child in known.grower.children(0)]
+    return [known.builder.tokens[child] for child in known.builder.children(0)]
 
 
 def test_growth_goes_on_below_what_was_committed():
     known = growing()
-    rebased = known.rebase_to_grow(draft((5, 6), (1,), growth=STEADY), STEADY)
+    rebased = known.rebase_to_grow(draft((5, 6), (1,), growth=TREE_SPEC), TREE_SPEC)
     assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (2, [0], [])
     assert children_of_root(known) == [2, 3]
     assert known.tree.root == said(1)
@@ -265,7 +267,7 @@ def test_growth_goes_on_below_what_was_committed():
 def test_what_was_fed_is_held_below_its_parent_whatever_was_committed_meanwhile():
     known = growing()
     feed_some(known)
-    known.rebase_to_grow(draft((5, 6), (1,), growth=STEADY), STEADY)
+    known.rebase_to_grow(draft((5, 6), (1,), growth=TREE_SPEC), TREE_SPEC)
     assert_held(known)
     feed_some(known)
 
@@ -273,22 +275,22 @@ def test_what_was_fed_is_held_below_its_parent_whatever_was_committed_meanwhile(
 def feed_some(known):
     """In another order than they were found."""
     for _ in range(8):
-        known.grower.feed()
+        known.builder.feed()
         feed(known, Candidates((1, 2), 0.7))
-    assert list(known.grower.rows) != sorted(known.grower.rows)
+    assert list(known.builder.rows) != sorted(known.builder.rows)
     assert_held(known)
 
 
 def assert_held(known):
     """The held tree has just the nodes that were fed, each where its path leads."""
-    fed = [known.grower.path(node) for node in known.grower.rows if node]
+    fed = [known.builder.path(node) for node in known.builder.rows if node]
     assert [known.tree.walk(path)[-1] for path in fed] == list(range(len(known.tree)))
 
 
 def test_a_committed_guess_that_nobody_has_fed_is_pending():
     known = growing()
-    assert known.rebase_to_grow(draft((5, 6), (2,), growth=STEADY), STEADY).pending == [2]
-    assert not known.grower.has_root
+    assert known.rebase_to_grow(draft((5, 6), (2,), growth=TREE_SPEC), TREE_SPEC).pending == [2]
+    assert not known.builder.has_root
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_a_committed_guess_that_nobody_has_fed_is_pending():
 )
 def test_growth_begins_anew_where_the_text_left_it_or_is_sent_as_a_whole(before, suffix, pending, children):
     known = growing()
-    rebased = known.rebase_to_grow(draft(before, suffix, growth=STEADY), STEADY)
+    rebased = known.rebase_to_grow(draft(before, suffix, growth=TREE_SPEC), TREE_SPEC)
     assert (rebased.pending, children_of_root(known)) == (pending, children)
     assert [*known.log.tokens, *pending] == [*before, *suffix]
     assert len(known.tree) == 0
@@ -309,10 +311,10 @@ def test_growth_begins_anew_where_the_text_left_it_or_is_sent_as_a_whole(before,
 
 def test_who_has_lost_what_was_told_is_told_again():
     known = growing()
-    num_told = len(known.grower.tell())
-    anew = replace(STEADY, is_anew=True)
+    num_told = len(known.builder.tell())
+    anew = replace(TREE_SPEC, is_anew=True)
     known.rebase_to_grow(draft((5,), (6,), growth=anew), anew)
-    assert len(known.grower.tell()) == num_told > 0
+    assert len(known.builder.tell()) == num_told > 0
 
 
 # Draws
@@ -324,15 +326,15 @@ Q = SparseDistribution((7, 8), (0.5, 0.5))
 def drawing(num_drawn, verification=Verification.REJECTION):
     """5 6, and below it so many draws: 10, 11, ... of which all but the last are fed, as a chain in turn leaves it."""
     known = held(5, spec=replace(SAMPLED, verification=verification))
-    known.rebase_to_grow(draft((5,), (6,)), Steady.chain(num_drawn))
+    known.rebase_to_grow(draft((5,), (6,)), TreeSpec.chain(num_drawn))
     known.log.extend([6])
     for place in range(num_drawn):
         drawn = [replace(said(0), sampled=10 + place, q=Q)]
         known.hold(drawn)
-        known.grower.take(drawn)
-        known.grower.feed_pass(1)
-    known.grower.put_back()
-    assert known.grower.tell().tokens.tolist() == [10 + place for place in range(num_drawn)]
+        known.builder.take(drawn)
+        known.builder.feed_pass(1)
+    known.builder.put_back()
+    assert known.builder.tell().tokens.tolist() == [10 + place for place in range(num_drawn)]
     return known
 
 
@@ -353,9 +355,9 @@ def test_after_a_verdict_everything_is_drawn_anew_from_its_root_on(verification,
     rebased = known.rebase_to_grow(draft((5, 6), suffix), CHAIN)
     assert (rebased.num_tokens, list(rebased.guesses), rebased.pending) == (num_tokens, guesses, pending)
     assert [*known.log.tokens, *pending] == [5, 6, *suffix]
-    assert (len(known.tree), known.tree.root, known.grower.has_root) == (0, None, False)
-    assert (len(known.grower), known.grower.children(0)) == (1, [])
-    assert known.grower.num_told == 0
+    assert (len(known.tree), known.tree.root, known.builder.has_root) == (0, None, False)
+    assert (len(known.builder), known.builder.children(0)) == (1, [])
+    assert known.builder.num_told == 0
 
 
 def test_the_same_text_once_more_is_drawn_once_more():

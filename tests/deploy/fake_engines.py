@@ -16,9 +16,9 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
-from core.records import Base, GrownTree, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftTree, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.records.statistics import EngineStats
-from core.speculation.token_tree import ROOT, Told
+from core.speculation.token_tree import ROOT, NewNodes
 from deploy.engines.actors import CONTROL, DraftActor, TargetActor
 from deploy.serve.leases import ServeLeases
 from workers.runtime.findings import Findings
@@ -94,12 +94,12 @@ class FakeTargetEngine(FakeEngine):
 
 
 class FakeDraftEngine(FakeEngine):
-    def _reply(self, request: Any) -> GrownTree:
+    def _reply(self, request: Any) -> DraftTree:
         last, num_guesses = request.suffix[-1], request.growth.num_passes
         chances = (0.5,) * num_guesses
         guesses = range(last + 1, last + 1 + num_guesses)
-        told = Told(0, range(ROOT, num_guesses - 1), guesses, (0,) * num_guesses, chances, chances)
-        return GrownTree(request.stamp, told, request.num_committed)
+        new_nodes = NewNodes(0, range(ROOT, num_guesses - 1), guesses, (0,) * num_guesses, chances, chances)
+        return DraftTree(request.stamp, new_nodes, request.num_committed)
 
 
 class FakeTargetActor(TargetActor):

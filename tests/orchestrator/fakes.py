@@ -14,8 +14,8 @@ from core.protocol import HeldTokens, missing_of
 from core.records import (
     DraftReply,
     DraftRequest,
+    DraftTree,
     GenerationRequest,
-    GrownTree,
     Missing,
     ModelInfo,
     Sampling,
@@ -27,7 +27,7 @@ from core.records import (
 from core.speculation.calibration import Average
 from core.speculation.candidates import Candidates
 from core.speculation.speculation_tree import Part, SpeculationTree
-from core.speculation.token_tree import SparseDistribution, Steady
+from core.speculation.token_tree import SparseDistribution, TreeSpec
 from core.text.token_log import TokenLog
 from orchestrator.policy.policy import ControlReport, RoundSeen
 from orchestrator.policy.tree_policy import CATCH_UP
@@ -141,20 +141,20 @@ class FakeDraftEngine:
             return missing
         held = self.held[session]
         held.log.extend(held.rebase_to_grow(request, request.growth).pending)
-        grower = held.grower
-        while grower.being_fed:
-            texts = [[*held.log.tokens, *grower.path(node)] for node in grower.being_fed]
-            grower.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
-            grower.made_pass()
-            grower.feed_pass(request.growth.rows_per_pass)
-        return GrownTree(request.stamp, grower.tell(), request.num_committed)
+        builder = held.builder
+        while builder.being_fed:
+            texts = [[*held.log.tokens, *builder.path(node)] for node in builder.being_fed]
+            builder.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
+            builder.made_pass()
+            builder.feed_pass(request.growth.rows_per_pass)
+        return DraftTree(request.stamp, builder.tell(), request.num_committed)
 
     def forget(self, session: str) -> None:
         self.held.pop(session, None)
 
 
 @dataclass
-class FakePilot:
+class FakePolicy:
     """Always the same: in turn, chains of `gamma`."""
 
     gamma: int = 4
@@ -170,10 +170,10 @@ class FakePilot:
     def max_depth(self) -> int:
         return self.gamma
 
-    def steady(self, room: int, turn: int) -> Steady | None:
+    def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
         if min(room, self.gamma) < 1:
             return None
-        return Steady.chain(min(room, turn, self.gamma)) if turn else CATCH_UP
+        return TreeSpec.chain(min(room, turn, self.gamma)) if turn else CATCH_UP
 
     def wants_turn(self) -> bool:
         return True
@@ -182,7 +182,7 @@ class FakePilot:
         chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
         return chain if tree.has_drafted else tree.best(min(max_nodes, self.gamma), max_depth)
 
-    def keeps(self, leads: Sequence[float]) -> bool:
+    def keeps(self, margins: Sequence[float]) -> bool:
         return True
 
     def is_worth_waiting(self, *_: object, **__: object) -> bool:
@@ -208,15 +208,15 @@ class FakePilot:
 
 
 @dataclass
-class FakePilots:
-    """Gives every session a FakePilot of its own."""
+class FakePolicies:
+    """Gives every session a FakePolicy of its own."""
 
     gamma: int = 4
-    made: list[FakePilot] = field(default_factory=list)
+    made: list[FakePolicy] = field(default_factory=list)
 
-    def pilot(self, request: GenerationRequest) -> FakePilot:
+    def policy(self, request: GenerationRequest) -> FakePolicy:
         asked = request.max_draft_tokens
-        self.made.append(FakePilot(self.gamma if asked is None else min(asked, self.gamma)))
+        self.made.append(FakePolicy(self.gamma if asked is None else min(asked, self.gamma)))
         return self.made[-1]
 
     def report(self) -> ControlReport:

@@ -8,13 +8,13 @@ from random import Random
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
-from core.records import Chunk, DraftRequest, GenerationRequest, GrownTree
-from core.speculation.token_tree import ROOT, Told
+from core.records import Chunk, DraftRequest, DraftTree, GenerationRequest
+from core.speculation.token_tree import ROOT, NewNodes
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Pair
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer
-from tests.orchestrator.fakes import FakeDraftEngine, FakePilot, FakeTargetEngine, model_info
+from tests.orchestrator.fakes import FakeDraftEngine, FakePolicy, FakeTargetEngine, model_info
 
 
 class World:
@@ -31,8 +31,8 @@ class World:
         )
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)
         asked = request.max_draft_tokens
-        self.pilot = FakePilot(gamma if asked is None else min(asked, gamma))
-        self.session = Session(request, pair, self.pilot, detokenizer, "s")
+        self.policy = FakePolicy(gamma if asked is None else min(asked, gamma))
+        self.session = Session(request, pair, self.policy, detokenizer, "s")
         self.target = FakeTargetEngine(epoch=1)
         self.draft = FakeDraftEngine(epoch=1)
         self.waiting: list[Callable[[], m.Event]] = []
@@ -70,10 +70,10 @@ class World:
 
     def _obey(self, command: m.Command) -> None:
         match command:
-            case m.PlaceTarget():
-                self.waiting.append(self._place_target)
-            case m.PlaceDraft():
-                self.waiting.append(self._place_draft)
+            case m.LeaseTarget():
+                self.waiting.append(self._lease_target)
+            case m.LeaseDraft():
+                self.waiting.append(self._lease_draft)
             case m.Verify(request):
                 self.waiting.append(lambda: m.TargetReplied(self.target.verify(request)))
             case m.Draft(request):
@@ -87,13 +87,13 @@ class World:
             case m.ReleaseDraft():
                 self.num_draft_leases = 0
 
-    def _place_target(self) -> m.Event:
+    def _lease_target(self) -> m.Event:
         self.num_target_leases += 1
-        return m.TargetPlaced("s", self.target.epoch)
+        return m.TargetLeased("s", self.target.epoch)
 
-    def _place_draft(self) -> m.Event:
+    def _lease_draft(self) -> m.Event:
         self.num_draft_leases += 1
-        return m.DraftPlaced("s", self.draft.epoch)
+        return m.DraftLeased("s", self.draft.epoch)
 
     def handle(self, event: m.Event) -> None:
         self.obey(self.session.handle(event))
@@ -130,7 +130,7 @@ class FaultyWorld(World):
     def repeat(self) -> None:
         if self.echoes:
             self.handle(
-                self.random.choice([e for e in self.echoes if "Placed" not in type(e).__name__] or [m.DraftLost(-1)])
+                self.random.choice([e for e in self.echoes if "Leased" not in type(e).__name__] or [m.DraftLost(-1)])
             )
 
     def be_late(self) -> None:
@@ -166,15 +166,15 @@ class FaultyWorld(World):
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)
 
 
-def nonsense(random: Random, asked: DraftRequest) -> GrownTree:
+def nonsense(random: Random, asked: DraftRequest) -> DraftTree:
     """An answer to `asked` that no sound draft gives."""
-    sound = Told(0, (ROOT,), (5,), (0,), (0.5,), (0.5,))
-    answer = GrownTree(asked.stamp, sound, asked.num_committed)
+    sound = NewNodes(0, (ROOT,), (5,), (0,), (0.5,), (0.5,))
+    answer = DraftTree(asked.stamp, sound, asked.num_committed)
     return random.choice(
         [
-            replace(answer, told=replace(sound, tokens=(10_000,))),
-            replace(answer, told=replace(sound, tokens=(-7,))),
-            replace(answer, told=Told(60, (ROOT,), (5,), (0,), (0.5,), (0.5,))),
+            replace(answer, new_nodes=replace(sound, tokens=(10_000,))),
+            replace(answer, new_nodes=replace(sound, tokens=(-7,))),
+            replace(answer, new_nodes=NewNodes(60, (ROOT,), (5,), (0,), (0.5,), (0.5,))),
             replace(answer, held=10**6),
             replace(answer, held=-1),
         ]

@@ -17,8 +17,8 @@ import torch
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
-from core.records import Chunk, GenerationRequest, Sampling, Sprouted
-from orchestrator.policy.policies import Pilots
+from core.records import Chunk, DraftUpdate, GenerationRequest, Sampling
+from orchestrator.policy.policies import Policies
 from orchestrator.service import Service
 from orchestrator.text.tokenizer import Tokenizer
 from workers.engine.draft import DraftEngine
@@ -43,10 +43,10 @@ class LocalPort:
 
     draft = verify
 
-    async def grow(self, request: Any, take: Callable[[Sprouted], None]) -> Any:
+    async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
         self.num_calls += 1
         async for each in self._loop.replies(request):
-            if not isinstance(each, Sprouted):
+            if not isinstance(each, DraftUpdate):
                 return each
             take(each)
         raise AssertionError("the last reply is no growth")
@@ -167,7 +167,7 @@ async def system(
     limits: Limits | None = None,
     deterministic: bool = True,
     speculation: SpeculationConfig | None = None,
-    pilots: Pilots | None = None,
+    policies: Policies | None = None,
     **engine: Any,
 ) -> AsyncIterator[System]:
     """A service over the checkpoints; `engine` changes settings of both engines.
@@ -189,7 +189,7 @@ async def system(
     leases = LocalLeases(target_engine, draft_engine)
     tokenizer = Tokenizer.from_directory(target)
     draft_info = draft_engine.info if draft_engine else None
-    service = Service(config, target_engine.info, draft_info, tokenizer, leases, RealClock(), pilots)
+    service = Service(config, target_engine.info, draft_info, tokenizer, leases, RealClock(), policies)
     try:
         yield System(service, leases, tokenizer)
     finally:

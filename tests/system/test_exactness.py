@@ -10,7 +10,7 @@ import pytest
 import torch
 from local import DEMO, request, system
 from transformers import AutoModelForCausalLM
-from wild import PATIENT, WildPilots
+from wild import PATIENT, WildPolicies
 
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
@@ -81,10 +81,10 @@ async def test_greedy_output_is_that_of_transformers(speculation):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temperature):
+async def test_whatever_a_policy_does_the_tokens_are_those_of_plain_decoding(temperature):
     """Blocks of any shape, drafts in turn or not, that rest or come too late; eight streams at once."""
-    pilots = WildPilots(seed=7)
-    async with system(speculation=PATIENT, pilots=pilots) as served:
+    policies = WildPolicies(seed=7)
+    async with system(speculation=PATIENT, policies=policies) as served:
         jobs = [
             request(served.tokenizer.encode(text), 24, sampling=Sampling(temperature=temperature, seed=number))
             for number, text in enumerate(PROMPTS)
@@ -92,7 +92,7 @@ async def test_whatever_a_pilot_does_the_tokens_are_those_of_plain_decoding(temp
         expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
         for _ in range(2):
             assert await asyncio.gather(*map(served.tokens, jobs)) == expected
-        rounds = [seen for pilot in pilots.pilots for seen in pilot.rounds]
+        rounds = [seen for policy in policies.policies for seen in policy.rounds]
         assert {seen.found for seen in rounds} == {Found.HIT, Found.MISS, Found.NOT_ASKED}
         assert any(len(set(seen.shape.parents)) < len(seen.shape) and len(seen.path) > 1 for seen in rounds), "trees"
         await served.check_nothing_is_held()

@@ -1,7 +1,7 @@
 """The law of the output through real engines and sessions: that of the target, whoever guesses, and however.
 
 Where sampling keeps three tokens of each row, four tokens can come out in 81 ways, whose chances follow from the target
-alone. Pilots decide by dice (`wild`), so blocks of all lengths are cut, hit, missed and abandoned on the way.
+alone. Policies decide by dice (`wild`), so blocks of all lengths are cut, hit, missed and abandoned on the way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 from local import request, system
 from scipy import stats
-from wild import PATIENT, WildPilots
+from wild import PATIENT, WildPolicies
 
 from core.records import Sampling, Verification
 from tests import checkpoints
@@ -59,8 +59,8 @@ async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, tm
     target = checkpoints.write("llama", tmp_path / "target", seed=4)
     draft = checkpoints.write("llama", tmp_path / "draft", seed=4)
     perturbed(checkpoints.build("llama", seed=4), seed=5).save_pretrained(draft)
-    counts, pilots = Counter(), WildPilots(seed=11)
-    async with system(target, draft, speculation=PATIENT, pilots=pilots) as served:
+    counts, policies = Counter(), WildPolicies(seed=11)
+    async with system(target, draft, speculation=PATIENT, policies=policies) as served:
         for first in range(0, NUM_STREAMS, NUM_AT_ONCE):
             jobs = [
                 request(PROMPT, NUM_TOKENS, verification=verification, sampling=Sampling(1.0, top_k=3, seed=seed))
@@ -79,6 +79,6 @@ async def test_the_joint_law_of_the_first_tokens_is_the_targets(verification, tm
         [*seen, NUM_STREAMS - sum(seen)], NUM_STREAMS * np.array([*chances, max(1.0 - sum(chances), 1e-9)])
     )
     assert fit.pvalue > SIGNIFICANCE, fit
-    rounds = [seen for pilot in pilots.pilots for seen in pilot.rounds]
+    rounds = [seen for policy in policies.policies for seen in policy.rounds]
     num_guesses, num_accepted = sum(len(seen.shape) for seen in rounds), sum(len(seen.path) for seen in rounds)
     assert 0.2 * num_guesses < num_accepted < 0.95 * num_guesses, "some are accepted, some rejected"

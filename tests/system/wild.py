@@ -1,6 +1,6 @@
-"""Pilots that decide by dice: blocks of any shape, cut anywhere, drafts that rest or come too late.
+"""Policies that decide by dice: blocks of any shape, cut anywhere, drafts that rest or come too late.
 
-No rule that a pilot may follow can change the output, so dice stand for all of them.
+No rule that a policy may follow can change the output, so dice stand for all of them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from random import Random
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
 from core.speculation.calibration import USUAL_TAIL
-from core.speculation.token_tree import ROOT, Measure, Steady
+from core.speculation.token_tree import ROOT, Measure, TreeSpec
 from orchestrator.policy.policy import ControlReport, RoundSeen
-from orchestrator.policy.shared_estimates import Knowledge
-from orchestrator.policy.tree_policy import TreePilot
+from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.tree_policy import TreePolicy
 
 MAX_NODES = 24
 PATIENT = SpeculationConfig(draft_retry_s=0.01, breaker_rounds=10**6)
 """No breaker: dice are often impatient, and a draft that is given back guesses nothing."""
 
 
-class WildPilot(TreePilot):
+class WildPolicy(TreePolicy):
     """The dice of one session."""
 
-    measure = Measure.LEAD
+    measure = Measure.MARGIN
 
-    def __init__(self, random: Random, request: GenerationRequest, config: SpeculationConfig, known: Knowledge) -> None:
+    def __init__(
+        self, random: Random, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates
+    ) -> None:
         super().__init__(request, config, known)
         self.random = random
         self.rounds: list[RoundSeen] = []
@@ -38,14 +40,14 @@ class WildPilot(TreePilot):
     def wants_turn(self) -> bool:
         return self.random.random() < 0.9
 
-    def _going_on(self, depth: int) -> Steady:
-        return Steady(self.random.randrange(1, 9), depth, sureness=self._sureness, tail=USUAL_TAIL)
+    def _going_on(self, depth: int) -> TreeSpec:
+        return TreeSpec(self.random.randrange(1, 9), depth, calibration=self._calibration, tail=USUAL_TAIL)
 
-    def _in_turn(self, depth: int) -> Steady:
+    def _in_turn(self, depth: int) -> TreeSpec:
         num_passes = self.random.randrange(1, 6)
-        return Steady(self.random.randrange(1, 9), depth, tail=USUAL_TAIL, num_passes=num_passes)
+        return TreeSpec(self.random.randrange(1, 9), depth, tail=USUAL_TAIL, num_passes=num_passes)
 
-    def _chain(self, depth: int) -> Steady:
+    def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(self.random.randrange(1, depth + 1))
 
     def choose(self, tree, max_nodes, max_depth):
@@ -57,9 +59,9 @@ class WildPilot(TreePilot):
                 chosen.append(place)
         return part.take(chosen)
 
-    def keeps(self, leads):
+    def keeps(self, margins):
         """A rule may look at all that it is shown."""
-        return self.random.random() < 0.5 + 0.5 * leads[-1]
+        return self.random.random() < 0.5 + 0.5 * margins[-1]
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
         return self.random.random() < 0.5
@@ -74,20 +76,20 @@ class WildPilot(TreePilot):
 
 
 @dataclass
-class WildPilots:
+class WildPolicies:
     """Dice for every session, all from one seed."""
 
     seed: int
     max_depth: int = 6
-    pilots: list[WildPilot] = field(default_factory=list)
-    known: Knowledge = field(default_factory=lambda: Knowledge())
+    policies: list[WildPolicy] = field(default_factory=list)
+    known: SharedEstimates = field(default_factory=lambda: SharedEstimates())
 
-    def pilot(self, request: GenerationRequest) -> WildPilot:
+    def policy(self, request: GenerationRequest) -> WildPolicy:
         depth = self.max_depth if request.max_draft_tokens is None else request.max_draft_tokens
-        random = Random(f"{self.seed} {len(self.pilots)}")
+        random = Random(f"{self.seed} {len(self.policies)}")
         config = SpeculationConfig(max_draft_tokens=depth, pipelining=random.random() < 0.7)
-        self.pilots.append(WildPilot(random, request, config, self.known))
-        return self.pilots[-1]
+        self.policies.append(WildPolicy(random, request, config, self.known))
+        return self.policies[-1]
 
     def report(self) -> ControlReport:
-        return ControlReport("wild", len(self.pilots), 0, 0, "dice", (), 0.0)
+        return ControlReport("wild", len(self.policies), 0, 0, "dice", (), 0.0)

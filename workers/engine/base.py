@@ -16,7 +16,7 @@ import torch
 
 from core.config import EngineConfig
 from core.protocol import OVERTAKEN, missing_of, refusal_of
-from core.records import DraftReply, EngineStats, Missing, Refused, Sprouted, VerifyReply
+from core.records import DraftReply, DraftUpdate, EngineStats, Missing, Refused, VerifyReply
 from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request
@@ -31,7 +31,7 @@ from workers.step import OutOfBlocks
 logger = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
-Answer = tuple[int, Reply | Sprouted | Missing | Refused]
+Answer = tuple[int, Reply | DraftUpdate | Missing | Refused]
 """A request's ticket, and the reply to it, or what has grown before there is one."""
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, EngineStats, Missing, Refused
-from core.speculation import EMPTY_BLOCK, Candidates, Steady, TokenTree, feed_likeliest, take_all
+from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, feed_likeliest, take_all
 from workers.engine.base import Answer, Engine
-from workers.engine.draft_growth import SteadyJob
+from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
@@ -48,7 +48,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._q_top_tokens = q_top_tokens
         cache = runtime.cache
         kv_tokens = cache.num_blocks * cache.block_tokens
-        self._steady: dict[str, SteadyJob] = {}
+        self._tree_spec: dict[str, TreeJob] = {}
         """By session, whoever is grown for until its next message."""
         self._since_s: float | None = None
         """When the last step ended, if there was more to do at once."""
@@ -69,12 +69,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     @property
     def has_work(self) -> bool:
-        is_pending = any(job.pending for job in self._steady.values())
+        is_pending = any(job.pending for job in self._tree_spec.values())
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
         """Whoever is grown for steadily is a job, too, even while nothing is worth a row."""
-        return replace(super().stats(), num_jobs=len(self._jobs) + len(self._steady))
+        return replace(super().stats(), num_jobs=len(self._jobs) + len(self._tree_spec))
 
     def step(self) -> list[Answer[DraftReply]]:
         """As `Engine.step`; whoever is grown for steadily takes what the pass has room for, best first over all."""
@@ -82,83 +82,83 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._plan_growth()
         answers = super().step()
         for job in self._jobs:
-            if isinstance(job, SteadyJob):
-                job.grower.put_back()
-        self._jobs = [job for job in self._jobs if not isinstance(job, SteadyJob) or job.ends]
+            if isinstance(job, TreeJob):
+                job.builder.put_back()
+        self._jobs = [job for job in self._jobs if not isinstance(job, TreeJob) or job.ends]
         self._since_s = monotonic() if self.has_work else None
         return answers
 
     def release(self, sessions: Sequence[str]) -> None:
         for session in sessions:
-            self._end_steady(session, ENDED)
+            self._end_tree(session, ENDED)
         super().release(sessions)
 
     def expire(self) -> list[str]:
         silent = super().expire()
         for session in silent:
-            self._end_steady(session, "the session was silent for too long")
+            self._end_tree(session, "the session was silent for too long")
         return silent
 
     def _supersede(self, held: HeldSequence) -> None:
         super()._supersede(held)
-        self._end_steady(held.session, OVERTAKEN)
+        self._end_tree(held.session, OVERTAKEN)
 
-    def _end_steady(self, session: str, reason: str) -> None:
-        if (job := self._steady.pop(session, None)) is not None:
+    def _end_tree(self, session: str, reason: str) -> None:
+        if (job := self._tree_spec.pop(session, None)) is not None:
             self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
 
     def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[DraftRequest]]) -> None:
         super()._preempt_whole(victim, waiting)
-        if victim.session not in waiting and (job := self._steady.pop(victim.session, None)) is not None:
+        if victim.session not in waiting and (job := self._tree_spec.pop(victim.session, None)) is not None:
             self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
 
-    def _growing(self) -> list[SteadyJob]:
-        return [job for job in self._steady.values() if job.may_feed]
+    def _growing(self) -> list[TreeJob]:
+        return [job for job in self._tree_spec.values() if job.may_feed]
 
-    def _num_growth_rows(self, growing: Sequence[SteadyJob]) -> int:
+    def _num_growth_rows(self, growing: Sequence[TreeJob]) -> int:
         """Nodes that the next pass has room for, beside the tokens that somebody waits for.
 
         Each row may need a block of its own; at worst each session begins one.
         """
         cache = self._runtime.cache
-        waiting = [*self._jobs, *(job for job in self._steady.values() if job.pending)]
+        waiting = [*self._jobs, *(job for job in self._tree_spec.values() if job.pending)]
         num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
         num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
-        num_wanted = max((job.steady.rows_per_pass for job in growing), default=0)
+        num_wanted = max((job.tree_spec.rows_per_pass for job in growing), default=0)
         return max(0, min(num_wanted, num_fitting, self._room.step_tokens))
 
     def _plan_growth(self) -> None:
         """Who is in the next pass, with which nodes."""
-        for job in self._steady.values():
+        for job in self._tree_spec.values():
             if job.has_lost_root:  # its guesses made room for others
-                job.grower.begin()
+                job.builder.begin()
                 job.pending = self._store.step_back(job.held)
         growing = self._growing()
-        min_reach = min((job.steady.min_reach for job in growing), default=0.0)
-        feed_likeliest([job.grower for job in growing], self._num_growth_rows(growing), min_reach)
+        min_path_prob = min((job.tree_spec.min_path_prob for job in growing), default=0.0)
+        feed_likeliest([job.builder for job in growing], self._num_growth_rows(growing), min_path_prob)
         for job in growing:
-            job.grower.put_back(job.steady.min_reach)
-        self._jobs += [job for job in self._steady.values() if job.pending or job.grower.feeding]
+            job.builder.put_back(job.tree_spec.min_path_prob)
+        self._jobs += [job for job in self._tree_spec.values() if job.pending or job.builder.feeding]
 
     def _plan_turns(self) -> None:
         """What growth that ends by itself feeds next; where it finds no room, it has ended."""
-        for job in [job for job in self._jobs if isinstance(job, SteadyJob) and not job.pending]:
+        for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending]:
             num_rows = self._room.kv_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._room.step_tokens))
-            if not job.grower.feeding:
+            if not job.builder.feeding:
                 self._answer(job, job.reply())
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
         rebased = self._store.follow(held, held.rebase_to_grow(request, self._within_context(request)))
-        job = SteadyJob(ticket, request, held, rebased.pending)
+        job = TreeJob(ticket, request, held, rebased.pending)
         if job.ends:
             self._jobs.append(job)
             self._answer_if_done(job)
             return
-        self._steady[held.session] = job
-        self._answers.append((ticket, job.sprouted()))
+        self._tree_spec[held.session] = job
+        self._answers.append((ticket, job.draft_update()))
 
-    def _within_context(self, request: DraftRequest) -> Steady:
+    def _within_context(self, request: DraftRequest) -> TreeSpec:
         """What is asked for, no deeper than the model has positions: the deepest nodes are told, and not fed."""
         num_left = self._room.context_tokens - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
@@ -166,40 +166,40 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
         return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
 
-    def _finish(self, jobs: Sequence[SteadyJob], logits: Tensor) -> bool:
+    def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
         if growing:
             self._grow(growing, logits)
         for job in jobs:
             if job.ends:
                 self._answer_if_done(job)
-            elif job.held.session in self._steady:
-                self._answers.append((job.ticket, job.sprouted(self._since_s)))
+            elif job.held.session in self._tree_spec:
+                self._answers.append((job.ticket, job.draft_update(self._since_s)))
         return bool(growing)
 
-    def _end_unsound(self, job: SteadyJob) -> None:
+    def _end_unsound(self, job: TreeJob) -> None:
         """The model says nothing that can be used. What was drawn before is told all the same: to leave it out would be
         to choose among draws by what they are, since what follows one depends on it (docs/exactness.md, section 4).
         """
         reason = "NaN or infinite scores of the draft for this sequence"
-        is_kept = job.held.spec.needs_q and job.grower.has_root
+        is_kept = job.held.spec.needs_q and job.builder.has_root
         self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
         self._runtime.cache.suspect(job.held.kv)
         self._store.forget_guesses(job.held)
-        self._steady.pop(job.held.session, None)
+        self._tree_spec.pop(job.held.session, None)
 
-    def _answer_if_done(self, job: SteadyJob) -> None:
+    def _answer_if_done(self, job: TreeJob) -> None:
         if job.is_done and job in self._jobs:
             self._answer(job, job.reply())
 
-    def _grow(self, jobs: Sequence[SteadyJob], logits: Tensor) -> None:
+    def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
         """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
         readback = Readback()
         places = [job.places() for job in jobs]
         propose_all = propose(logits, list(chain.from_iterable(places)), self._q_top_tokens, readback)
         readback.wait()
         rows = iter(propose_all())
-        heard: list[tuple[SteadyJob, list[Candidates]]] = []
+        heard: list[tuple[TreeJob, list[Candidates]]] = []
         for job, wanted in zip(jobs, places, strict=True):
             said = list(islice(rows, len(wanted)))
             sound = [candidates for candidates in said if candidates is not None]
@@ -209,4 +209,4 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             job.hold(sound)
             heard.append((job, sound))
             self._publish(job.held)
-        take_all([job.grower for job, _ in heard], [sound for _, sound in heard])
+        take_all([job.builder for job, _ in heard], [sound for _, sound in heard])

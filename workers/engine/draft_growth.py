@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from core.records import DraftRequest, GrownTree, Sprouted, Timing
-from core.speculation import MAX_TOLD, Candidates, Grower, Steady, TokenTree
+from core.records import DraftRequest, DraftTree, DraftUpdate, Timing
+from core.speculation import MAX_TOLD, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.sampling import Kind, Place, Row
 from workers.step import StepRows
 
 
 @dataclass(eq=False, slots=True)
-class SteadyJob(Job[DraftRequest]):
+class TreeJob(Job[DraftRequest]):
     """A session that is grown for until its next message; one of the engine's jobs while it takes part in a pass.
 
     Where growth ends by itself it is a job like others, until its reply.
@@ -24,17 +24,17 @@ class SteadyJob(Job[DraftRequest]):
     """When the last step that it had a part in began, and how many rows that had; None once it was told of."""
 
     @property
-    def steady(self) -> Steady:
+    def tree_spec(self) -> TreeSpec:
         return self.request.growth
 
     @property
-    def grower(self) -> Grower:
-        return self.held.grower
+    def builder(self) -> TreeBuilder:
+        return self.held.builder
 
     @property
     def ends(self) -> bool:
         """Whether growth ends by itself, and a round waits for it."""
-        return self.steady.num_passes > 0
+        return self.tree_spec.num_passes > 0
 
     @property
     def is_urgent(self) -> bool:
@@ -43,13 +43,13 @@ class SteadyJob(Job[DraftRequest]):
 
     @property
     def num_tree_rows(self) -> int:
-        return len(self.grower.feeding)
+        return len(self.builder.feeding)
 
     @property
     def may_feed(self) -> bool:
         """Whether there may be a node worth a row."""
-        reach = 0.0 if self.pending else self.grower.best_reach
-        return reach > 0.0 and reach >= self.steady.min_reach
+        path_prob = 0.0 if self.pending else self.builder.best_path_prob
+        return path_prob > 0.0 and path_prob >= self.tree_spec.min_path_prob
 
     @property
     def has_lost_root(self) -> bool:
@@ -62,20 +62,20 @@ class SteadyJob(Job[DraftRequest]):
 
     def last_rows(self) -> StepRows:
         """What is pending, or the nodes to be fed."""
-        tree, grower = self.held.tree, self.grower
-        assert not grower.feeding or len(grower.rows) == 1 + len(tree), "the root and all that is held were fed"
-        tokens = (*tree.tokens, *(grower.tokens[node] for node in grower.feeding))
-        parents = (*tree.parents, *(grower.held_parent(node) for node in grower.feeding))
+        tree, builder = self.held.tree, self.builder
+        assert not builder.feeding or len(builder.rows) == 1 + len(tree), "the root and all that is held were fed"
+        tokens = (*tree.tokens, *(builder.tokens[node] for node in builder.feeding))
+        parents = (*tree.parents, *(builder.held_parent(node) for node in builder.feeding))
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
         """Of the logits that the last step gave. Without penalties those as deep as each other are alike."""
-        log, grower = self.held.log, self.grower
-        nodes = grower.being_fed
+        log, builder = self.held.log, self.builder
+        nodes = builder.being_fed
         if self.held.spec.sampling.has_penalties:
-            return [self._place(grower.depths[node], [*log.tokens, *grower.path(node)]) for node in nodes]
-        at = {depth: self._place(depth) for depth in {grower.depths[node] for node in nodes}}
-        return [at[grower.depths[node]] for node in nodes]
+            return [self._place(builder.depths[node], [*log.tokens, *builder.path(node)]) for node in nodes]
+        at = {depth: self._place(depth) for depth in {builder.depths[node] for node in nodes}}
+        return [at[builder.depths[node]] for node in nodes]
 
     def _place(self, depth: int, seen: Sequence[int] = ()) -> Place:
         spec = self.held.spec
@@ -87,25 +87,25 @@ class SteadyJob(Job[DraftRequest]):
     def hold(self, found: Sequence[Candidates]) -> None:
         """What the model says after each of `places`, of which the grower is still to be told."""
         self.held.hold(found)
-        self.grower.made_pass()
+        self.builder.made_pass()
 
     def begin_again(self) -> None:
         self.pending = [*self.held.log.tokens, *self.pending]
         self.held.tree.clear()
-        self.grower.begin()
-        self.grower.go_on(self.grower.steady)  # with all of its passes
+        self.builder.begin()
+        self.builder.go_on(self.builder.tree_spec)  # with all of its passes
 
     @property
     def is_done(self) -> bool:
         """Whether growth that ends by itself has ended."""
-        return not self.pending and self.grower.has_ended
+        return not self.pending and self.builder.has_ended
 
     def choose(self, room: int) -> None:
         """What growth that ends by itself feeds next, of which there is room for so many rows."""
         if not self.pending:
-            self.grower.feed_pass(room)
+            self.builder.feed_pass(room)
 
-    def sprouted(self, since_s: float | None = None) -> Sprouted:
+    def draft_update(self, since_s: float | None = None) -> DraftUpdate:
         """What has grown since the last time.
 
         The pass took as long as from the one before, which ended at `since_s`: what is done between two passes, such as
@@ -116,13 +116,13 @@ class SteadyJob(Job[DraftRequest]):
             started_s, num_rows = self._pass
             began_s = started_s if since_s is None else since_s
             timing, self._pass = Timing(0.0, monotonic() - began_s, 1, num_rows), None
-        is_over = not self.pending and self.grower.has_fed_all
-        return Sprouted(self.request.stamp, self.grower.tell(), self._num_held, timing, is_over)
+        is_over = not self.pending and self.builder.has_fed_all
+        return DraftUpdate(self.request.stamp, self.builder.tell(), self._num_held, timing, is_over)
 
-    def reply(self) -> GrownTree:
+    def reply(self) -> DraftTree:
         """All that has grown, where growth has ended."""
         timing = self.timing() if self.num_passes else None
-        return GrownTree(self.request.stamp, self.grower.tell(), self._num_held, timing)
+        return DraftTree(self.request.stamp, self.builder.tell(), self._num_held, timing)
 
     @property
     def _num_held(self) -> int:

@@ -21,9 +21,9 @@ from core.records import (
     Continuation,
     DraftReply,
     DraftRequest,
+    DraftUpdate,
     Missing,
     Refused,
-    Sprouted,
     VerifyReply,
     VerifyRequest,
 )
@@ -138,7 +138,7 @@ class EngineLoop(Generic[Request, Reply]):
             self._order(_Order(self._take_offers, receiver.lose))  # where no step takes them up
 
     async def replies(self, request: Request) -> AsyncIterator[Any]:
-        """What the engine says to a request that it answers more than once; what is `Sprouted` is not the last.
+        """What the engine says to a request that it answers more than once; what is `DraftUpdate` is not the last.
 
         Raises: WorkerLost.
         """
@@ -149,7 +149,7 @@ class EngineLoop(Generic[Request, Reply]):
             if isinstance(each, WorkerLost):
                 raise each
             yield each
-            if not isinstance(each, Sprouted):
+            if not isinstance(each, DraftUpdate):
                 return
 
     async def release(self, sessions: Sequence[str]) -> None:
@@ -232,7 +232,7 @@ class EngineLoop(Generic[Request, Reply]):
         ready: dict[Receiver, list[tuple[int, Any]]] = {}
         for ticket, reply in self._engine.step():
             receiver, number, queued_s = self._calls[ticket]
-            if not isinstance(reply, Sprouted):  # after which more comes; and its timing is that of one pass
+            if not isinstance(reply, DraftUpdate):  # after which more comes; and its timing is that of one pass
                 del self._calls[ticket]
                 reply = _with_queueing(reply, queued_s)
             ready.setdefault(receiver, []).append((number, reply))

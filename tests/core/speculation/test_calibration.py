@@ -38,8 +38,8 @@ def test_chances_of_later_candidates_are_a_law():
 # Calibration
 
 
-def chance_by(calibration, sureness):
-    return logistic(calibration.shift + logit(sureness))
+def chance_by(calibration, confidence):
+    return logistic(calibration.shift + logit(confidence))
 
 
 def test_at_first_a_draft_is_believed():
@@ -51,8 +51,8 @@ def test_a_draft_that_is_too_sure_or_not_sure_enough_is_seen_through(shift):
     random, found = Random(7), Calibration()
     shifts = []
     for _ in range(6000):
-        sureness = random.choice((0.3, 0.6, 0.9))
-        found.see(sureness, random.random() < logistic(shift + logit(sureness)))
+        confidence = random.choice((0.3, 0.6, 0.9))
+        found.see(confidence, random.random() < logistic(shift + logit(confidence)))
         shifts.append(found.shift)
     assert sum(shifts[3000:]) / 3000 == pytest.approx(shift, abs=0.15)
 
@@ -60,9 +60,9 @@ def test_a_draft_that_is_too_sure_or_not_sure_enough_is_seen_through(shift):
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=60))
 def test_whatever_is_seen_the_estimate_stays_a_chance_and_rises_with_sureness(seen):
     found = Calibration()
-    for sureness, is_accepted in seen:
-        found.see(sureness, is_accepted)
-    chances = [chance_by(found, sureness) for sureness in (0.0, 0.2, 0.5, 0.9, 1.0)]
+    for confidence, is_accepted in seen:
+        found.see(confidence, is_accepted)
+    chances = [chance_by(found, confidence) for confidence in (0.0, 0.2, 0.5, 0.9, 1.0)]
     assert all(0 < chance < 1 and math.isfinite(chance) for chance in chances)
     assert chances == sorted(chances)
     assert abs(found.shift) <= MAX_LOGIT

@@ -16,7 +16,7 @@ NUM_RANKS = 6
 
 
 def says(path):
-    """What a make-believe model says after a path: other candidates, another sureness each time."""
+    """What a make-believe model says after a path: other candidates, another confidence each time."""
     random = Random(repr(tuple(path)))
     return Candidates(tuple(random.sample(range(9), NUM_RANKS)), random.random(), 3 * random.random())
 
@@ -27,16 +27,16 @@ def path(tree, node):
 
 def test_a_lead_is_the_mean_of_the_odds_against_all_and_against_the_second():
     """0.8 against 0.2 and against 0.05: the odds 4 and 16 have the geometric mean 8."""
-    assert Candidates((1, 2), 0.8, shares=(0.8, 0.05)).lead == pytest.approx(8 / 9)
-    assert Candidates((1, 2), 0.8).lead == 0.8, "where shares are not known, it is the confidence"
-    assert 0.0 < Candidates((1, 2), 1.0, shares=(1.0, 0.0)).lead < 1.0
+    assert Candidates((1, 2), 0.8, shares=(0.8, 0.05)).margin == pytest.approx(8 / 9)
+    assert Candidates((1, 2), 0.8).margin == 0.8, "where shares are not known, it is the confidence"
+    assert 0.0 < Candidates((1, 2), 1.0, shares=(1.0, 0.0)).margin < 1.0
 
 
 @pytest.mark.parametrize(
-    ("measure", "sureness"), [(Measure.LEAD, 8 / 9), (Measure.CONFIDENCE, 0.8), (Measure.ENTROPY, math.exp(-0.5))]
+    ("measure", "confidence"), [(Measure.MARGIN, 8 / 9), (Measure.CONFIDENCE, 0.8), (Measure.ENTROPY, math.exp(-0.5))]
 )
-def test_a_draft_is_as_sure_as_the_measure_says(measure, sureness):
-    assert Candidates((1, 2), 0.8, 0.5, shares=(0.8, 0.05)).sureness(measure) == pytest.approx(sureness)
+def test_a_draft_is_as_sure_as_the_measure_says(measure, confidence):
+    assert Candidates((1, 2), 0.8, 0.5, shares=(0.8, 0.05)).confidence_by(measure) == pytest.approx(confidence)
 
 
 # What is held

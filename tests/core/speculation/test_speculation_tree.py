@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree, Told
+from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree
 
 
-def told(first, *nodes, root=ROOT):
+def new_nodes(first, *nodes, root=ROOT):
     """Each node: parent, token, chance."""
     parents, tokens, chances = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return Told(first, parents, tokens, tuple(range(len(nodes))), chances, (0.9,) * len(nodes), root)
+    return NewNodes(first, parents, tokens, tuple(range(len(nodes))), chances, (0.9,) * len(nodes), root)
 
 
 def paths(tree):
     """Tokens from the root to each node, with the chance to get there."""
     part = tree.best(1000, max_depth=1000)
-    found = dict(zip(paths_of(tree.block(part)), part.reach.tolist(), strict=True))
+    found = dict(zip(paths_of(tree.block(part)), part.path_prob.tolist(), strict=True))
     assert len(found) == len(part) == len(tree), "no two siblings are alike"
     return found
 
@@ -41,7 +41,7 @@ def tokens(tree, part):
     return list(tree.block(part).tokens)
 
 
-FIRST = told(0, (ROOT, 5, 0.5), (ROOT, 6, 0.3), (0, 7, 0.8), (2, 8, 0.5))
+FIRST = new_nodes(0, (ROOT, 5, 0.5), (ROOT, 6, 0.3), (0, 7, 0.8), (2, 8, 0.5))
 
 
 @pytest.fixture
@@ -73,20 +73,20 @@ def test_branches_are_counted_as_far_as_a_block_goes(tree):
 def test_the_straight_part_of_a_block_is_its_likeliest_chain(tree):
     nodes = tree.best(9, max_depth=9)
     assert tokens(tree, nodes.straight()) == [5, 7, 8]
-    assert nodes.straight().reach.tolist() == pytest.approx([0.5, 0.4, 0.2])
+    assert nodes.straight().path_prob.tolist() == pytest.approx([0.5, 0.4, 0.2])
     assert len(nodes.head(0).straight()) == 0
 
 
 def test_a_verdict_keeps_what_grew_below_its_token(tree):
     assert tree.reroot([5, 7])
     assert paths(tree) == pytest.approx({(8,): 0.5})
-    tree.add(told(4, (2, 9, 0.25), (3, 10, 0.5)))
+    tree.add(new_nodes(4, (2, 9, 0.25), (3, 10, 0.5)))
     assert paths(tree) == pytest.approx({(8,): 0.5, (9,): 0.25, (8, 10): 0.25})
 
 
 def test_what_was_told_before_the_verdict_is_known_is_kept_where_it_still_fits(tree):
     tree.reroot([5])
-    tree.add(told(4, (ROOT, 9, 0.1), (1, 10, 0.5), (0, 11, 0.1), (2, 12, 0.5), (5, 13, 0.9)), num_unknown=1)
+    tree.add(new_nodes(4, (ROOT, 9, 0.1), (1, 10, 0.5), (0, 11, 0.1), (2, 12, 0.5), (5, 13, 0.9)), num_unknown=1)
     assert paths(tree) == pytest.approx({(7,): 0.8, (7, 8): 0.4, (11,): 0.1, (7, 12): 0.4})
 
 
@@ -94,27 +94,27 @@ def test_a_root_that_was_on_its_way_is_found_when_it_comes(tree):
     """The verdict's token is not known yet; the message that tells of it, and of what follows, is under way."""
     assert not tree.reroot([5, 20])
     assert len(tree) == 0
-    tree.add(told(4, (0, 20, 0.1), (0, 21, 0.1), (4, 22, 0.5)), num_unknown=2)
-    tree.add(told(7, (4, 23, 0.25), (6, 24, 0.5)))
+    tree.add(new_nodes(4, (0, 20, 0.1), (0, 21, 0.1), (4, 22, 0.5)), num_unknown=2)
+    tree.add(new_nodes(7, (4, 23, 0.25), (6, 24, 0.5)))
     assert paths(tree) == pytest.approx({(22,): 0.5, (23,): 0.25, (22, 24): 0.25})
 
 
 def test_a_root_that_the_draft_never_told_of_is_called_root(tree):
     tree.reroot([6, 99])
-    tree.add(told(4, (ROOT, 99, 0.5)))
+    tree.add(new_nodes(4, (ROOT, 99, 0.5)))
     assert paths(tree) == {(99,): 0.5}, "it follows the root, and is not taken for it"
 
 
 def test_after_tokens_that_no_node_leads_to_nothing_is_left(tree):
     tree.reroot([90, 91])
-    tree.add(told(4, (0, 9, 0.5)), num_unknown=2)
-    tree.add(told(5, (ROOT, 9, 0.5)))
+    tree.add(new_nodes(4, (0, 9, 0.5)), num_unknown=2)
+    tree.add(new_nodes(5, (ROOT, 9, 0.5)))
     assert paths(tree) == {(9,): 0.5}
 
 
 def test_a_node_that_is_there_already_is_not_there_twice(tree):
     """A draft that has forgotten its guesses tells them again, with other numbers."""
-    tree.add(told(4, (ROOT, 5, 0.6), (4, 7, 0.9), (5, 30, 0.5), (ROOT, 31, 0.1), (ROOT, 31, 0.1)))
+    tree.add(new_nodes(4, (ROOT, 5, 0.6), (4, 7, 0.9), (5, 30, 0.5), (ROOT, 31, 0.1), (ROOT, 31, 0.1)))
     assert paths(tree) == pytest.approx(
         {(5,): 0.5, (6,): 0.3, (5, 7): 0.4, (5, 7, 8): 0.2, (5, 7, 30): 0.2, (31,): 0.1}
     )
@@ -124,7 +124,7 @@ def test_who_has_used_very_many_numbers_is_asked_to_begin_anew(tree, monkeypatch
     monkeypatch.setattr("core.speculation.speculation_tree.MAX_NUMBERS", 4)
     tree.reroot((5,))
     assert not tree.has_lost_some
-    tree.add(told(4, (2, 9, 0.1)))
+    tree.add(new_nodes(4, (2, 9, 0.1)))
     tree.reroot((7,))
     assert tree.has_lost_some
 
@@ -138,7 +138,7 @@ def test_what_was_told_already_changes_nothing(tree):
 
 def test_a_message_that_was_lost_is_noticed(tree):
     with pytest.raises(ValueError, match="goes on at node 6 where 4"):
-        tree.add(told(6, (0, 9, 0.5)))
+        tree.add(new_nodes(6, (0, 9, 0.5)))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_message_that_was_lost_is_noticed(tree):
 )
 def test_what_cannot_be_growth_is_none(columns):
     with pytest.raises(ValueError):
-        Told(0, *columns)
+        NewNodes(0, *columns)
 
 
 # Guessers
@@ -186,12 +186,12 @@ def test_a_guess_with_branches_is_a_tree():
 
 def test_a_local_node_that_the_draft_tells_of_becomes_the_drafts(tree):
     guessed(tree, (5, 7, 8), (9, 0.4), (10, 0.5))
-    tree.add(told(4, (3, 9, 0.2), (4, 11, 0.5)))
+    tree.add(new_nodes(4, (3, 9, 0.2), (4, 11, 0.5)))
     assert len(tree.best(9, 9).drafted()) == 6, "all but one"
     assert paths(tree)[(5, 7, 8, 9, 11)] == pytest.approx(0.2 * 0.4 * 0.5)
     tree.reroot([5, 7])
     assert paths(tree) == pytest.approx({(8,): 0.5, (8, 9): 0.1, (8, 9, 11): 0.05}), "by the draft's own chances"
-    tree.add(told(6, (4, 12, 0.5)))
+    tree.add(new_nodes(6, (4, 12, 0.5)))
     assert (8, 9, 12) in paths(tree), "the draft's number for it holds"
 
 
@@ -206,8 +206,8 @@ def test_a_root_that_only_a_guesser_knew_is_the_drafts_once_it_tells_of_it(tree)
     guessed(tree, (), (5, 0.5), (9, 0.9), (10, 0.9), (11, 0.9))
     assert tree.reroot([5, 9, 10])
     assert len(tree) == 0
-    tree.add(told(4, (0, 9, 0.1), (4, 10, 0.1), (4, 77, 0.1), (5, 12, 0.5)), num_unknown=3)
-    tree.add(told(8, (7, 13, 0.5), root=5))
+    tree.add(new_nodes(4, (0, 9, 0.1), (4, 10, 0.1), (4, 77, 0.1), (5, 12, 0.5)), num_unknown=3)
+    tree.add(new_nodes(8, (7, 13, 0.5), root=5))
     assert paths(tree) == pytest.approx({(12,): 0.5, (12, 13): 0.25})
     assert not tree.has_lost_some
 
@@ -216,7 +216,7 @@ def test_what_follows_an_earlier_root_is_found_by_the_text(tree):
     """The draft called ROOT what was the root two verdicts ago."""
     tree.reroot([90])
     tree.reroot([91])
-    tree.add(told(4, (ROOT, 91, 0.5), (4, 92, 0.5)), num_unknown=1)
+    tree.add(new_nodes(4, (ROOT, 91, 0.5), (4, 92, 0.5)), num_unknown=1)
     assert paths(tree) == {(92,): 0.5}
 
 
@@ -225,7 +225,7 @@ class PlainTree:
     """The same by paths from the beginning of the text: slow, and simple enough to be right. A fake."""
 
     root: tuple = ()
-    reach: dict = field(default_factory=dict)
+    path_prob: dict = field(default_factory=dict)
     numbered: list = field(default_factory=list)
 
     def add(self, nodes, root_then):
@@ -233,16 +233,16 @@ class PlainTree:
             above = root_then if parent == ROOT else self.numbered[parent]
             path = (*above, token)
             self.numbered.append(path)
-            self.reach.setdefault(path, chance)
+            self.path_prob.setdefault(path, chance)
 
     def paths(self):
         size, found = len(self.root), {}
-        for path in self.reach:
+        for path in self.path_prob:
             if path[:size] == self.root and len(path) > size:
-                reach = 1.0
+                path_prob = 1.0
                 for end in range(size + 1, len(path) + 1):
-                    reach *= self.reach.get(path[:end], 0.0)
-                found[path[size:]] = reach
+                    path_prob *= self.path_prob.get(path[:end], 0.0)
+                found[path[size:]] = path_prob
         return found
 
 
@@ -258,7 +258,7 @@ def test_it_is_what_a_list_of_paths_would_be(data):
             parent = data.draw(st.sampled_from(sorted(free)))
             nodes.append((parent, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.25, 0.5, 0.75]))))
             free.add(len(plain.numbered) + index)
-        tree.add(told(len(plain.numbered), *nodes))
+        tree.add(new_nodes(len(plain.numbered), *nodes))
         plain.add(nodes, plain.root)
         assert paths(tree) == pytest.approx(plain.paths())
         if data.draw(st.booleans()):
@@ -266,7 +266,7 @@ def test_it_is_what_a_list_of_paths_would_be(data):
             tree.reroot(tokens)
             plain.root = (*plain.root, *tokens)
             assert paths(tree) == pytest.approx(plain.paths())
-    order = tree.best(len(tree), max_depth=99).reach
+    order = tree.best(len(tree), max_depth=99).path_prob
     assert (np.diff(order) <= 0).all()
 
 
@@ -274,7 +274,7 @@ def test_it_is_what_a_list_of_paths_would_be(data):
 
 
 LAWS = tuple(SparseDistribution((5 + place, 90), (0.75, 0.25)) for place in range(3))
-CHAIN = Told(0, (ROOT, 0, 1), (5, 6, 90), (0,) * 3, (0.75,) * 3, (0.75,) * 3, q=LAWS)
+CHAIN = NewNodes(0, (ROOT, 0, 1), (5, 6, 90), (0,) * 3, (0.75,) * 3, (0.75,) * 3, q=LAWS)
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_the_law_of_a_draw_is_that_of_its_node_in_whatever_messages_it_was_told(
     tree = SpeculationTree(is_drawn=True)
     guessed(tree, (), (30, 0.9))  # a node before them, so that numbers are not places
     for place in range(3):
-        tree.add(Told(place, (place - 1,), (CHAIN.tokens[place],), (0,), (0.75,), (0.75,), q=(LAWS[place],)))
+        tree.add(NewNodes(place, (place - 1,), (CHAIN.tokens[place],), (0,), (0.75,), (0.75,), q=(LAWS[place],)))
     assert tree.block(tree.first_chain(9)) == TokenTree.chain([5, 6, 90], LAWS)
     assert tree.block(tree.first_chain(9).head(2)).q == LAWS[:2]
 
@@ -312,7 +312,7 @@ def test_no_draw_outlasts_its_verdict(drawn):
     """Nor a node that might be taken for one: what was drawn is of use for one block."""
     assert drawn.reroot([5])
     assert len(drawn) == 0
-    drawn.add(Told(3, (1,), (91,), (0,), (0.5,), (0.5,), q=LAWS[:1]), num_unknown=1)
+    drawn.add(NewNodes(3, (1,), (91,), (0,), (0.5,), (0.5,), q=LAWS[:1]), num_unknown=1)
     assert len(drawn) == 0
 
 
@@ -325,17 +325,17 @@ def test_where_nothing_is_drawn_blocks_carry_no_q(tree):
 
 def test_where_a_block_may_go_on_otherwise_the_likeliest_first(tree):
     """Beside 5 there is 6; below 7, which ends the block, 8."""
-    tree.add(told(4, (1, 9, 0.9)))
+    tree.add(new_nodes(4, (1, 9, 0.9)))
     first, second = tree.outcomes(tree.best(2, 9), 9)
-    assert (tokens(tree, first.top), first.depth, first.top.reach.tolist()) == ([6], 1, pytest.approx([0.3]))
-    assert (tokens(tree, second.top), second.depth, second.top.reach.tolist()) == ([8], 3, pytest.approx([0.2]))
+    assert (tokens(tree, first.top), first.depth, first.top.path_prob.tolist()) == ([6], 1, pytest.approx([0.3]))
+    assert (tokens(tree, second.top), second.depth, second.top.path_prob.tolist()) == ([8], 3, pytest.approx([0.2]))
     assert paths(first.below) == pytest.approx({(9,): 0.9}), "as if the text had got there"
     assert len(tree.outcomes(tree.best(2, 9), 1)) == 1
     assert [tokens(tree, each.top) for each in tree.outcomes(tree.best(0, 9), 9)] == [[5], [6]]
 
 
 def test_an_offer_is_one_tree_of_several_parts(tree):
-    tree.add(told(4, (1, 9, 0.9)))
+    tree.add(new_nodes(4, (1, 9, 0.9)))
     taken = tree.best(2, 9)
     first, _ = tree.outcomes(taken, 9)
     whole = taken.with_below(first.end, first.top).with_below(2, first.below.best(9, 9))
@@ -347,7 +347,7 @@ def test_a_block_is_found_again_by_its_tokens(tree):
     block = tree.block(tree.best(3, 9))
     part = tree.part_of(block)
     assert tree.block(part) == block
-    assert part.reach.tolist() == pytest.approx([0.5, 0.4, 0.3])
+    assert part.path_prob.tolist() == pytest.approx([0.5, 0.4, 0.3])
     tree.reroot([5])
     assert tree.part_of(block) is None
 
@@ -360,7 +360,7 @@ def test_what_the_draft_had_told_of_that_no_block_had(tree):
     assert tree.unverified((77,), block) is None
     guessed(tree, (6,), (77, 0.9))
     assert tree.unverified((6,), block) is None, "the draft has not told of it"
-    tree.add(Told(4, (1,), (9,), (0,), (0.6,), (0.7,)))
+    tree.add(NewNodes(4, (1,), (9,), (0,), (0.6,), (0.7,)))
     assert tree.unverified((6,), block) == (9, 0.7)
 
 
@@ -374,7 +374,7 @@ def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
     tree, gone = SpeculationTree(), []
     for round_ in range(200):
         first = tree.num_told
-        tree.add(told(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4), (first, 3, 0.5), (first + 1, 4, 0.5)))
+        tree.add(new_nodes(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4), (first, 3, 0.5), (first + 1, 4, 0.5)))
         gone.append(weakref.ref(tree._children(tree._root)[2]))
         tree.reroot([1, 7 if round_ % 2 else 3])
     assert len(tree._trail) == 16

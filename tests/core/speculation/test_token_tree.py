@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from core.speculation.token_tree import (
     NO_Q,
     ROOT,
+    NewNodes,
     SparseDistribution,
-    Steady,
     TokenTree,
-    Told,
+    TreeSpec,
     depths,
     subtree,
 )
@@ -94,7 +94,7 @@ def test_a_subtree_is_all_that_hangs_below(tree, data):
 
 def test_a_chain_in_turn_ends_at_its_length():
     """One candidate a place, one node a pass, and the root's pass included."""
-    chain = Steady.chain(3)
+    chain = TreeSpec.chain(3)
     assert (chain.fanout, chain.rows_per_pass, chain.max_depth, chain.num_passes) == (1, 1, 3, 3)
 
 
@@ -102,7 +102,7 @@ LAW, OTHER = SparseDistribution((7, 8), (0.75, 0.25)), SparseDistribution((9,), 
 
 
 def drawn(*q):
-    return Told(0, (ROOT, 0), (7, 9), (0, 0), (0.75, 1.0), (0.75, 1.0), q=q)
+    return NewNodes(0, (ROOT, 0), (7, 9), (0, 0), (0.75, 1.0), (0.75, 1.0), q=q)
 
 
 @pytest.mark.parametrize("q", [(), (LAW, OTHER)])

@@ -15,10 +15,10 @@ from core.speculation.candidates import Candidates
 from core.speculation.chances import chances_of
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Measure, SparseDistribution, Steady
-from core.speculation.tree_builder import MIN_REACH, Grower, feed_likeliest, take_all
+from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Measure, SparseDistribution, TreeSpec
+from core.speculation.tree_builder import MIN_PATH_PROB, TreeBuilder, feed_likeliest, take_all
 
-STEADY = Steady(rows_per_pass=4, max_depth=6, sureness=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
+TREE_SPEC = TreeSpec(rows_per_pass=4, max_depth=6, calibration=(0.0, 1.0), tail=(0.5, 0.25, 0.1))
 
 
 def said_after(path):
@@ -30,18 +30,18 @@ def said_after(path):
     return Candidates(ranked, first, 0.0, shares=(first, rest * 0.6, rest * 0.3, rest * 0.1))
 
 
-def grower(steady=STEADY):
-    new = Grower()
-    new.steady = steady
+def builder(tree_spec=TREE_SPEC):
+    new = TreeBuilder()
+    new.tree_spec = tree_spec
     return new
 
 
-def feed(growers, num_rows, prefixes=None):
+def feed(builders, num_rows, prefixes=None):
     """One pass, the root of each before all else; how many rows each had."""
-    prefixes = prefixes or [(place,) for place in range(len(growers))]
-    feed_likeliest(growers, num_rows)
-    counts = [len(one.feeding) for one in growers]
-    fed = [(one, prefix) for one, prefix in zip(growers, prefixes, strict=True) if one.being_fed]
+    prefixes = prefixes or [(place,) for place in range(len(builders))]
+    feed_likeliest(builders, num_rows)
+    counts = [len(one.feeding) for one in builders]
+    fed = [(one, prefix) for one, prefix in zip(builders, prefixes, strict=True) if one.being_fed]
     take_all([one for one, _ in fed], [said_of_all(one, prefix) for one, prefix in fed])
     return counts
 
@@ -58,29 +58,29 @@ def paths(one, nodes=None):
 
 def chances(said, *rules):
     """Of all candidates of each place, by the rule of each or of all."""
-    rules = rules or (STEADY,)
-    return chances_of(said, [each.lead for each in said], [(rule, len(said) // len(rules)) for rule in rules])
+    rules = rules or (TREE_SPEC,)
+    return chances_of(said, [each.margin for each in said], [(rule, len(said) // len(rules)) for rule in rules])
 
 
 def test_the_first_candidate_is_as_likely_as_its_lead_says_and_the_others_share_the_rest():
     candidates = Candidates((1, 2, 3), 0.8, 0.0, shares=(0.8, 0.1, 0.05))
     first, second, third = chances([candidates])[0]
-    assert first == pytest.approx(candidates.lead)
+    assert first == pytest.approx(candidates.margin)
     weights = [0.5**0.5 * 0.1, 0.25**0.5 * 0.05]
     assert second == pytest.approx((1 - first) * 0.85 * weights[0] / sum(weights))
     assert third == pytest.approx((1 - first) * 0.85 * weights[1] / sum(weights))
-    assert chances([candidates], replace(STEADY, fanout=1)) == [[first]]
+    assert chances([candidates], replace(TREE_SPEC, fanout=1)) == [[first]]
 
 
 def test_what_a_place_says_does_not_depend_on_the_others_of_its_pass():
     places = [said_after((n,)) for n in range(20)] + [Candidates(tuple(range(9)), 0.5), Candidates((7,), 1.0)]
     together = chances(places)
     assert together == [chances([each])[0] for each in places]
-    assert [len(row) for row in together] == [min(len(each.ranked), 1 + len(STEADY.tail)) for each in places]
+    assert [len(row) for row in together] == [min(len(each.ranked), 1 + len(TREE_SPEC.tail)) for each in places]
 
 
 def test_each_place_is_rated_by_the_rule_of_its_own_session():
-    rules = [STEADY, replace(STEADY, sureness=(-1.0, 0.5), tail=(0.9,), fanout=2), Steady(1, 1, fanout=1)]
+    rules = [TREE_SPEC, replace(TREE_SPEC, calibration=(-1.0, 0.5), tail=(0.9,), fanout=2), TreeSpec(1, 1, fanout=1)]
     said = [said_after((n,)) for n in range(6)]
     apart = [chances([each], rules[place // 2])[0] for place, each in enumerate(said)]
     assert chances(said, *rules) == apart
@@ -92,36 +92,38 @@ def test_where_shares_are_not_known_the_others_are_as_likely_as_usual():
 
 
 def test_no_candidate_is_likelier_than_the_first():
-    first, second = chances([Candidates((1, 2), 0.01)], Steady(1, 1, sureness=(0.0, 1.0), tail=(0.9,)))[0]
+    first, second = chances([Candidates((1, 2), 0.01)], TreeSpec(1, 1, calibration=(0.0, 1.0), tail=(0.9,)))[0]
     assert second <= first
 
 
 def test_the_root_is_fed_first_and_then_what_is_likeliest():
-    one = grower()
+    one = builder()
     assert one.being_fed == [0]
-    assert not one.best_reach, "there is nothing but the root"
+    assert not one.best_path_prob, "there is nothing but the root"
     one.take([said_after((0,))])
     for _ in range(5):
         feed_likeliest([one], 3)
         others = set(range(1, len(one))) - one.rows.keys() - set(one.feeding)
-        assert min(one.reach[node] for node in one.feeding) >= max((one.reach[node] for node in others), default=0.0)
+        assert min(one.path_prob[node] for node in one.feeding) >= max(
+            (one.path_prob[node] for node in others), default=0.0
+        )
         one.take(said_of_all(one, (0,)))
 
 
 def test_of_nodes_as_likely_the_one_that_was_found_first_is_fed_first_also_if_it_was_put_back():
-    one = grower(replace(STEADY, tail=(0.2, 0.2, 0.2)))
+    one = builder(replace(TREE_SPEC, tail=(0.2, 0.2, 0.2)))
     one.take([Candidates((1, 2, 3, 4), 0.5)])
     assert len(set(one.chances[2:])) == 1
     feed_likeliest([one], 3)
     assert paths(one, one.feeding) == [(1,), (2,), (3,)]
-    one.put_back(one.reach[1])
+    one.put_back(one.path_prob[1])
     assert paths(one, one.feeding) == [(1,)]
     feed_likeliest([one], 2)
     assert paths(one, one.feeding) == [(1,), (2,), (3,)]
 
 
 def test_a_pass_goes_to_whoever_needs_it_most():
-    sure, unsure = grower(), grower()
+    sure, unsure = builder(), builder()
     sure.take([Candidates((1,), 0.99)])
     unsure.take([Candidates((1, 2), 0.5, shares=(0.5, 0.5))])
     feed_likeliest([unsure, sure], 1)
@@ -129,35 +131,35 @@ def test_a_pass_goes_to_whoever_needs_it_most():
 
 
 def test_of_sessions_as_likely_the_first_is_fed_first():
-    growers = [grower() for _ in range(3)]
-    take_all(growers, [[Candidates((1, 2), 0.9)]] * 3)
-    feed_likeliest(growers, 2)
-    assert [len(one.feeding) for one in growers] == [1, 1, 0]
+    builders = [builder() for _ in range(3)]
+    take_all(builders, [[Candidates((1, 2), 0.9)]] * 3)
+    feed_likeliest(builders, 2)
+    assert [len(one.feeding) for one in builders] == [1, 1, 0]
 
 
 def test_nobody_starves_whose_nodes_are_as_likely_as_others():
-    growers = [grower() for _ in range(8)]
+    builders = [builder() for _ in range(8)]
     counts = [0] * 8
     for _ in range(30):
-        for place, num in enumerate(feed(growers, 8, [(0,)] * 8)):  # all have the same text
+        for place, num in enumerate(feed(builders, 8, [(0,)] * 8)):  # all have the same text
             counts[place] += num
     assert max(counts) - min(counts) <= 8
 
 
 def test_what_is_too_unlikely_is_left():
-    one = grower()
+    one = builder()
     feed([one], 1)
-    feed_likeliest([one], 9, min_reach=1.0)
+    feed_likeliest([one], 9, min_path_prob=1.0)
     assert not one.feeding
     while feed([one], 64)[0]:
         pass
     assert one.has_fed_all
-    assert min(one.reach) >= MIN_REACH
-    assert max(one.depths) == STEADY.max_depth
+    assert min(one.path_prob) >= MIN_PATH_PROB
+    assert max(one.depths) == TREE_SPEC.max_depth
 
 
 def test_a_verdict_keeps_what_grew_below_and_looks_further():
-    one = grower()
+    one = builder()
     for _ in range(8):
         feed([one], 16)
     before = paths(one)
@@ -166,22 +168,22 @@ def test_a_verdict_keeps_what_grew_below_and_looks_further():
     assert one.reroot(top)
     assert paths(one)[: len(kept)] == kept, "in the same order"
     assert len(one) > len(kept), "what is likely enough by now is new"
-    assert (one.reach[0], one.depths[0]) == (1.0, 0)
+    assert (one.path_prob[0], one.depths[0]) == (1.0, 0)
     for node in range(1, len(one)):
-        assert one.reach[node] == one.reach[one.parents[node]] * one.chances[node]
+        assert one.path_prob[node] == one.path_prob[one.parents[node]] * one.chances[node]
         assert one.depths[node] == one.depths[one.parents[node]] + 1
-    assert one.best_reach == max(one.reach[node] for node in range(len(one)) if node not in one.rows)
+    assert one.best_path_prob == max(one.path_prob[node] for node in range(len(one)) if node not in one.rows)
 
 
 def test_a_token_that_the_tree_does_not_know_begins_it_anew():
-    one = grower()
+    one = builder()
     feed([one], 1)
     assert not one.reroot([99])
     assert (len(one), one.being_fed, one.has_root) == (1, [0], False)
 
 
 def test_what_is_being_fed_below_the_new_root_is_fed_and_what_is_not_is_forgotten():
-    one = grower()
+    one = builder()
     feed([one], 1)
     feed([one], 2)
     feed_likeliest([one], 64)
@@ -199,16 +201,16 @@ def test_what_is_being_fed_below_the_new_root_is_fed_and_what_is_not_is_forgotte
 
 
 def test_a_node_that_is_being_fed_and_becomes_the_root_is_computed_as_a_token():
-    one = grower()
+    one = builder()
     feed([one], 1)
     one.feed()
     assert one.reroot(one.path(one.feeding[0]))
-    assert (one.feeding, one.being_fed, one.has_root, one.best_reach) == ([], [0], False, 0.0)
+    assert (one.feeding, one.being_fed, one.has_root, one.best_path_prob) == ([], [0], False, 0.0)
     assert one.tell().root == ROOT, "nobody was told of it"
 
 
 def test_while_a_node_is_being_fed_more_may_grow():
-    one = grower()
+    one = builder()
     one.take([Candidates((1,), 0.9)])
     one.feed()
     assert not one.has_fed_all
@@ -217,12 +219,12 @@ def test_while_a_node_is_being_fed_more_may_grow():
 
 
 def test_each_node_is_told_once_and_after_its_parent():
-    one, numbers = grower(), set()
+    one, numbers = builder(), set()
     for _ in range(6):
         feed([one], 3)
-        told = one.tell()
-        assert told.first == len(numbers)
-        for number, parent in enumerate(told.parents, told.first):
+        new_nodes = one.tell()
+        assert new_nodes.first == len(numbers)
+        for number, parent in enumerate(new_nodes.parents, new_nodes.first):
             assert parent == ROOT or parent in numbers
             numbers.add(number)
     assert not len(one.tell())
@@ -236,7 +238,7 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
     Somebody else may guess meanwhile, the same nodes as the draft or others, and verdicts lead there, too.
     """
     random = Random(seed)
-    draft, tree, text = grower(), SpeculationTree(), [0]
+    draft, tree, text = builder(), SpeculationTree(), [0]
     to_draft, to_tree = deque(), deque()
     drafted_text = [0]
     actions = ("feed", "feed", "verdict", "to draft", "to tree", "to tree", *["guess"] * has_guesser)
@@ -256,13 +258,13 @@ def test_both_halves_agree_once_all_messages_have_come(has_guesser, seed):
             _hear(draft, drafted_text, to_draft)
             to_tree.append((draft.tell(), len(drafted_text)))
         elif action == "to tree" and to_tree:
-            told, num_known = to_tree.popleft()
-            tree.add(told, len(text) - num_known)
+            new_nodes, num_known = to_tree.popleft()
+            tree.add(new_nodes, len(text) - num_known)
     while to_draft:
         _hear(draft, drafted_text, to_draft)
     to_tree.append((draft.tell(), len(drafted_text)))
-    for told, num_known in to_tree:
-        tree.add(told, len(text) - num_known)
+    for new_nodes, num_known in to_tree:
+        tree.add(new_nodes, len(text) - num_known)
     assert drafted_text == text
     assert not tree.has_lost_some
     assert {path for path, rank in _paths_of_tree(tree).items() if rank != UNRANKED} == {
@@ -320,8 +322,8 @@ def _paths_of_tree(tree):
 
 
 def ending(**changes):
-    new = Grower()
-    new.go_on(replace(STEADY, **{"num_passes": 4, **changes}))
+    new = TreeBuilder()
+    new.go_on(replace(TREE_SPEC, **{"num_passes": 4, **changes}))
     new.begin()
     return new
 
@@ -349,13 +351,13 @@ def test_with_one_candidate_a_place_a_chain_grows_whatever_is_likelier_beside_it
     one = ending(rows_per_pass=1, fanout=1, num_passes=5)
     fed = passes(one)
     assert [len(path) for (path,) in fed] == [0, 1, 2, 3, 4]
-    told = one.tell()
-    assert (told.parents.tolist(), set(told.ranks.tolist())) == ([ROOT, 0, 1, 2, 3], {0})
+    new_nodes = one.tell()
+    assert (new_nodes.parents.tolist(), set(new_nodes.ranks.tolist())) == ([ROOT, 0, 1, 2, 3], {0})
 
 
 def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
-    one = Grower()
-    one.go_on(Steady.chain(40))
+    one = TreeBuilder()
+    one.go_on(TreeSpec.chain(40))
     depths = []
     while one.being_fed:
         depths += [one.depths[node] for node in one.being_fed]
@@ -366,17 +368,20 @@ def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is():
 
 
 def test_it_ends_where_a_pass_reaches_too_little():
-    whole, ended = passes(ending(num_passes=9, max_depth=9)), passes(ending(num_passes=9, max_depth=9, min_reach=0.5))
+    whole, ended = (
+        passes(ending(num_passes=9, max_depth=9)),
+        passes(ending(num_passes=9, max_depth=9, min_path_prob=0.5)),
+    )
     assert 1 < len(ended) < len(whole)
     assert ended == whole[: len(ended)]
-    assert len(passes(ending(min_reach=100.0))) == 1, "without the root there would be no guess"
+    assert len(passes(ending(min_path_prob=100.0))) == 1, "without the root there would be no guess"
 
 
 @pytest.mark.parametrize(
     ("measure", "bound", "is_grown"),
     [
-        (Measure.LEAD, 0.749, True),
-        (Measure.LEAD, 0.751, False),
+        (Measure.MARGIN, 0.749, True),
+        (Measure.MARGIN, 0.751, False),
         (Measure.CONFIDENCE, 0.6, True),
         (Measure.CONFIDENCE, 0.61, False),
         (Measure.ENTROPY, math.exp(-0.5), True),
@@ -385,13 +390,13 @@ def test_it_ends_where_a_pass_reaches_too_little():
 )
 def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
     """The log odds of 0.6 over 0.4 and over 0.1 have e^0 and more between them: the lead is 1 / (1 + 1/3)."""
-    one = ending(measure=measure, min_sureness=bound)
+    one = ending(measure=measure, min_confidence=bound)
     one.take([Candidates((1, 2), 0.6, 0.5, shares=(0.6, 0.1))])
     assert bool(one.children(0)) is is_grown
-    told = one.tell()
-    assert len(told) == (2 if is_grown else 0)
-    sureness = {Measure.LEAD: 0.75, Measure.CONFIDENCE: 0.6, Measure.ENTROPY: math.exp(-0.5)}[measure]
-    assert told.leads == pytest.approx((sureness,) * len(told))
+    new_nodes = one.tell()
+    assert len(new_nodes) == (2 if is_grown else 0)
+    confidence = {Measure.MARGIN: 0.75, Measure.CONFIDENCE: 0.6, Measure.ENTROPY: math.exp(-0.5)}[measure]
+    assert new_nodes.margins == pytest.approx((confidence,) * len(new_nodes))
 
 
 def test_a_pass_feeds_no_more_than_there_is_room_for():
@@ -420,10 +425,10 @@ def drawn_after(laws, depth, choice):
     return Candidates(ranked, confidence, entropy, ranked[choice], q)
 
 
-def drawing(steady, laws, choices):
+def drawing(tree_spec, laws, choices):
     """Growth to its end; each place's draw is the candidate of that rank. How many nodes were fed, and what was told"""
-    one, num_fed = Grower(), 0
-    one.go_on(steady)
+    one, num_fed = TreeBuilder(), 0
+    one.go_on(tree_spec)
     while one.being_fed:
         depths = [one.depths[node] for node in one.being_fed]
         num_fed += len(depths)
@@ -436,40 +441,47 @@ def drawing(steady, laws, choices):
 def test_a_draft_that_samples_grows_a_chain_of_its_draws_and_tells_what_each_was_drawn_from():
     """However many rows and candidates were asked for: there is one draw at a place."""
     laws = [(0.5, 0.1)] * 4
-    num_fed, told = drawing(Steady(4, 5, num_passes=5, tail=(0.5, 0.25)), laws, (2, 0, 1, 2, 1))
+    num_fed, new_nodes = drawing(TreeSpec(4, 5, num_passes=5, tail=(0.5, 0.25)), laws, (2, 0, 1, 2, 1))
     assert num_fed == 5
-    assert told.tokens.tolist() == [3, 11, 22, 33, 42]
-    assert told.parents.tolist() == [ROOT, 0, 1, 2, 3]
-    assert told.q == tuple(drawn_after(laws, depth, 0).q for depth in range(5))
+    assert new_nodes.tokens.tolist() == [3, 11, 22, 33, 42]
+    assert new_nodes.parents.tolist() == [ROOT, 0, 1, 2, 3]
+    assert new_nodes.q == tuple(drawn_after(laws, depth, 0).q for depth in range(5))
 
 
 @given(
     laws=LAWS,
     first=st.lists(st.integers(0, 2), min_size=8, max_size=8),
     other=st.lists(st.integers(0, 2), min_size=8, max_size=8),
-    min_reach=st.sampled_from([0.0, 0.1, 0.4]),
-    min_sureness=st.sampled_from([0.0, 0.2, 0.6]),
+    min_path_prob=st.sampled_from([0.0, 0.1, 0.4]),
+    min_confidence=st.sampled_from([0.0, 0.2, 0.6]),
     measure=st.sampled_from(Measure),
 )
 def test_whether_growth_goes_on_below_a_node_does_not_depend_on_what_was_drawn_there(
-    laws, first, other, min_reach, min_sureness, measure
+    laws, first, other, min_path_prob, min_confidence, measure
 ):
     """The third trap of docs/exactness.md, section 4: here q is the same whatever was drawn, and so the block's length,
     what is told of each guess, and what was fed must be."""
-    steady = Steady(
-        2, 6, min_reach, num_passes=6, tail=(0.5, 0.25), measure=measure, min_sureness=min_sureness, sureness=(0.3, 0.9)
+    tree_spec = TreeSpec(
+        2,
+        6,
+        min_path_prob,
+        num_passes=6,
+        tail=(0.5, 0.25),
+        measure=measure,
+        min_confidence=min_confidence,
+        calibration=(0.3, 0.9),
     )
-    (num_fed, told), (num_others_fed, others) = (drawing(steady, laws, draws) for draws in (first, other))
-    assert (num_fed, len(told)) == (num_others_fed, len(others))
-    assert told.q == others.q
-    for column in ("parents", "ranks", "chances", "leads"):
-        assert getattr(told, column).tolist() == getattr(others, column).tolist()
+    (num_fed, new_nodes), (num_others_fed, others) = (drawing(tree_spec, laws, draws) for draws in (first, other))
+    assert (num_fed, len(new_nodes)) == (num_others_fed, len(others))
+    assert new_nodes.q == others.q
+    for column in ("parents", "ranks", "chances", "margins"):
+        assert getattr(new_nodes, column).tolist() == getattr(others, column).tolist()
 
 
 def test_what_was_chosen_has_no_law():
-    one = grower()
+    one = builder()
     feed([one], 1)
-    told = one.tell()
-    assert len(told) > 0
-    assert told.q == ()
+    new_nodes = one.tell()
+    assert len(new_nodes) > 0
+    assert new_nodes.q == ()
     assert said_after((0,)).q == NO_Q

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import ConfigError, Unauthenticated
-from deploy.api.authentication import TOKENS_FILE, Gate, tokens_path
+from deploy.api.authentication import TOKENS_FILE, Authenticator, tokens_path
 from deploy.cli import main
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
@@ -53,7 +53,7 @@ def test_every_rpc_is_in_the_list():
 @pytest.mark.parametrize(("method", "message"), CALLS)
 def test_an_rpc_is_answered_to_who_sends_a_token_and_to_nobody_else(tokens, method, message):
     script = Script(*greeting())
-    with server(script, Gate(tokens)) as address, grpc.insecure_channel(address) as channel:
+    with server(script, Authenticator(tokens)) as address, grpc.insecure_channel(address) as channel:
         call = getattr(generation_pb2_grpc.GenerationServiceStub(channel), method)
         for metadata in (None, bearer("third"), bearer("first", "Basic"), bearer("")):
             with pytest.raises(grpc.RpcError) as caught:
@@ -71,20 +71,20 @@ def answered(reply: object) -> object:
 
 
 def test_an_unknown_model_is_not_told_from_a_known_one_without_a_token(tokens):
-    with server(Script(), Gate(tokens)) as address, grpc.insecure_channel(address) as channel:
+    with server(Script(), Authenticator(tokens)) as address, grpc.insecure_channel(address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             generation_pb2_grpc.GenerationServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest(model="x"))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_health_is_told_to_probes_which_have_no_token(tokens):
-    with server(Script(), Gate(tokens)) as address, grpc.insecure_channel(address) as channel:
+    with server(Script(), Authenticator(tokens)) as address, grpc.insecure_channel(address) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_the_command_line_takes_its_token_from_the_environment(tokens, monkeypatch, capsys):
-    with server(Script(*greeting()), Gate(tokens)) as address:
+    with server(Script(*greeting()), Authenticator(tokens)) as address:
         assert main.main(["generate", "say", "--address", address]) == 1
         assert "a valid token is needed" in capsys.readouterr().err
         monkeypatch.setenv("OUTRIDER_TOKEN", "second")
@@ -96,54 +96,54 @@ def test_the_command_line_takes_its_token_from_the_environment(tokens, monkeypat
 
 
 def test_without_a_file_everybody_is_let_in():
-    Gate(None).check([])
+    Authenticator(None).check([])
 
 
 @pytest.mark.parametrize("text", ["first\n\n \t\nsecond\n\n", "\r\n first \r\nsecond\t"])
 def test_space_around_tokens_and_empty_lines_are_no_part_of_them(tokens, text):
     """Else an empty line would let in who sends `authorization: Bearer` and nothing more."""
     tokens.write_text(text)
-    gate = Gate(tokens)
-    gate.check(bearer("first"))
-    gate.check(bearer(" second "))
+    authenticator = Authenticator(tokens)
+    authenticator.check(bearer("first"))
+    authenticator.check(bearer(" second "))
     for metadata in (bearer(""), bearer(" "), [("authorization", "Bearer")]):
         with pytest.raises(Unauthenticated):
-            gate.check(metadata)
+            authenticator.check(metadata)
 
 
 def test_any_of_several_tokens_that_are_sent_opens_the_door(tokens):
     """As a client sends that adds its own to what a gateway's policy adds."""
-    gate = Gate(tokens)
-    gate.check([*bearer("another"), *bearer("second")])
+    authenticator = Authenticator(tokens)
+    authenticator.check([*bearer("another"), *bearer("second")])
     with pytest.raises(Unauthenticated):
-        gate.check([*bearer("another"), *bearer("a third")])
+        authenticator.check([*bearer("another"), *bearer("a third")])
 
 
 def test_a_token_under_another_name_is_none(tokens):
     with pytest.raises(Unauthenticated):
-        Gate(tokens).check([("x-authorization", "Bearer first")])
+        Authenticator(tokens).check([("x-authorization", "Bearer first")])
 
 
 def test_metadata_may_be_bytes(tokens):
-    gate = Gate(tokens)
-    gate.check([("authorization", b"Bearer first")])
+    authenticator = Authenticator(tokens)
+    authenticator.check([("authorization", b"Bearer first")])
     with pytest.raises(Unauthenticated):
-        gate.check([("authorization", b"Bearer \xff")])
+        authenticator.check([("authorization", b"Bearer \xff")])
 
 
 def test_tokens_are_replaced_under_way(tokens):
-    gate = Gate(tokens)
-    gate.check(bearer("first"))
+    authenticator = Authenticator(tokens)
+    authenticator.check(bearer("first"))
     write_later(tokens, "third")
-    gate.check(bearer("third"))
+    authenticator.check(bearer("third"))
     with pytest.raises(Unauthenticated):
-        gate.check(bearer("first"))
+        authenticator.check(bearer("first"))
 
 
 def test_a_file_that_has_not_changed_is_not_read_again(tokens, monkeypatch):
-    gate = Gate(tokens)
+    authenticator = Authenticator(tokens)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("the file was read"))
-    gate.check(bearer("first"))
+    authenticator.check(bearer("first"))
 
 
 def test_a_mounted_secret_that_is_exchanged_is_read_anew(tmp_path):
@@ -153,27 +153,27 @@ def test_a_mounted_secret_that_is_exchanged_is_read_anew(tmp_path):
         os.utime(tmp_path / name, (0, 0))
     link = tmp_path / "tokens"
     link.symlink_to("one")
-    gate = Gate(link)
+    authenticator = Authenticator(link)
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(link)
-    gate.check(bearer("other"))
+    authenticator.check(bearer("other"))
     with pytest.raises(Unauthenticated):
-        gate.check(bearer("first"))
+        authenticator.check(bearer("first"))
 
 
 @pytest.mark.parametrize("spoil", [lambda path: write_later(path, " \n"), Path.unlink])
 def test_a_file_that_is_emptied_or_lost_neither_opens_the_door_nor_locks_it(tokens, spoil, caplog):
-    gate = Gate(tokens)
+    authenticator = Authenticator(tokens)
     spoil(tokens)
     for _ in range(3):
-        gate.check(bearer("first"))
+        authenticator.check(bearer("first"))
         with pytest.raises(Unauthenticated):
-            gate.check([])
+            authenticator.check([])
     assert caplog.text.count("the tokens from before are asked for") == 1
     write_later(tokens, "third")
-    gate.check(bearer("third"))
+    authenticator.check(bearer("third"))
     spoil(tokens)
-    gate.check(bearer("third"))
+    authenticator.check(bearer("third"))
     assert caplog.text.count("the tokens from before are asked for") == 2, "what has happened again is said again"
 
 
@@ -192,18 +192,18 @@ def test_a_service_that_has_no_tokens_to_ask_for_does_not_start(tmp_path, text, 
     if text is not None:
         path.write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigError, match=f"^orchestrator.tokens_file: .*{said}"):
-        Gate(path)
+        Authenticator(path)
 
 
 def test_a_file_that_could_not_be_read_for_a_moment_is_read_after(tokens, monkeypatch):
-    gate = Gate(tokens)
+    authenticator = Authenticator(tokens)
     write_later(tokens, "third")
     with monkeypatch.context() as moment:
         moment.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(PermissionError("denied")))
-        gate.check(bearer("first"))
-    gate.check(bearer("third"))
+        authenticator.check(bearer("first"))
+    authenticator.check(bearer("third"))
     with pytest.raises(Unauthenticated):
-        gate.check(bearer("first"))
+        authenticator.check(bearer("first"))
 
 
 def test_a_token_that_cannot_be_sent_is_refused_in_a_line(monkeypatch, capsys):

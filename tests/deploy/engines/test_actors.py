@@ -11,8 +11,8 @@ from ray.exceptions import RayActorError
 
 from core.config import EngineConfig
 from core.errors import CheckpointError, WorkerLost
-from core.records import Base, DraftRequest, Missing, Sampling, SequenceSpec, Sprouted, Stamp, VerifyRequest
-from core.speculation.token_tree import Steady, Told
+from core.records import Base, DraftRequest, DraftUpdate, Missing, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.engines import actors
 from tests.deploy.fake_engines import FAIL, INFO, FakeDraftActor, FakeDraftEngine, FakeTargetActor
 from workers.runtime.findings import Findings, this_machine
@@ -65,16 +65,16 @@ async def test_what_is_known_of_the_place_reaches_the_engine():
 async def test_a_draft_actor_drafts():
     actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
     await actor.load()
-    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Steady.chain(2), SPEC)])
-    assert drafted.told.tokens.tolist() == [3, 4]
+    (drafted,) = await actor.draft([DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), TreeSpec.chain(2), SPEC)])
+    assert drafted.new_nodes.tokens.tolist() == [3, 4]
     await actor._running.close()
 
 
-GROW = DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), Steady(1, 1), spec=SPEC)
+GROW = DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1, 2), TreeSpec(1, 1), spec=SPEC)
 
 
 async def test_a_draft_actor_says_what_grows_until_there_is_an_end(monkeypatch):
-    said = [Sprouted(GROW.stamp, Told(0), 2), Sprouted(GROW.stamp, Told(3), 2), Missing(GROW.stamp, 0)]
+    said = [DraftUpdate(GROW.stamp, NewNodes(0), 2), DraftUpdate(GROW.stamp, NewNodes(3), 2), Missing(GROW.stamp, 0)]
     actor = FakeDraftActor(EngineConfig("fake"), EPOCH, 64)
     await actor.load()
 

@@ -26,7 +26,7 @@ from core.records import (
     Timing,
     Usage,
 )
-from deploy.api.authentication import Gate
+from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import Offload
 from deploy.grpc.proxy import one_message, refusing
@@ -183,8 +183,8 @@ class Encoding:
         return lambda message, context: method(message.SerializeToString(), context)
 
 
-def encoding(models: Sequence[Hosted], gate: Gate | None = None) -> Encoding:
-    return Encoding(Servicer(Models(models), MonotonicClock(), gate or Gate(None), Offload()))
+def encoding(models: Sequence[Hosted], authenticator: Authenticator | None = None) -> Encoding:
+    return Encoding(Servicer(Models(models), MonotonicClock(), authenticator or Authenticator(None), Offload()))
 
 
 def servicer(completions: Script, record: Recorded | None = None) -> Encoding:
@@ -206,10 +206,12 @@ def _handlers(servicer: Servicer, methods: Mapping[str, Any]) -> dict[str, grpc.
     return handlers
 
 
-async def _start(completions: Script, gate: Gate) -> tuple[grpc.aio.Server, int]:
+async def _start(completions: Script, authenticator: Authenticator) -> tuple[grpc.aio.Server, int]:
     grpc_server = grpc.aio.server()
     clock = MonotonicClock()
-    rpcs = Servicer(Models([Hosted(completions, served(), Meters(Recorded(), clock.now))]), clock, gate, Offload())
+    rpcs = Servicer(
+        Models([Hosted(completions, served(), Meters(Recorded(), clock.now))]), clock, authenticator, Offload()
+    )
     services = {"outrider.v1.GenerationService": METHODS, "grpc.health.v1.Health": HEALTH}
     for service, methods in services.items():
         handlers = _handlers(rpcs, methods)
@@ -220,12 +222,14 @@ async def _start(completions: Script, gate: Gate) -> tuple[grpc.aio.Server, int]
 
 
 @contextmanager
-def server(completions: Script, gate: Gate | None = None) -> Iterator[str]:
+def server(completions: Script, authenticator: Authenticator | None = None) -> Iterator[str]:
     """The address of a server that runs in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    grpc_server, port = asyncio.run_coroutine_threadsafe(_start(completions, gate or Gate(None)), loop).result(10)
+    grpc_server, port = asyncio.run_coroutine_threadsafe(
+        _start(completions, authenticator or Authenticator(None)), loop
+    ).result(10)
     try:
         yield f"localhost:{port}"
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from core.errors import DeadlinePassed, Overloaded, Unavailable, UnsoundScores
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
-from deploy.api.authentication import Gate
+from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
 from deploy.api.request import sample_seed
@@ -26,10 +26,10 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
-def servicer(script, record=None, gate=None, *, models=None):
+def servicer(script, record=None, authenticator=None, *, models=None):
     clock = MonotonicClock()
     models = models or Models([Hosted(script, served(), Meters(record or Recorded(), clock.now))])
-    return HttpServicer(models, clock, gate or Gate(None), Offload())
+    return HttpServicer(models, clock, authenticator or Authenticator(None), Offload())
 
 
 def call(path=COMPLETIONS, method="POST", authorization=None, **fields):
@@ -318,7 +318,7 @@ async def test_models_are_listed():
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic right", "right"])
 async def test_a_token_is_asked_for_before_anything_is_read(tmp_path, authorization):
     (tmp_path / "tokens").write_text("right\n")
-    http = servicer(Script(*greeting()), gate=Gate(tmp_path / "tokens"))
+    http = servicer(Script(*greeting()), authenticator=Authenticator(tmp_path / "tokens"))
     head, content = await error(http, Call("POST", COMPLETIONS, authorization, "mine", b"no JSON"))
     assert (head.status, content["code"]) == (401, "invalid_api_key")
     assert dict(head.headers)["www-authenticate"] == "Bearer"

@@ -12,12 +12,12 @@ from core.records import (
     Base,
     Continuation,
     DraftRequest,
-    GrownTree,
+    DraftTree,
+    DraftUpdate,
     Missing,
     Refused,
     Sampling,
     SequenceSpec,
-    Sprouted,
     Stamp,
     Timing,
     TokenLogprobs,
@@ -25,7 +25,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.speculation.token_tree import ROOT, Measure, SparseDistribution, Steady, TokenTree, Told
+from core.speculation.token_tree import ROOT, Measure, NewNodes, SparseDistribution, TokenTree, TreeSpec
 
 MAX_TOKEN = 2**31 - 1
 
@@ -86,7 +86,7 @@ laws = st.lists(st.tuples(token_ids, st.floats(0.01, 1)), min_size=1, max_size=5
 )
 """What something can have been drawn from."""
 steadies = st.builds(
-    Steady,
+    TreeSpec,
     sizes,
     sizes,
     shares,
@@ -96,15 +96,15 @@ steadies = st.builds(
     num_passes=counts,
     fanout=sizes,
     measure=st.sampled_from(Measure),
-    min_sureness=shares,
+    min_confidence=shares,
 )
 singles = st.floats(0, 1, width=32)
 
 
 @st.composite
-def tolds(draw):
+def all_new_nodes(draw):
     first, num_nodes = draw(st.integers(0, 2**31 - 20)), draw(st.integers(0, 6))
-    return Told(
+    return NewNodes(
         first,
         tuple(draw(st.integers(ROOT, first + node - 1)) for node in range(num_nodes)),
         *(
@@ -137,8 +137,8 @@ replies = st.one_of(
         timing=st.none() | timings,
         continued=st.integers(0, 2**63),
     ),
-    st.builds(Sprouted, stamps, tolds(), counts, st.none() | timings, st.booleans()),
-    st.builds(GrownTree, stamps, tolds(), counts, st.none() | timings),
+    st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
+    st.builds(DraftTree, stamps, all_new_nodes(), counts, st.none() | timings),
     st.builds(Missing, stamps, counts),
     st.builds(Refused, stamps, st.text(), st.booleans()),
 )

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Base, DraftRequest, GrownTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
-from core.speculation.token_tree import ROOT, SparseDistribution, Steady, TokenTree, Told
+from core.records import Base, DraftRequest, DraftTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree, TreeSpec
 from deploy.link.frames import LinkError
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
@@ -43,7 +43,7 @@ def test_replies_arrive_as_they_were_sent(replies):
 
 
 def test_what_is_left_to_its_default_arrives_as_the_default():
-    for request in (VerifyRequest(STAMP, Base(0, 0), (1,)), DraftRequest(STAMP, Base(0, 0), (1,), Steady(1, 1))):
+    for request in (VerifyRequest(STAMP, Base(0, 0), (1,)), DraftRequest(STAMP, Base(0, 0), (1,), TreeSpec(1, 1))):
         ((_, arrived),) = decode_requests(encode_requests(0, [request]))
         assert arrived == request
         assert arrived.spec is None
@@ -62,16 +62,16 @@ def test_a_probability_keeps_all_of_its_bits():
     request = VerifyRequest(STAMP, Base(0, 0), (1,), block)
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
-    told = Told(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
-    ((_, grown),), _ = decode_replies(encode_replies([(0, GrownTree(STAMP, told, 1))]))
-    assert [prob.hex() for prob in grown.told.q[0].probs] == [third.hex(), (1 - third).hex()]
+    new_nodes = NewNodes(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
+    ((_, grown),), _ = decode_replies(encode_replies([(0, DraftTree(STAMP, new_nodes, 1))]))
+    assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), (1 - third).hex()]
 
 
 def test_every_kind_of_record_has_all_its_fields_on_the_wire():
     """One that is added to a record and forgotten here would arrive as its default."""
     by_other_names = {
         "logit_bias": {"bias_ids", "biases"},
-        "sureness": {"sureness_offset", "sureness_slope"},
+        "calibration": {"calibration_offset", "calibration_slope"},
         "top": {"top_ids", "top_logprobs"},
     }
     from core import records as r
@@ -80,15 +80,18 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
     for record, message in (
         (r.VerifyRequest, pb.VerifyRequest), (r.Sampling, pb.Sampling), (r.SequenceSpec, pb.SequenceSpec),
         (r.Stamp, pb.Stamp), (r.Base, pb.Base), (r.Timing, pb.Timing),
-        (r.TokenLogprobs, pb.TokenLogprobs), (t.Steady, pb.Steady),
+        (r.TokenLogprobs, pb.TokenLogprobs), (t.TreeSpec, pb.TreeSpec),
         (t.TokenTree, pb.TokenTree), (r.DraftRequest, pb.DraftRequest),
     ):  # fmt: skip
         names = [by_other_names.get(field.name, {field.name}) for field in fields(record)]
         assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
     for record, message in ((r.Verdict, pb.Verdict), (r.Missing, pb.Missing)):
         assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
-    sprouted = {field.name for record in (r.Sprouted, t.Told) for field in fields(record)} - {"stamp", "told"}
-    assert sprouted == set(pb.Sprouted.DESCRIPTOR.fields_by_name)
+    draft_update = {field.name for record in (r.DraftUpdate, t.NewNodes) for field in fields(record)} - {
+        "stamp",
+        "new_nodes",
+    }
+    assert draft_update == set(pb.DraftUpdate.DESCRIPTOR.fields_by_name)
 
 
 def test_a_loss_says_why():
@@ -100,20 +103,22 @@ def column(kind, *values):
 
 
 ONES = column("f", 1, 1)
-TOLD = {
+NEW_NODES = {
     "first": 5,
     "parents": column("i", 4, 5),
     "tokens": column("i", 1, 2),
     "ranks": column("i", 0, 0),
     "chances": ONES,
-    "leads": ONES,
+    "margins": ONES,
     "root": 4,
 }
 
 
 def test_what_is_told_arrives_unless_it_is_corrupt():
-    ((_, reply),), _ = decode_replies(pb.Replies(replies=[pb.Reply(sprouted=pb.Sprouted(**TOLD))]).SerializeToString())
-    assert (reply.told.first, reply.told.tokens.tolist(), reply.told.root) == (5, [1, 2], 4)
+    ((_, reply),), _ = decode_replies(
+        pb.Replies(replies=[pb.Reply(draft_update=pb.DraftUpdate(**NEW_NODES))]).SerializeToString()
+    )
+    assert (reply.new_nodes.first, reply.new_nodes.tokens.tolist(), reply.new_nodes.root) == (5, [1, 2], 4)
 
 
 def spec(**fields):
@@ -121,9 +126,9 @@ def spec(**fields):
     return pb.SequenceSpec(verification=pb.VERIFICATION_COUPLED, sampling=pb.Sampling(**sampling))
 
 
-def steady(**fields):
-    sound = {"rows_per_pass": 1, "max_depth": 1, "fanout": 1, "measure": pb.MEASURE_LEAD}
-    return pb.DraftRequest(growth=pb.Steady(**sound | fields))
+def tree_spec(**fields):
+    sound = {"rows_per_pass": 1, "max_depth": 1, "fanout": 1, "measure": pb.MEASURE_MARGIN}
+    return pb.DraftRequest(growth=pb.TreeSpec(**sound | fields))
 
 
 @pytest.mark.parametrize(
@@ -136,13 +141,13 @@ def steady(**fields):
         (pb.VerifyRequest(spec=spec(temperature=math.nan)), "temperature"),
         (pb.VerifyRequest(spec=spec(top_p=-1.0)), "top_p"),
         (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "cannot be one"),
-        (steady(max_depth=0), "room for a node"),
-        (steady(min_reach=math.nan), "bounds"),
-        (steady(min_sureness=1.5), "bounds"),
-        (steady(fanout=0), "room for a node"),
-        (steady(measure=0), "cannot be one"),
-        (steady(tail=[0.9, 0.9]), "chances"),
-        (steady(sureness_slope=math.inf), "chances"),
+        (tree_spec(max_depth=0), "room for a node"),
+        (tree_spec(min_path_prob=math.nan), "bounds"),
+        (tree_spec(min_confidence=1.5), "bounds"),
+        (tree_spec(fanout=0), "room for a node"),
+        (tree_spec(measure=0), "cannot be one"),
+        (tree_spec(tail=[0.9, 0.9]), "chances"),
+        (tree_spec(calibration_slope=math.inf), "chances"),
         (pb.DraftRequest(), "cannot be one"),
     ],
 )
@@ -158,14 +163,14 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
         b"\xff\xff\xff\xff",
         pb.Replies(replies=[pb.Reply(number=3)]).SerializeToString(),
         *(
-            pb.Replies(replies=[pb.Reply(sprouted=pb.Sprouted(**{**TOLD, **fields}))]).SerializeToString()
+            pb.Replies(replies=[pb.Reply(draft_update=pb.DraftUpdate(**{**NEW_NODES, **fields}))]).SerializeToString()
             for fields in (
                 {"tokens": column("i", 3)},
                 {"tokens": column("i", 1, 2)[:-1]},
                 {"parents": column("i", 4, 6)},
                 {"chances": column("f", 0.0, 1.0)},
                 {"chances": column("f", 1.0, math.nan)},
-                {"leads": column("f", 1.0, 1.5)},
+                {"margins": column("f", 1.0, 1.5)},
                 {"root": 5},
                 {"q": pb.Distributions(lengths=[1])},
                 {"q": pb.Distributions(lengths=[1], token_ids=[1], probs=[1.0])},

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from core.errors import WorkerLost
-from core.records import Base, DraftRequest, Missing, Refused, Sampling, SequenceSpec, Sprouted, Stamp
-from core.speculation.token_tree import Steady, Told
+from core.records import Base, DraftRequest, DraftUpdate, Missing, Refused, Sampling, SequenceSpec, Stamp
+from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.link import server
 from deploy.link.client import Link
 from deploy.link.server import LinkServer
@@ -18,7 +18,7 @@ SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
 
 
 def request(session="a"):
-    return DraftRequest(Stamp(session, EPOCH, 1), Base(0, 0), (1, 2), Steady(4, 4), spec=SPEC)
+    return DraftRequest(Stamp(session, EPOCH, 1), Base(0, 0), (1, 2), TreeSpec(4, 4), spec=SPEC)
 
 
 class FakeLoop:
@@ -34,7 +34,7 @@ class FakeLoop:
 
     def tell(self, session, *firsts):
         number, asked = self.posted[session]
-        self.link.take([(number, Sprouted(asked.stamp, Told(first), 2)) for first in firsts])
+        self.link.take([(number, DraftUpdate(asked.stamp, NewNodes(first), 2)) for first in firsts])
 
     def end(self, session, reply=Missing):
         number, asked = self.posted[session]
@@ -63,10 +63,12 @@ async def until(condition):
 
 
 async def begin(link, loop, session="a", take=None):
-    told = []
-    growing = asyncio.create_task(link.grow(request(session), take or (lambda each: told.append(each.told.first))))
+    new_nodes = []
+    growing = asyncio.create_task(
+        link.grow(request(session), take or (lambda each: new_nodes.append(each.new_nodes.first)))
+    )
     await until(lambda: session in loop.posted)
-    return growing, told
+    return growing, new_nodes
 
 
 async def test_growth_is_told_pass_by_pass_and_ends_with_a_reply(link, loop):
@@ -84,10 +86,10 @@ async def test_growth_is_told_pass_by_pass_and_ends_with_a_reply(link, loop):
 
 async def test_only_an_end_makes_room_for_another_request(link, loop, monkeypatch):
     monkeypatch.setattr(server, "MAX_OPEN_REQUESTS", 1)
-    growing, told = await begin(link, loop)
+    growing, new_nodes = await begin(link, loop)
     assert loop.link._num_open == 1
     loop.tell("a", 0, 1, 2)
-    await until(lambda: len(told) == 3)
+    await until(lambda: len(new_nodes) == 3)
     assert loop.link._num_open == 1
     loop.end("a")
     await growing
@@ -104,7 +106,7 @@ async def test_a_link_that_closes_ends_growth(link, loop):
 
 
 async def test_who_gives_up_is_told_nothing_more_and_leaves_nothing(link, loop):
-    growing, told = await begin(link, loop)
+    growing, new_nodes = await begin(link, loop)
     growing.cancel()
     loop.tell("a", 0)
     loop.end("a")
@@ -112,7 +114,7 @@ async def test_who_gives_up_is_told_nothing_more_and_leaves_nothing(link, loop):
     other, _ = await begin(link, loop, "b")
     loop.end("b")
     assert isinstance(await other, Missing)
-    assert not told
+    assert not new_nodes
     assert not link._calls
 
 
@@ -121,12 +123,12 @@ async def test_a_listener_that_fails_harms_nobody_else(link, loop):
         raise KeyError("mine")
 
     bad, _ = await begin(link, loop, "bad", fail)
-    good, told = await begin(link, loop, "good")
+    good, new_nodes = await begin(link, loop, "good")
     loop.tell("bad", 0, 1)
     with pytest.raises(KeyError, match="mine"):
         await bad
     loop.tell("good", 0)
     loop.end("good")
     assert isinstance(await good, Missing)
-    assert told == [0]
+    assert new_nodes == [0]
     assert not link.is_closed

@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from core.errors import WorkerLost
-from core.records import Base, DraftRequest, GrownTree, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.speculation.token_tree import Steady, TokenTree, Told
+from core.records import Base, DraftRequest, DraftTree, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.speculation.token_tree import NewNodes, TokenTree, TreeSpec
 from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
 from deploy.link.client import Link
@@ -236,7 +236,7 @@ FRIENDS = {
     "a frame above the limit": (lambda: (MAX_FRAME_BYTES + 1).to_bytes(4, "big"), "at most 67108864"),
     "a frame that is no message": (lambda: framed(b"\xff" * 9), "no Requests"),
     "what only a draft does": (
-        lambda: framed(encode_requests(0, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,), Steady(1, 1))])),
+        lambda: framed(encode_requests(0, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,), TreeSpec(1, 1))])),
         "nothing but a VerifyRequest",
     ),
     "a tree that is none": (
@@ -329,7 +329,7 @@ def lying_engine(lie):
     return listening(talk)
 
 
-GROWN = GrownTree(Stamp("a", EPOCH, 1), Told(0), 2)
+GROWN = DraftTree(Stamp("a", EPOCH, 1), NewNodes(0), 2)
 LIES = {
     "garbage": lambda number: b"\xff" * 30,
     "a frame that is no message": lambda number: framed(b"\xff" * 9),

@@ -9,8 +9,8 @@ import pytest
 from ray.exceptions import RayError
 
 from core.errors import WorkerLost
-from core.records import Base, DraftRequest, GrownTree, Missing, Sprouted, Stamp, Verdict, VerifyRequest
-from core.speculation.token_tree import Steady, Told
+from core.records import Base, DraftRequest, DraftTree, DraftUpdate, Missing, Stamp, Verdict, VerifyRequest
+from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.link.frames import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
 from deploy.serve.leases import DraftEnginePort, TargetEnginePort
@@ -71,7 +71,7 @@ async def test_a_lost_link_is_a_lost_engine():
         await port(WorkerLost("it broke")).verify([REQUEST])
 
 
-@pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [GrownTree(STAMP, Told(0), 1)], [None]])
+@pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [DraftTree(STAMP, NewNodes(0), 1)], [None]])
 async def test_replies_that_do_not_belong_are_not_believed(answer):
     with pytest.raises(WorkerLost, match="did not answer 1 requests with as many replies"):
         await port(answer).verify([REQUEST])
@@ -85,7 +85,7 @@ async def test_an_engine_that_is_known_to_be_lost_is_not_called_and_its_link_is_
         await lost.verify([REQUEST])
 
 
-GROW = DraftRequest(STAMP, Base(0, 0), (1,), Steady(1, 1))
+GROW = DraftRequest(STAMP, Base(0, 0), (1,), TreeSpec(1, 1))
 END = Missing(STAMP, 0)
 
 
@@ -108,7 +108,7 @@ class GrowingLink(FakeLink):
     async def grow(self, _request: Any, take: Any) -> Any:
         if isinstance(self.answer, Exception):
             raise self.answer
-        take(Sprouted(STAMP, Told(7), 1))
+        take(DraftUpdate(STAMP, NewNodes(7), 1))
         return self.answer
 
 
@@ -119,17 +119,17 @@ def growing_port(actor: GrowingActor, answer: Any = None) -> DraftEnginePort:
     return port
 
 
-BY_ACTOR = [Sprouted(STAMP, Told(1), 1), Sprouted(STAMP, Told(2), 1), END]
+BY_ACTOR = [DraftUpdate(STAMP, NewNodes(1), 1), DraftUpdate(STAMP, NewNodes(2), 1), END]
 
 
 @pytest.mark.parametrize(
     ("answer", "firsts"), [(None, [1, 2]), (END, [7]), (FrameTooLong("a frame of 9 bytes"), [1, 2])]
 )
 async def test_growth_goes_over_the_link_if_it_can(answer, firsts):
-    told: list[int] = []
+    new_nodes: list[int] = []
     port = growing_port(GrowingActor(*BY_ACTOR), answer)
-    assert await port.grow(GROW, lambda each: told.append(each.told.first)) == END
-    assert told == firsts
+    assert await port.grow(GROW, lambda each: new_nodes.append(each.new_nodes.first)) == END
+    assert new_nodes == firsts
 
 
 @pytest.mark.parametrize(

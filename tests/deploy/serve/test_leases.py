@@ -18,7 +18,7 @@ from ray.util import list_named_actors
 from core.config import DraftConfig, EngineConfig, Limits, TargetConfig
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
-from core.speculation.token_tree import Steady, TokenTree
+from core.speculation.token_tree import TokenTree, TreeSpec
 from deploy.app import worker
 from deploy.serve.affinity import beginnings
 from deploy.serve.deployments import DraftWorker, TargetWorker
@@ -107,9 +107,9 @@ async def has_no_sessions(engine: Any) -> bool:
 
 async def test_a_leased_draft_guesses(leases):
     lease = await leases.take_draft("a")
-    request = DraftRequest(Stamp(lease.name, lease.epoch, 1), Base(0, 0), (1, 2), Steady.chain(3), SPEC)
+    request = DraftRequest(Stamp(lease.name, lease.epoch, 1), Base(0, 0), (1, 2), TreeSpec.chain(3), SPEC)
     (drafted,) = await lease.port.draft([request])
-    assert drafted.told.tokens.tolist() == [3, 4, 5]
+    assert drafted.new_nodes.tokens.tolist() == [3, 4, 5]
     lease.release()
 
 

@@ -9,9 +9,9 @@ import pytest
 from core.config import DECODE_TOKENS
 from core.errors import Unavailable, WorkerLost
 from core.records import Base, Continuation, DraftRequest, Missing, Stamp, VerifyRequest
-from core.speculation.token_tree import EMPTY_BLOCK, Steady
-from orchestrator.dispatch.batcher import Gatherer
-from orchestrator.dispatch.engine_pool import Side
+from core.speculation.token_tree import EMPTY_BLOCK, TreeSpec
+from orchestrator.dispatch.batcher import Batcher
+from orchestrator.dispatch.engine_pool import EnginePool
 from tests.orchestrator.dispatch.test_runner import settle
 
 
@@ -64,16 +64,16 @@ def engine():
     return Engine()
 
 
-def put(gatherer, names):
+def put(batcher, names):
     for name in names:
-        gatherer.put(message(name))
+        batcher.put(message(name))
 
 
 async def test_what_is_ready_together_goes_together_and_the_rest_with_the_next_call(engine):
-    gatherer = Gatherer(engine.call, engine.deliver)
-    put(gatherer, "abc")
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "abc")
     await settle()
-    put(gatherer, "de")
+    put(batcher, "de")
     await settle()
     assert engine.calls == [["a", "b", "c"]]
     await engine.answer(0)
@@ -81,18 +81,18 @@ async def test_what_is_ready_together_goes_together_and_the_rest_with_the_next_c
     assert set(engine.delivered) == set("abc")
     await engine.answer(1)
     assert set(engine.delivered) == set("abcde")
-    put(gatherer, "f")
+    put(batcher, "f")
     await settle()
     assert engine.calls[2:] == [["f"]], "and so on after a pause"
     await engine.answer(2)
 
 
 async def test_what_is_of_use_only_until_a_verdict_waits_for_no_other_call(engine):
-    gatherer = Gatherer(engine.call, engine.deliver)
-    put(gatherer, "ab")
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "ab")
     await settle()
-    put(gatherer, "c")
-    gatherer.put(offer("d"))
+    put(batcher, "c")
+    batcher.put(offer("d"))
     await settle()
     assert engine.calls == [["a", "b"], ["d"]]
     await engine.answer(1)
@@ -104,9 +104,9 @@ async def test_what_is_of_use_only_until_a_verdict_waits_for_no_other_call(engin
 
 @pytest.mark.parametrize("max_calls", [1, 2, 3])
 async def test_no_more_calls_are_in_flight_than_allowed(engine, max_calls):
-    gatherer = Gatherer(engine.call, engine.deliver, max_calls)
+    batcher = Batcher(engine.call, engine.deliver, max_calls)
     for name in "abcdef":
-        put(gatherer, name)
+        put(batcher, name)
         await settle()
     assert engine.most_at_once == len(engine.calls) == max_calls
     for index in range(max_calls + 1):
@@ -117,13 +117,13 @@ async def test_no_more_calls_are_in_flight_than_allowed(engine, max_calls):
 
 
 async def test_calls_that_have_ended_make_room_for_as_many_others(engine):
-    gatherer = Gatherer(engine.call, engine.deliver, max_calls=2)
+    batcher = Batcher(engine.call, engine.deliver, max_calls=2)
     for index in range(5):
-        put(gatherer, str(index))
+        put(batcher, str(index))
         await settle()
         await engine.answer(index)
     for name in "ab":
-        put(gatherer, name)
+        put(batcher, name)
         await settle()
     assert engine.calls[5:] == [["a"], ["b"]]
     for index in (5, 6):
@@ -131,11 +131,11 @@ async def test_calls_that_have_ended_make_room_for_as_many_others(engine):
 
 
 async def test_a_prompt_goes_by_itself_at_once_and_takes_nobodys_place(engine):
-    gatherer = Gatherer(engine.call, engine.deliver)
-    put(gatherer, "a")
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "a")
     await settle()
-    gatherer.put(message("prompt", DECODE_TOKENS + 1))
-    gatherer.put(message("as short as can be", DECODE_TOKENS))
+    batcher.put(message("prompt", DECODE_TOKENS + 1))
+    batcher.put(message("as short as can be", DECODE_TOKENS))
     await settle()
     assert engine.calls == [["a"], ["prompt"]]
     await engine.answer(1)
@@ -158,10 +158,10 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_call_that_fails_or_does_not_answer_each_request_loses_the_engine_for_all_of_them(engine, wrong):
-    gatherer = Gatherer(engine.call, engine.deliver)
-    put(gatherer, "abc")
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "abc")
     await settle()
-    put(gatherer, "d")
+    put(batcher, "d")
     await engine.answer(0, WRONG[wrong])
     assert sorted(engine.delivered) == list("abc")
     assert all(isinstance(answer, WorkerLost) for answer in engine.delivered.values())
@@ -203,7 +203,7 @@ def side(engine, port):
     async def take(session, tokens):
         return Lease(f"{session}-{next(numbers)}-{len(tokens)}", port, "other" if session == "other" else "engine")
 
-    return Side(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    return EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
 
 
 async def test_an_engine_is_spoken_to_by_one_gatherer_until_the_last_lease_on_it_is_given_back(engine, side, port):
@@ -231,7 +231,7 @@ async def test_engines_are_counted_not_their_gatherers(engine, side):
     leases = [await side.take(name, ()) for name in ("a", "other")]
     for lease in leases:
         side.send(lease, message(lease.name))
-    prompt = DraftRequest(Stamp("long", 1, 1), Base(0, 0), (1,) * (DECODE_TOKENS + 1), Steady.chain(1))
+    prompt = DraftRequest(Stamp("long", 1, 1), Base(0, 0), (1,) * (DECODE_TOKENS + 1), TreeSpec.chain(1))
     side.send(leases[0], prompt)
     assert side.num_engines == 2
     await settle()
@@ -268,7 +268,7 @@ async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_plac
     async def take(session, tokens):
         raise problems.pop(0)
 
-    side = Side(take, lambda port: port.verify, engine.deliver, max_calls=1)
+    side = EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
     with pytest.raises(Unavailable, match="the replica died"):
         await side.take("a", ())
     with pytest.raises(Unavailable, match=r"^no worker could be reached$"):
@@ -277,11 +277,11 @@ async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_plac
 
 
 async def test_an_offer_does_not_overtake_the_message_that_it_goes_on_from(engine):
-    gatherer = Gatherer(engine.call, engine.deliver)
-    put(gatherer, "a")
+    batcher = Batcher(engine.call, engine.deliver)
+    put(batcher, "a")
     await settle()
-    put(gatherer, "b")
-    gatherer.put(offer("b"))
+    put(batcher, "b")
+    batcher.put(offer("b"))
     await settle()
     assert engine.calls == [["a"]], "b waits for the call of a, and its offer for b"
     await engine.answer(0)

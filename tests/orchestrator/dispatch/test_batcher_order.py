@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from core.records import Base, Stamp, Verdict, VerifyRequest
-from orchestrator.dispatch.batcher import Gatherer
+from orchestrator.dispatch.batcher import Batcher
 
 
 def request(session: str, number: int = 1) -> VerifyRequest:
@@ -28,11 +28,11 @@ async def test_what_verdicts_lead_to_is_sent_in_one_call_before_anybody_else_is_
     def deliver(asked, _reply):
         if asked.stamp.round == 1:
             asyncio.get_running_loop().call_soon(happened.append, "a client is woken")
-            gatherer.put(request(asked.stamp.session, 2))
+            batcher.put(request(asked.stamp.session, 2))
 
-    gatherer = Gatherer(call, deliver)
+    batcher = Batcher(call, deliver)
     for session in "abc":
-        gatherer.put(request(session))
+        batcher.put(request(session))
     while len(happened) < 5:  # noqa: ASYNC110  a turn of the loop is what is counted
         await asyncio.sleep(0)
     assert happened == [["a", "b", "c"], ["a", "b", "c"], *["a client is woken"] * 3]

@@ -23,7 +23,7 @@ from orchestrator.policy.policy import RoundSeen
 from orchestrator.service import Service
 from tests.orchestrator.fakes import (
     FakeDraftEngine,
-    FakePilots,
+    FakePolicies,
     FakeTargetEngine,
     FakeTokenizer,
     model_info,
@@ -131,7 +131,7 @@ class World:
         self.leases, self.clock = FakeLeases(), FakeClock()
         config = ServiceConfig(TARGET, DRAFT, speculation=SpeculationConfig(), limits=Limits(**limits))
         models = (model_info(), model_info("draft"))
-        self.service = Service(config, *models, FakeTokenizer(), self.leases, self.clock, FakePilots())
+        self.service = Service(config, *models, FakeTokenizer(), self.leases, self.clock, FakePolicies())
 
     async def tokens(self, job):
         return [token async for chunk in self.service.generate(job) for token in chunk.token_ids]
@@ -354,8 +354,8 @@ async def test_calls_are_timed_by_the_clock_from_the_beginning_of_the_stream(wor
     alone = [call for call in calls if call.call is Call.BLOCK]
     assert alone
     assert {call.received_s - call.sent_s for call in alone} == {0.25}, "the target waits for these"
-    pilots = world.service._pilots.made
-    rounds = [seen for seen in pilots[0].seen if isinstance(seen, RoundSeen)]
+    policies = world.service._policies.made
+    rounds = [seen for seen in policies[0].seen if isinstance(seen, RoundSeen)]
     assert [seen.elapsed_s for seen in rounds] == [c.received_s - c.sent_s for c in calls if c.call is Call.VERIFY]
 
 
@@ -386,7 +386,7 @@ async def test_a_defect_in_one_session_ends_that_session_alone(world, caplog):
     assert "ZeroDivisionError" in caplog.text
     assert await neighbour == plain((1,), 40)
     await world.check_nothing_is_held()
-    assert running.session._pilot.is_closed, "what it shares with others is let go of"
+    assert running.session._policy.is_closed, "what it shares with others is let go of"
 
 
 async def test_a_service_that_closes_takes_no_more(world):

@@ -1,4 +1,4 @@
-"""What all pilots do, whatever their policy: what they learn, and that no token id reaches them."""
+"""What all policies do, whatever their policy: what they learn, and that no token id reaches them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from core.records import (
 from core.speculation.calibration import logistic, logit
 from core.speculation.guesser import Guesses
 from core.speculation.speculation_tree import Part, SpeculationTree
-from core.speculation.token_tree import ROOT, Told
-from orchestrator.policy.policies import Controls, Pilots
+from core.speculation.token_tree import ROOT, NewNodes
+from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundSeen, Shape
-from orchestrator.policy.shared_estimates import Knowledge
-from orchestrator.policy.tree_policy import PATIENCE, TreePilot, TreeView
+from orchestrator.policy.shared_estimates import SharedEstimates
+from orchestrator.policy.tree_policy import PATIENCE, TreePolicy, TreeView
 
 POLICIES = get_args(Policy)
 
@@ -54,33 +54,33 @@ FORKED = Shape((-1, 0, 0, 1), (0, 0, 1, 0), (0.6,) * 4)
 
 def test_what_branches_cost_is_learned_from_passes_that_nobody_shared():
     for others, learned in ((0, 0.004), (3, 0.0)):
-        pilot = Controls(SpeculationConfig()).pilot(request())
+        policy = Controller(SpeculationConfig()).policy(request())
         for index in range(200):
             shape, branch_s = (FORKED, 0.004) if index % 3 == 0 else (chain(4), 0.0)
             time_s = 0.025 + branch_s + 1e-4 * (index % 7)
-            pilot.saw_round(verdict(shape, 2, time_s, rows=5 + others))
-        assert pilot._known.costs.branch_s == pytest.approx(learned, rel=0.15)
+            policy.saw_round(verdict(shape, 2, time_s, rows=5 + others))
+        assert policy._known.costs.branch_s == pytest.approx(learned, rel=0.15)
 
 
 def test_costs_are_looked_at_anew_when_sessions_have_come_or_gone():
-    controls = Controls(SpeculationConfig())
-    pilots = [controls.pilot(request()) for _ in range(8)]
-    knowledge = pilots[0]._known
+    controls = Controller(SpeculationConfig())
+    policies = [controls.policy(request()) for _ in range(8)]
+    knowledge = policies[0]._known
     assert knowledge.costs.num_verifying == 8
-    for pilot in pilots[2:]:
-        pilot.close()
+    for policy in policies[2:]:
+        policy.close()
     assert knowledge.costs.num_verifying == 2
 
 
 def test_a_draft_is_learned_about_that_is_never_believed():
-    pilot = Controls(SpeculationConfig()).pilot(request())
+    policy = Controller(SpeculationConfig()).policy(request())
     for is_right in (True, False):
         for _ in range(600):
             timing = Timing(0.0, 0.02, 1, 1)
-            pilot.saw_round(RoundSeen(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
-        shift = pilot._learned.calibration.shift
+            policy.saw_round(RoundSeen(Shape(), (), Found.HIT, 0.021, timing, unverified=(0.9, is_right)))
+        shift = policy._learned.calibration.shift
         assert logistic(shift + logit(0.9)) == pytest.approx(float(is_right), abs=0.2)
-        assert pilot._learned.accepted.value == pytest.approx(float(is_right), abs=0.1)
+        assert policy._learned.accepted.value == pytest.approx(float(is_right), abs=0.1)
 
 
 def leaves(kind, path, found):
@@ -112,8 +112,8 @@ def parameters(protocol):
 
 
 ALLOWED_INTS = {
-    "steady.room",
-    "steady.turn",
+    "tree_spec.room",
+    "tree_spec.turn",
     "choose.max_nodes",
     "choose.max_depth",
     "is_worth_waiting.num_passes",
@@ -133,13 +133,13 @@ ALLOWED_INTS = {
 """Node numbers, ranks, depths and counts: none of them a token id."""
 
 
-def test_no_token_id_can_reach_a_pilot():
+def test_no_token_id_can_reach_a_policy():
     """The bias rule by structure: whatever a policy does, it cannot look at what was drawn.
 
-    All that a pilot is told is walked through, type by type. Token ids are integers, so each integer has to be known
+    All that a policy is told is walked through, type by type. Token ids are integers, so each integer has to be known
     by name here, and nothing may come that is no number, truth value or name out of a fixed list.
     """
-    found = parameters(TreePilot)
+    found = parameters(TreePolicy)
     assert {path for path, kind in found if kind is int} == ALLOWED_INTS
     assert {kind for _, kind in found} <= {int, float, bool, Found, TreeView}
 
@@ -151,7 +151,7 @@ class BlindTree:
         self._tree = tree
 
     def __getattr__(self, name):
-        assert name in VIEWED, f"a pilot looks at {name} of a tree"
+        assert name in VIEWED, f"a policy looks at {name} of a tree"
         return getattr(self._tree, name)
 
 
@@ -159,28 +159,28 @@ VIEWED = {name for name in vars(TreeView) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_pilot_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
+def test_a_policy_chooses_nodes_of_a_tree_whose_tokens_it_cannot_see(policy):
     assert {"has_drafted", "best", "first_chain"} == VIEWED
     assert not {"tokens", "nodes"} & {name for name in dir(Part) if not name.startswith("_")}
     tree = SpeculationTree()
-    assert len(Controls(SpeculationConfig(policy=policy)).pilot(request()).choose(BlindTree(tree), 9, 9)) == 0
-    told = Told(0, (ROOT, ROOT, 0, 2), (10, 11, 12, 13), (0, 1, 0, 0), (0.9, 0.1, 0.9, 0.9), (0.9,) * 4)
-    tree.add(told)
+    assert len(Controller(SpeculationConfig(policy=policy)).policy(request()).choose(BlindTree(tree), 9, 9)) == 0
+    new_nodes = NewNodes(0, (ROOT, ROOT, 0, 2), (10, 11, 12, 13), (0, 1, 0, 0), (0.9, 0.1, 0.9, 0.9), (0.9,) * 4)
+    tree.add(new_nodes)
     tree.guess(Guesses.chain((30, 31), (0.9, 0.9)))
-    pilot = Controls(SpeculationConfig(policy=policy)).pilot(request())
-    assert len(pilot.choose(BlindTree(tree), 9, 9)) > 0
+    policy = Controller(SpeculationConfig(policy=policy)).policy(request())
+    assert len(policy.choose(BlindTree(tree), 9, 9)) > 0
 
 
-def test_a_pilot_forgets_the_request_that_it_is_made_for():
+def test_a_policy_forgets_the_request_that_it_is_made_for():
     """The request has a prompt in it, and the output so far where it is resumed; but no guess, and none is kept."""
     guess_free = {field.name for field in dataclasses.fields(GenerationRequest)}
     assert not guess_free & {"block", "draft", "drafted", "table"}
-    assert {path.split(".")[0] for path, _ in parameters(Pilots)} == {"pilot"}
+    assert {path.split(".")[0] for path, _ in parameters(Policies)} == {"policy"}
     for policy in POLICIES:
         asked = request()
-        pilot = Controls(SpeculationConfig(policy=policy)).pilot(asked)
-        pilot.saw_round(verdict(chain(2), 1))
-        assert not reaches(pilot, asked, set())
+        policy = Controller(SpeculationConfig(policy=policy)).policy(asked)
+        policy.saw_round(verdict(chain(2), 1))
+        assert not reaches(policy, asked, set())
 
 
 def reaches(held, wanted, seen):
@@ -201,16 +201,16 @@ def reaches(held, wanted, seen):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_report_says_why_as_soon_as_a_session_has_begun(policy):
-    controls = Controls(SpeculationConfig(policy=policy))
+    controls = Controller(SpeculationConfig(policy=policy))
     assert controls.report().reason == ""
-    pilot = controls.pilot(request())
+    chosen = controls.policy(request())
     report = controls.report()
     assert "gamma" in report.reason
     assert any(letter.isdigit() for letter in report.reason)
     assert (report.policy, report.num_sessions, report.num_changes) == (policy, 1, 0)
     assert report.draft_tokens > 0
-    pilot.close()
-    pilot.close()
+    chosen.close()
+    chosen.close()
     assert controls.report().num_sessions == 0
 
 
@@ -221,14 +221,14 @@ def test_a_least_path_probability_is_a_probability(floor):
 
 
 def patience_s(pass_s):
-    """Of a pilot whose draft takes so long for a pass, when it has been asked for a block of four."""
+    """Of a policy whose draft takes so long for a pass, when it has been asked for a block of four."""
     config = SpeculationConfig(policy="static", max_draft_tokens=4, pipelining=False)
-    pilot = Controls(config).pilot(request())
+    policy = Controller(config).policy(request())
     for _ in range(40):
-        pilot.saw_draft(*drafted(pass_s=pass_s, rows=1))
-        pilot.saw_round(verdict(chain(2), 1))
-    pilot.steady(100, 8)
-    return pilot.patience_s
+        policy.saw_draft(*drafted(pass_s=pass_s, rows=1))
+        policy.saw_round(verdict(chain(2), 1))
+    policy.tree_spec(100, 8)
+    return policy.patience_s
 
 
 def test_patience_is_what_is_configured_unless_the_draft_is_usually_slower():
@@ -238,18 +238,18 @@ def test_patience_is_what_is_configured_unless_the_draft_is_usually_slower():
 
 @pytest.mark.parametrize("served", POLICIES)
 def test_a_request_says_for_itself_which_policy_it_has_and_whether_it_drafts_in_turn(served):
-    controls = Controls(SpeculationConfig(policy=served, pipelining=served == "static"))
-    usual = {policy: type(Controls(SpeculationConfig(policy=policy)).pilot(request())) for policy in POLICIES}
+    controls = Controller(SpeculationConfig(policy=served, pipelining=served == "static"))
+    usual = {policy: type(Controller(SpeculationConfig(policy=policy)).policy(request())) for policy in POLICIES}
     for policy in POLICIES:
         for pipelining in (True, False):
-            pilot = controls.pilot(request(policy=policy, pipelining=pipelining))
-            assert type(pilot) is usual[policy]
-            assert pilot.is_in_turn is not pipelining
-    assert controls.pilot(request()).is_in_turn is (served != "static")
+            chosen = controls.policy(request(policy=policy, pipelining=pipelining))
+            assert type(chosen) is usual[policy]
+            assert chosen.is_in_turn is not pipelining
+    assert controls.policy(request()).is_in_turn is (served != "static")
     assert controls.report().policy == served
 
 
 def test_sessions_are_shared_out_among_the_targets_and_the_drafts_that_there_are():
-    knowledge = Knowledge(num_targets=2.0, num_drafts=4.0)
+    knowledge = SharedEstimates(num_targets=2.0, num_drafts=4.0)
     knowledge.num_sessions = 8
     assert (knowledge.costs.num_verifying, knowledge.costs.num_drafting) == (4.0, 2.0)

@@ -9,8 +9,8 @@ import pytest
 from core.protocol import UNUSED, Continuations
 from core.records import Refused, Timing, VerifyRequest
 from core.speculation.token_tree import ROOT, TokenTree
-from orchestrator.policy.adaptive import OFFERED_OUTCOMES, MarginalPilot
-from orchestrator.policy.shared_estimates import Knowledge
+from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
+from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.session import messages as m
 from tests.orchestrator.fakes import plain, request
 from tests.orchestrator.session.test_growing import CONFIG, PROMPT, Stage
@@ -33,10 +33,10 @@ class OfferingStage(Stage):
                 self.refused += [refusal for _, refusal in self.offers.offer(None, command.offer)]
             if isinstance(command, m.Verify):
                 self.made = None
-            if isinstance(command, m.PlaceTarget):
-                pilot = self.session._pilot
-                pilot.num_outcomes = self._outcomes
-                pilot.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
+            if isinstance(command, m.LeaseTarget):
+                policy = self.session._policy
+                policy.num_outcomes = self._outcomes
+                policy.is_worth_going_on = lambda _gained, num_nodes, _num_now: num_nodes > 0 or self._is_open
         return super().do(commands)
 
     def next_verdict(self, **changes):
@@ -78,15 +78,15 @@ def test_the_target_goes_on_with_what_has_grown_below_a_verdict_and_nothing_is_s
     sent = stage.verdict()
     assert (stage.num_continued, stage.count(m.Verify)) == (1, 2)
     assert stage.tokens == plain(PROMPT, 6)
-    assert [(seen.elapsed_s, seen.is_continued) for seen in stage.pilot.seen] == [
+    assert [(seen.elapsed_s, seen.is_continued) for seen in stage.policy.seen] == [
         (pytest.approx(0.1), False),
         (pytest.approx(0.1), True),
     ]
-    assert [seen.path for seen in stage.pilot.seen] == [(), (0, 1, 2, 3)]
+    assert [seen.path for seen in stage.policy.seen] == [(), (0, 1, 2, 3)]
 
 
 def test_one_goes_on_after_another_as_long_as_something_has_grown(stage):
-    stage.pilot.max_nodes = 1
+    stage.policy.max_nodes = 1
     stage.grows_right(6)
     for _ in range(4):
         stage.verdict()
@@ -135,14 +135,14 @@ def test_a_verdict_that_overtakes_the_one_before_it_waits_for_it(stage):
 def test_a_target_that_goes_on_with_what_it_was_not_offered_is_left(stage, claim):
     stage.grows_right(3)
     sent = stage.event(stage.next_verdict(continued=claim))
-    assert [type(command) for command in sent] == [m.ReleaseTarget, m.PlaceTarget]
+    assert [type(command) for command in sent] == [m.ReleaseTarget, m.LeaseTarget]
     assert stage.tokens == []
 
 
 def test_a_target_that_goes_on_where_the_offer_has_nothing_is_left(stage):
     stage.grows((ROOT, 37), (0, 38))
     sent = stage.event(stage.next_verdict(continued=stage.offer.stamp.round))
-    assert [type(command) for command in sent] == [m.ReleaseTarget, m.PlaceTarget]
+    assert [type(command) for command in sent] == [m.ReleaseTarget, m.LeaseTarget]
 
 
 def test_what_a_lost_target_went_on_with_is_verified_by_the_next(stage):
@@ -151,7 +151,7 @@ def test_what_a_lost_target_went_on_with_is_verified_by_the_next(stage):
     stage.verdict()
     stage.event(m.TargetLost(1, "gone"))
     stage.target.forget("t")
-    stage.event(m.TargetPlaced("t2", 1))
+    stage.event(m.TargetLeased("t2", 1))
     again = stage.last(m.Verify).request
     assert (again.block.tokens, again.base.num_tokens, again.num_committed) == (tuple(text[1:]), 0, 4)
     stage.verdict()
@@ -188,7 +188,7 @@ def test_a_draft_that_begins_anew_is_offered_from_again_when_its_tree_is_the_one
     stage.verdict()
     num_offers = stage.count(m.Continue)
     stage.event(m.DraftLost(1))
-    stage.event(m.DraftPlaced("d2", 1))
+    stage.event(m.DraftLeased("d2", 1))
     stage.num_told = 0
     stage.grows_right(2)
     assert stage.count(m.Continue) == num_offers, "the block in flight is no part of that tree"
@@ -214,7 +214,7 @@ def test_who_claims_to_go_on_with_what_it_has_refused_loses_its_lease(stage):
     assert stage.refused[0].stamp == first.stamp
     stage.event(m.TargetReplied(stage.refused[0], 0.0, 0.0))
     sent = stage.event(stage.next_verdict(continued=first.stamp.round))
-    assert [type(command) for command in sent][:2] == [m.ReleaseTarget, m.PlaceTarget]
+    assert [type(command) for command in sent][:2] == [m.ReleaseTarget, m.LeaseTarget]
 
 
 def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stage):
@@ -224,7 +224,7 @@ def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stag
     stage.event(second)
     stage.event(late)
     assert stage.num_continued == 1
-    assert stage.pilot.seen[-1].elapsed_s == 0.0
+    assert stage.policy.seen[-1].elapsed_s == 0.0
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 
@@ -232,50 +232,50 @@ def test_a_verdict_that_overtakes_the_one_before_it_took_no_time_of_its_own(stag
 
 
 @pytest.fixture
-def pilot():
-    pilot = MarginalPilot(request(PROMPT, 40), CONFIG, Knowledge())
+def policy():
+    policy = AdaptivePolicy(request(PROMPT, 40), CONFIG, SharedEstimates())
     for _ in range(200):
-        pilot._known.verify.see(Timing(0.0, 0.005, 1, 1), 0.008)
-        pilot._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
+        policy._known.verify.see(Timing(0.0, 0.005, 1, 1), 0.008)
+        policy._known.verify.see(Timing(0.0, 0.005, 1, 9), 0.008)
     for _ in range(200):
-        pilot.saw_pass(Timing(0.0, 0.001, 1, 1))
-    pilot._known._costs = None
-    return pilot
+        policy.saw_pass(Timing(0.0, 0.001, 1, 1))
+    policy._known._costs = None
+    return policy
 
 
-def sees_rounds(pilot, num_tokens, elapsed_s):
+def sees_rounds(policy, num_tokens, elapsed_s):
     for _ in range(600):
-        pilot.saw_interval(num_tokens, elapsed_s)
+        policy.saw_interval(num_tokens, elapsed_s)
 
 
-def test_plain_steps_go_on_while_rounds_yield_no_more(pilot):
-    sees_rounds(pilot, 1, 0.008)
-    assert pilot.is_worth_going_on(0.0, 0, 0)
-    sees_rounds(pilot, 1, 0.005)
-    assert pilot.is_worth_going_on(0.0, 0, 0), "as it is when they do go on"
-    sees_rounds(pilot, 4, 0.008)
-    assert not pilot.is_worth_going_on(0.0, 0, 4)
-    assert pilot.is_worth_going_on(2.0, 3, 4)
-    assert not pilot.is_worth_going_on(1.0, 1, 4), "four tokens take 8 ms, and two would take 5"
+def test_plain_steps_go_on_while_rounds_yield_no_more(policy):
+    sees_rounds(policy, 1, 0.008)
+    assert policy.is_worth_going_on(0.0, 0, 0)
+    sees_rounds(policy, 1, 0.005)
+    assert policy.is_worth_going_on(0.0, 0, 0), "as it is when they do go on"
+    sees_rounds(policy, 4, 0.008)
+    assert not policy.is_worth_going_on(0.0, 0, 4)
+    assert policy.is_worth_going_on(2.0, 3, 4)
+    assert not policy.is_worth_going_on(1.0, 1, 4), "four tokens take 8 ms, and two would take 5"
 
 
-def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(pilot):
-    assert pilot.num_outcomes > 0
+def test_where_the_target_is_near_only_a_session_without_a_draft_goes_on(policy):
+    assert policy.num_outcomes > 0
     for _ in range(200):
-        pilot.saw_pass(Timing(0.0, 0.004, 1, 1))
-    pilot._known._costs = None
-    sees_rounds(pilot, 1, 0.008)
-    assert pilot.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
-    assert not pilot.is_worth_going_on(3.0, 3, 4)
-    pilot.rest()
-    assert pilot.num_outcomes > 0
-    assert pilot.is_worth_going_on(0.0, 0, 0)
+        policy.saw_pass(Timing(0.0, 0.004, 1, 1))
+    policy._known._costs = None
+    sees_rounds(policy, 1, 0.008)
+    assert policy.num_outcomes == 0, "a pass of 4 ms grows too late to be offered, and the way takes 3 ms"
+    assert not policy.is_worth_going_on(3.0, 3, 4)
+    policy.rest()
+    assert policy.num_outcomes > 0
+    assert policy.is_worth_going_on(0.0, 0, 0)
 
 
-def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(pilot):
+def test_who_shares_passes_does_not_go_on_without_what_its_draft_grows(policy):
     """Or it would: a round is worth a token then, and so a token is worth a round."""
-    sees_rounds(pilot, 1, 0.008)
-    assert pilot.is_worth_going_on(0.0, 0, 0)
+    sees_rounds(policy, 1, 0.008)
+    assert policy.is_worth_going_on(0.0, 0, 0)
     for _ in range(3):
-        MarginalPilot(request(PROMPT, 40), CONFIG, pilot._known)
-    assert not pilot.is_worth_going_on(0.0, 0, 0)
+        AdaptivePolicy(request(PROMPT, 40), CONFIG, policy._known)
+    assert not policy.is_worth_going_on(0.0, 0, 0)

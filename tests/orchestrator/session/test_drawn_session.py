@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
-from core.records import GrownTree, Sampling, Timing, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, SparseDistribution, TokenTree, Told
-from orchestrator.policy.adaptive import MarginalPilot
-from orchestrator.policy.named import ChainPilot
-from orchestrator.policy.policies import Controls
+from core.records import DraftTree, Sampling, Timing, Verification
+from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, NewNodes, SparseDistribution, TokenTree
+from orchestrator.policy.adaptive import AdaptivePolicy
+from orchestrator.policy.named import ChainPolicy
+from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
@@ -83,30 +83,34 @@ def test_each_block_is_drawn_anew(waiting):
         waiting.grown()
         assert waiting.block.tokens, "so that there is something to forget"
         waiting.verdict()
-        assert len(waiting.session._drafting._tree) == 0
-        assert waiting.reply().told.first == 0
+        assert len(waiting.session._draft_side._tree) == 0
+        assert waiting.reply().new_nodes.first == 0
 
 
 def told_without(reply, **changes):
-    told = reply.told
-    values = {name: getattr(told, name) for name in ("first", "parents", "tokens", "ranks", "chances", "leads", "root")}
-    return replace(reply, told=Told(**{**values, "q": told.q, **changes}))
+    new_nodes = reply.new_nodes
+    values = {
+        name: getattr(new_nodes, name) for name in ("first", "parents", "tokens", "ranks", "chances", "margins", "root")
+    }
+    return replace(reply, new_nodes=NewNodes(**{**values, "q": new_nodes.q, **changes}))
 
 
-def unchecked(told, **changes):
+def unchecked(new_nodes, **changes):
     """As it comes out of a pickle, which asks nobody."""
     for name, value in changes.items():
-        object.__setattr__(told, name, value)
-    return told
+        object.__setattr__(new_nodes, name, value)
+    return new_nodes
 
 
 @pytest.mark.parametrize(
     "lie",
     [
         lambda reply: told_without(reply, q=()),
-        lambda reply: replace(reply, told=unchecked(reply.told, q=reply.told.q[:-1])),
-        lambda reply: replace(reply, told=unchecked(reply.told, q=(NO_Q,) * len(reply.told))),
-        lambda reply: replace(reply, told=unchecked(reply.told, q=(SparseDistribution((1,), (7.0,)),) * GAMMA)),
+        lambda reply: replace(reply, new_nodes=unchecked(reply.new_nodes, q=reply.new_nodes.q[:-1])),
+        lambda reply: replace(reply, new_nodes=unchecked(reply.new_nodes, q=(NO_Q,) * len(reply.new_nodes))),
+        lambda reply: replace(
+            reply, new_nodes=unchecked(reply.new_nodes, q=(SparseDistribution((1,), (7.0,)),) * GAMMA)
+        ),
     ],
     ids=["none", "too few", "empty", "no law"],
 )
@@ -123,7 +127,7 @@ def test_draws_that_come_when_the_text_has_moved_on_are_not_used(waiting):
     waiting.event(m.DraftLate(late.stamp))
     waiting.verdict()
     waiting.grown(late)
-    assert len(waiting.session._drafting._tree) == 0
+    assert len(waiting.session._draft_side._tree) == 0
     assert waiting.block == EMPTY_BLOCK
     waiting.verdict()
     waiting.grown()
@@ -137,7 +141,7 @@ def test_a_lost_target_is_followed_by_one_that_verifies_the_same_draws(waiting):
     before = waiting.block
     waiting.event(m.TargetLost(1, "killed"))
     waiting.target.forget(waiting.session._held.name)
-    waiting.event(m.TargetPlaced("t2", 1))
+    waiting.event(m.TargetLeased("t2", 1))
     assert waiting.block == before
     waiting.verdict()
     assert waiting.tokens == plain(PROMPT, len(waiting.tokens))
@@ -147,7 +151,7 @@ def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
     """It refuses offers of such sessions: the session sends each block, and none while its draft rests."""
     for changes in ({}, {"max_draft_tokens": 0}):
         stage = DrawnStage(tokenizer, config=SpeculationConfig(lookup=False), **changes)
-        stage.session._pilot.is_worth_going_on = lambda *_: True
+        stage.session._policy.is_worth_going_on = lambda *_: True
         for _ in range(3):
             stage.verdict()
         assert stage.count(m.Continue) == 0
@@ -155,28 +159,28 @@ def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
 
 def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(tokenizer):
     """The verdict's own token is what was drawn there: what was drawn below it has another row's noise."""
-    stage = keeping(tokenizer, lambda leads: leads[-1] > 0.5)
+    stage = keeping(tokenizer, lambda margins: margins[-1] > 0.5)
     num_alike = 0
     for _ in range(9):
-        reply = with_leads(stage.reply(), 0.9, 0.1, 0.9)
+        reply = with_margins(stage.reply(), 0.9, 0.1, 0.9)
         stage.grown(reply)
-        drawn, num_before = reply.told.tokens.tolist(), len(stage.tokens)
-        stage.session._drafting._pilot.wants_turn = lambda: False
+        drawn, num_before = reply.new_nodes.tokens.tolist(), len(stage.tokens)
+        stage.session._draft_side._policy.wants_turn = lambda: False
         stage.verdict()
         num_alike += stage.tokens[num_before:] == drawn[:2]
         assert stage.block == EMPTY_BLOCK
-        assert len(stage.session._drafting._tree) == 0
-        stage.session._drafting._pilot.wants_turn = lambda: True
+        assert len(stage.session._draft_side._tree) == 0
+        stage.session._draft_side._policy.wants_turn = lambda: True
         stage.verdict()
     assert num_alike
 
 
 def test_the_targets_own_token_teaches_nothing_of_the_draft(tokenizer):
     """It is a draw of its own: that it is, or is not, what the draft drew there says nothing of acceptance."""
-    stage, seen = keeping(tokenizer, lambda leads: leads[-1] > 0.5), []
-    stage.session._pilot.saw_round = seen.append
+    stage, seen = keeping(tokenizer, lambda margins: margins[-1] > 0.5), []
+    stage.session._policy.saw_round = seen.append
     for _ in range(6):
-        stage.grown(with_leads(stage.reply(), 0.9, 0.1, 0.9))
+        stage.grown(with_margins(stage.reply(), 0.9, 0.1, 0.9))
         stage.verdict()
     assert any(each.path for each in seen)
 
@@ -184,7 +188,7 @@ def test_the_targets_own_token_teaches_nothing_of_the_draft(tokenizer):
 # What is kept of a chain of draws
 
 
-class Keeps(MarginalPilot):
+class Keeps(AdaptivePolicy):
     """Keeps draws by a rule that looks at all that it is shown, and says what it was shown."""
 
     def __init__(self, rule, *arguments):
@@ -194,37 +198,37 @@ class Keeps(MarginalPilot):
     def _forecast(self):
         return GAMMA
 
-    def keeps(self, leads):
-        self.shown.append(list(leads))
-        return self.rule(leads)
+    def keeps(self, margins):
+        self.shown.append(list(margins))
+        return self.rule(margins)
 
 
 def keeping(tokenizer, rule):
     stage = DrawnStage(tokenizer)
-    known = stage.session._pilot._known
-    stage.session._drafting._pilot = Keeps(rule, request(PROMPT, **SAMPLED), CONFIG, known)
+    known = stage.session._policy._known
+    stage.session._draft_side._policy = Keeps(rule, request(PROMPT, **SAMPLED), CONFIG, known)
     stage.grown()
     stage.verdict()
     return stage
 
 
-def with_leads(reply, *leads):
-    return told_without(reply, leads=leads, chances=leads)
+def with_margins(reply, *margins):
+    return told_without(reply, margins=margins, chances=margins)
 
 
 def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
     """What the draft thinks after a draw depends on the draw. This rule would drop all of them for the third."""
-    stage = keeping(tokenizer, lambda leads: min(leads) > 0.5)
-    stage.grown(with_leads(stage.reply(), 0.9, 0.8, 0.1))
+    stage = keeping(tokenizer, lambda margins: min(margins) > 0.5)
+    stage.grown(with_margins(stage.reply(), 0.9, 0.8, 0.1))
     assert len(stage.block) == 2
-    assert stage.session._drafting._pilot.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
+    assert stage.session._draft_side._policy.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
 
 
 def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
-    stage = keeping(tokenizer, lambda leads: leads[-1] > 0.5)
-    stage.grown(with_leads(stage.reply(), 0.9, 0.1, 0.9))
+    stage = keeping(tokenizer, lambda margins: margins[-1] > 0.5)
+    stage.grown(with_margins(stage.reply(), 0.9, 0.1, 0.9))
     assert len(stage.block) == 1
-    assert stage.session._drafting._pilot.shown[-1] == [0.9, 0.1]
+    assert stage.session._draft_side._policy.shown[-1] == [0.9, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -240,26 +244,26 @@ def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
     ],
 )
 def test_a_rule_keeps_draws_by_how_sure_the_draft_was(policy, settings, num_kept):
-    pilot = Controls(SpeculationConfig(policy=policy, **settings)).pilot(request(**SAMPLED))
-    leads = (0.9, 0.7, 0.4, 0.9, 0.9)
+    policy = Controller(SpeculationConfig(policy=policy, **settings)).policy(request(**SAMPLED))
+    margins = (0.9, 0.7, 0.4, 0.9, 0.9)
     kept = 0
-    while kept < len(leads) and pilot.keeps(leads[: kept + 1]):
+    while kept < len(margins) and policy.keeps(margins[: kept + 1]):
         kept += 1
     assert kept == num_kept
 
 
 def test_a_draft_that_samples_is_asked_for_a_chain_in_turn_by_every_policy():
-    for policy, kind in (("adaptive", MarginalPilot), ("static_tree", ChainPilot), ("confidence", ChainPilot)):
+    for policy, kind in (("adaptive", AdaptivePolicy), ("static_tree", ChainPolicy), ("confidence", ChainPolicy)):
         for pipelining in (True, False):
-            pilot = Controls(SpeculationConfig(policy=policy, pipelining=pipelining)).pilot(request(**SAMPLED))
-            assert type(pilot) is kind
-            assert pilot.is_in_turn
-            assert pilot.steady(100, 0) == CATCH_UP
-            steady = pilot.steady(100, 4)
-            assert steady.is_blind, "how long it takes does not depend on what is drawn"
-            assert 1 <= steady.num_passes <= 4
+            chosen = Controller(SpeculationConfig(policy=policy, pipelining=pipelining)).policy(request(**SAMPLED))
+            assert type(chosen) is kind
+            assert chosen.is_in_turn
+            assert chosen.tree_spec(100, 0) == CATCH_UP
+            tree_spec = chosen.tree_spec(100, 4)
+            assert tree_spec.is_blind, "how long it takes does not depend on what is drawn"
+            assert 1 <= tree_spec.num_passes <= 4
             if policy == "confidence":
-                assert (steady.num_passes, steady.measure) == (4, Measure.CONFIDENCE)
+                assert (tree_spec.num_passes, tree_spec.measure) == (4, Measure.CONFIDENCE)
 
 
 @pytest.mark.parametrize(
@@ -273,19 +277,19 @@ def test_a_draft_that_samples_is_asked_for_a_chain_in_turn_by_every_policy():
     ],
 )
 def test_no_more_is_drawn_than_may_be_verified(settings, num_drawn):
-    pilot = Controls(SpeculationConfig(**settings)).pilot(request(**SAMPLED))
-    assert pilot.steady(100, 64).num_passes == num_drawn
-    assert pilot.steady(1, 64).num_passes == 1, "the draft's context is nearly full"
-    assert pilot.steady(100, 1).num_passes == 1, "one more token is wanted"
+    policy = Controller(SpeculationConfig(**settings)).policy(request(**SAMPLED))
+    assert policy.tree_spec(100, 64).num_passes == num_drawn
+    assert policy.tree_spec(1, 64).num_passes == 1, "the draft's context is nearly full"
+    assert policy.tree_spec(100, 1).num_passes == 1, "one more token is wanted"
 
 
 def test_adaptive_draws_as_many_as_are_forecast_to_yield_most():
-    pilot = Controls(SpeculationConfig()).pilot(request(**SAMPLED))
-    before = pilot.steady(100, 64).num_passes
+    policy = Controller(SpeculationConfig()).policy(request(**SAMPLED))
+    before = policy.tree_spec(100, 64).num_passes
     for _ in range(60):
-        pilot.saw_round(all_rejected(before))
-    assert pilot._forecast() <= 1
-    assert pilot.steady(100, 64).num_passes == 1 < before
+        policy.saw_round(all_rejected(before))
+    assert policy._forecast() <= 1
+    assert policy.tree_spec(100, 64).num_passes == 1 < before
 
 
 def all_rejected(num_guesses):
@@ -333,7 +337,7 @@ def stage_draws(stage):
 def test_a_reply_without_draws_is_no_lie(waiting):
     """Where growth ended at once: the round is plain."""
     reply = waiting.reply()
-    waiting.grown(GrownTree(reply.stamp, Told(0), reply.held))
+    waiting.grown(DraftTree(reply.stamp, NewNodes(0), reply.held))
     assert waiting.block == EMPTY_BLOCK
     assert waiting.session.stats.num_draft_failures == 0
-    assert waiting.reply().told.parents[0] == ROOT
+    assert waiting.reply().new_nodes.parents[0] == ROOT

@@ -1,4 +1,4 @@
-"""The end of a session, however it comes: what its pilot is told, what stays counted, and what is let go of."""
+"""The end of a session, however it comes: what its policy is told, what stays counted, and what is let go of."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.orchestrator.world import World
 
 
 def rounds_seen(world):
-    return [seen for seen in world.pilot.seen if isinstance(seen, RoundSeen)]
+    return [seen for seen in world.policy.seen if isinstance(seen, RoundSeen)]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 30])
-def test_the_pilot_is_told_each_verdict_once_and_the_last_one_too(tokenizer, max_tokens):
+def test_the_policy_is_told_each_verdict_once_and_the_last_one_too(tokenizer, max_tokens):
     """What no round follows says nothing of whether the next block was there."""
     world = World(request(max_tokens=max_tokens), tokenizer, gamma=3).start().run()
     seen, stats = rounds_seen(world), world.chunks[-1].stats
@@ -51,27 +51,27 @@ def be_refused(world):
 def lose_every_target(world):
     for epoch in range(1, 10):
         if not world.session.is_closed:
-            world.handle(m.TargetPlaced(f"target {epoch}", epoch))
+            world.handle(m.TargetLeased(f"target {epoch}", epoch))
             world.handle(m.TargetLost(epoch, "killed"))
     assert isinstance(world.error, Unavailable)
 
 
 @pytest.mark.parametrize("end", [finish, cancel, be_refused, lose_every_target])
-def test_whatever_ends_a_session_its_pilot_and_both_leases_are_let_go_of(tokenizer, end):
+def test_whatever_ends_a_session_its_policy_and_both_leases_are_let_go_of(tokenizer, end):
     world = World(request(max_tokens=6), tokenizer).start()
-    assert not world.pilot.is_closed
+    assert not world.policy.is_closed
     end(world)
-    assert world.pilot.is_closed
+    assert world.policy.is_closed
     assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.ReleaseDraft]
     num_sent, world.waiting = len(world.sent), []
-    for event in (m.TargetPlaced("late", 11), m.DraftPlaced("late", 12), m.TargetLost(1, "killed"), m.DraftLost(1)):
+    for event in (m.TargetLeased("late", 11), m.DraftLeased("late", 12), m.TargetLost(1, "killed"), m.DraftLost(1)):
         world.handle(event)
     assert len(world.sent) == num_sent, "nothing is asked any more"
 
 
-def test_an_output_that_is_complete_when_it_is_resumed_lets_go_of_its_pilot(tokenizer):
+def test_an_output_that_is_complete_when_it_is_resumed_lets_go_of_its_policy(tokenizer):
     world = World(request(max_tokens=3, resume_tokens=(7, 8, 9)), tokenizer).start()
-    assert world.pilot.is_closed
+    assert world.policy.is_closed
 
 
 def test_an_output_that_was_ended_by_its_last_token_is_not_continued(tokenizer):

@@ -10,12 +10,12 @@ import pytest
 
 from core.config import Limits, SpeculationConfig
 from core.costs.engine_cost import WIDTHS
-from core.records import Call, Missing, Refused, Sprouted, Stamp, Timing
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, Steady, TokenTree, Told
-from orchestrator.policy.adaptive import REST_ROUNDS, MarginalPilot
-from orchestrator.policy.policies import Controls
+from core.records import Call, DraftUpdate, Missing, Refused, Stamp, Timing
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, NewNodes, TokenTree, TreeSpec
+from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
+from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
-from orchestrator.policy.shared_estimates import LOOK_ROUNDS, Knowledge
+from orchestrator.policy.shared_estimates import LOOK_ROUNDS, SharedEstimates
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Pair
 from orchestrator.session.draft_side import MAX_OPEN, MAX_PAUSE_S
@@ -27,13 +27,13 @@ PROMPT = (3, 1, 4)
 CONFIG = SpeculationConfig(lookup=False)
 
 
-class FakeMargin(MarginalPilot):
+class FakeMargin(AdaptivePolicy):
     """Verifies all there is, waits when it is told to, and has the target wait for each message."""
 
     num_outcomes = 0
 
     def __init__(self, asked, config=CONFIG):
-        super().__init__(asked, config, Knowledge())
+        super().__init__(asked, config, SharedEstimates())
         self.is_patient = False
         self.seen = []
 
@@ -41,8 +41,8 @@ class FakeMargin(MarginalPilot):
         self.seen.append(seen)
         super().saw_round(seen)
 
-    def net(self, reach, branches=None):
-        return np.arange(len(reach) + 1.0)
+    def net(self, path_prob, branches=None):
+        return np.arange(len(path_prob) + 1.0)
 
     def is_worth_going_on(self, gained, num_nodes, num_now):
         return False
@@ -64,9 +64,9 @@ class FakeBranches(FakeMargin):
     def minds_branches(self):
         return self.branch_s > 0
 
-    def net(self, reach, branches=None):
-        costs = np.zeros(len(reach) + 1) if branches is None else np.append(0.0, 100 * self.branch_s * branches)
-        return np.append(0.0, np.cumsum(reach)) - 4 * costs
+    def net(self, path_prob, branches=None):
+        costs = np.zeros(len(path_prob) + 1) if branches is None else np.append(0.0, 100 * self.branch_s * branches)
+        return np.append(0.0, np.cumsum(path_prob)) - 4 * costs
 
 
 class Stage:
@@ -79,15 +79,15 @@ class Stage:
         self.prompt = prompt
         target = replace(model_info(), kv_cache_tokens=kv_cache_tokens)
         pair = Pair(target, model_info("draft"), config, limits or Limits())
-        self.pilot = FakeMargin(asked, config)
-        self.session = Session(asked, pair, self.pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        self.policy = FakeMargin(asked, config)
+        self.session = Session(asked, pair, self.policy, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target = FakeTargetEngine(epoch=1)
         self.sent: list[m.Command] = []
         self.num_told = 0
         self.now_s = 0.0
         self.do(self.session.start())
-        self.event(m.TargetPlaced("t", 1))
-        self.event(m.DraftPlaced("d", 1))
+        self.event(m.TargetLeased("t", 1))
+        self.event(m.DraftLeased("d", 1))
 
     def do(self, commands):
         self.sent += commands
@@ -123,9 +123,9 @@ class Stage:
         first, self.num_told = self.num_told, self.num_told + len(nodes)
         parents, tokens = zip(*nodes, strict=True) if nodes else ((), ())
         chances = tuple(0.9 - 0.01 * index for index in range(len(nodes)))
-        told = Told(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
+        new_nodes = NewNodes(first, parents, tokens, (0,) * len(nodes), chances, chances, root)
         held = asked.num_committed if held is None else held
-        return m.DraftGrew(Sprouted(stamp or asked.stamp, told, held, Timing(0.0, 0.003, 1, 4)), self.now_s)
+        return m.DraftGrew(DraftUpdate(stamp or asked.stamp, new_nodes, held, Timing(0.0, 0.003, 1, 4)), self.now_s)
 
     def grows(self, *nodes, **changes):
         return self.event(self.growth(*nodes, **changes))
@@ -143,12 +143,12 @@ class Stage:
         return self.grows(*((first + index - 1 if index else ROOT, token) for index, token in enumerate(tokens)))
 
 
-NOTHING = Told(0, (), (), (), (), ())
+NOTHING = NewNodes(0, (), (), (), (), ())
 
 
-def unchecked(told, **changes):
+def unchecked(new_nodes, **changes):
     """As it comes out of a pickle, which asks nobody."""
-    found = copy(told)
+    found = copy(new_nodes)
     for name, value in changes.items():
         object.__setattr__(found, name, value)
     return found
@@ -160,7 +160,7 @@ def stage(tokenizer):
 
 
 def test_the_draft_is_told_at_once_and_nothing_waits_for_it(stage):
-    assert isinstance(stage.last(m.Grow).request.growth, Steady)
+    assert isinstance(stage.last(m.Grow).request.growth, TreeSpec)
     assert stage.last(m.Grow).request.suffix == PROMPT
     assert stage.block == EMPTY_BLOCK
 
@@ -199,12 +199,12 @@ def test_growth_that_answers_an_earlier_message_is_used_where_it_fits(stage):
 
 
 def test_a_block_that_is_worth_it_is_waited_for(stage):
-    stage.pilot.is_patient = True
+    stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     sent = stage.verdict()
     assert [type(command) for command in sent if not isinstance(command, m.Emit)] == [m.Await, m.Grow]
     assert [type(command) for command in stage.event(stage.growth())] == [m.Await], "until it is worth it no more"
-    stage.pilot.is_patient = False
+    stage.policy.is_patient = False
     sent = stage.grows_right(3)
     assert [type(command) for command in sent] == [m.Verify]
     assert len(stage.block) == 3
@@ -212,7 +212,7 @@ def test_a_block_that_is_worth_it_is_waited_for(stage):
 
 def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_few_rounds(tokenizer):
     stage = Stage(tokenizer, config=replace(CONFIG, breaker_rounds=2))
-    stage.pilot.is_patient = True
+    stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     stage.verdict()
     assert stage.last(m.Await).timeout_s == 0.5
@@ -221,7 +221,7 @@ def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_f
     assert stage.event(m.DraftLate(stage.last(m.Await).stamp)) == [], "it is late once"
     sent = stage.verdict()
     assert stage.count(m.Await) == 1
-    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
+    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.LeaseDraft, m.Emit]
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 3)
 
@@ -232,7 +232,7 @@ def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless
     for _ in range(4):
         stage.verdict()
         asked.append(stage.last(m.Grow).request)
-        stage.event(m.DraftGrew(Sprouted(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
+        stage.event(m.DraftGrew(DraftUpdate(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
                     if len(asked) > 1 else m.DraftLate(asked[-1].stamp))  # fmt: skip
     assert [bool(request.growth.is_anew) for request in asked] == [True, True, False, False]
     assert asked[-1].base.num_tokens > 0
@@ -240,7 +240,7 @@ def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless
 
 def test_a_draft_that_may_not_grow_is_left_for_good(tokenizer):
     stage = Stage(tokenizer, max_draft_tokens=0)
-    assert (stage.count(m.Grow), stage.count(m.ReleaseDraft), stage.count(m.PlaceDraft)) == (0, 1, 0)
+    assert (stage.count(m.Grow), stage.count(m.ReleaseDraft), stage.count(m.LeaseDraft)) == (0, 1, 0)
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 1)
 
@@ -248,28 +248,28 @@ def test_a_draft_that_may_not_grow_is_left_for_good(tokenizer):
 def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile(tokenizer):
     """A message that follows must not make the clock of the wait count for nothing: nobody else would end it."""
     stage = Stage(tokenizer)
-    stage.pilot.is_patient = True
+    stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     stage.verdict()
     waits = stage.last(m.Await).stamp
-    stage.do(stage.session._drafting.tell())
+    stage.do(stage.session._draft_side.tell())
     sent = stage.event(m.DraftLate(waits))
     assert [type(command) for command in sent] == [m.Verify]
 
 
 def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
-    stage.pilot.is_patient = True
+    stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     stage.verdict()
     waits = stage.last(m.Await).stamp
-    stage.pilot.is_patient = False
+    stage.policy.is_patient = False
     stage.grows((ROOT, 2))
     assert stage.event(m.DraftLate(waits)) == []
-    assert not stage.session._drafting._is_late
+    assert not stage.session._draft_side._is_late
 
 
 def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
-    stage.pilot.is_patient = True
+    stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     stage.verdict()
     stage.event(m.DraftLate(stage.last(m.Await).stamp))
@@ -319,22 +319,22 @@ def test_what_was_lost_of_a_tree_is_told_once_more(stage):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda s: replace(s, told=replace(s.told, tokens=(10**6,))),
-        lambda s: replace(s, told=replace(s.told, tokens=(-3,))),
+        lambda s: replace(s, new_nodes=replace(s.new_nodes, tokens=(10**6,))),
+        lambda s: replace(s, new_nodes=replace(s.new_nodes, tokens=(-3,))),
         lambda s: replace(s, held=10**6),
         lambda s: replace(s, held=-1),
-        lambda s: replace(s, told=replace(s.told, first=5)),
-        lambda s: replace(s, told=unchecked(s.told, parents=(7,))),
-        lambda s: replace(s, told=unchecked(s.told, chances=(0.5, 0.5))),
-        lambda s: replace(s, told=unchecked(s.told, root=99)),
-        lambda s: replace(s, told=unchecked(s.told, parents=np.array([7]))),
-        lambda s: replace(s, told=unchecked(s.told, chances=np.array([2.0]))),
+        lambda s: replace(s, new_nodes=replace(s.new_nodes, first=5)),
+        lambda s: replace(s, new_nodes=unchecked(s.new_nodes, parents=(7,))),
+        lambda s: replace(s, new_nodes=unchecked(s.new_nodes, chances=(0.5, 0.5))),
+        lambda s: replace(s, new_nodes=unchecked(s.new_nodes, root=99)),
+        lambda s: replace(s, new_nodes=unchecked(s.new_nodes, parents=np.array([7]))),
+        lambda s: replace(s, new_nodes=unchecked(s.new_nodes, chances=np.array([2.0]))),
     ],
 )
 def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, spoil):
     event = stage.growth((ROOT, 1))
-    sent = stage.event(replace(event, sprouted=spoil(event.sprouted)))
-    assert [type(command) for command in sent] == [m.ReleaseDraft, m.PlaceDraft]
+    sent = stage.event(replace(event, draft_update=spoil(event.draft_update)))
+    assert [type(command) for command in sent] == [m.ReleaseDraft, m.LeaseDraft]
     assert stage.session.stats.num_draft_failures == 1
     for _ in range(5):
         stage.verdict()
@@ -345,18 +345,18 @@ def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, 
 def test_growth_of_another_lease_or_epoch_is_none(stage, stamp):
     assert stage.grows((ROOT, 1), stamp=stamp) == []
     assert stage.session.stats.num_stale_replies == 1
-    assert len(stage.session._drafting._tree) == 0
+    assert len(stage.session._draft_side._tree) == 0
 
 
 def test_after_another_lease_growth_begins_anew(stage):
     stage.grows((ROOT, 1), (0, 2))
     stage.event(m.DraftLost(1))
     assert stage.session.stats.num_draft_failures == 1
-    stage.event(m.DraftPlaced("d2", 2))
+    stage.event(m.DraftLeased("d2", 2))
     asked = stage.last(m.Grow).request
     assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
     assert asked.growth.is_anew
-    assert len(stage.session._drafting._tree) == 0
+    assert len(stage.session._draft_side._tree) == 0
 
 
 def test_a_lost_target_is_sent_the_block_again_and_the_tokens_stay(stage):
@@ -366,7 +366,7 @@ def test_a_lost_target_is_sent_the_block_again_and_the_tokens_stay(stage):
     block = stage.block
     stage.event(m.TargetLost(1, "it died"))
     stage.target = FakeTargetEngine(epoch=2)
-    stage.event(m.TargetPlaced("t2", 2))
+    stage.event(m.TargetLeased("t2", 2))
     assert stage.block == block
     for _ in range(4):
         stage.verdict()
@@ -406,8 +406,8 @@ def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
 def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_guesses):
     """A chain of three, and beside it a guess that is likelier than the chain's end but not worth a branch."""
     stage = Stage(tokenizer)
-    stage.pilot.__class__ = FakeBranches
-    stage.pilot.branch_s = branch_s
+    stage.policy.__class__ = FakeBranches
+    stage.policy.branch_s = branch_s
     first, *chain = stage.right(4)
     other = chain[0] - 1 if chain[0] else 1
     stage.grows((ROOT, first), (0, chain[0]), (0, other), (1, chain[1]), (3, chain[2]))
@@ -420,14 +420,14 @@ def test_where_branches_are_dear_blocks_go_straight(tokenizer, branch_s, num_gue
 def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(stage):
     stage.grows_right(3)
     for _ in range(REST_ROUNDS):
-        stage.pilot.saw_round(round_seen(Found.HIT))
+        stage.policy.saw_round(round_seen(Found.HIT))
     sent = stage.verdict()
-    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.PlaceDraft, m.Emit]
-    assert 0.5 <= stage.last(m.PlaceDraft).delay_s / CONFIG.draft_retry_s <= 1.0
+    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.LeaseDraft, m.Emit]
+    assert 0.5 <= stage.last(m.LeaseDraft).delay_s / CONFIG.draft_retry_s <= 1.0
     num_grows = stage.count(m.Grow)
     stage.verdict()
     assert stage.count(m.Grow) == num_grows, "it is told nothing while it rests"
-    stage.event(m.DraftPlaced("d", 2))
+    stage.event(m.DraftLeased("d", 2))
     stage.num_told = 0
     assert stage.last(m.Grow).request.growth.is_anew
     assert stage.last(m.Grow).request.suffix == (*PROMPT, *stage.tokens)
@@ -463,10 +463,10 @@ def repeating(tokenizer):
 def test_what_is_looked_up_is_verified_where_the_draft_has_told_of_nothing(repeating):
     repeating.verdict()
     assert repeating.block == TokenTree.chain(FOUND)
-    assert repeating.pilot.lookups.num_seen == 0
+    assert repeating.policy.lookups.num_seen == 0
     repeating.verdict()
     assert repeating.tokens == plain(REPEATS, 3)
-    assert repeating.pilot.lookups.num_seen == 2, "one was right, one wrong, and the third was not judged"
+    assert repeating.policy.lookups.num_seen == 2, "one was right, one wrong, and the third was not judged"
     assert repeating.session.stats.num_lookup_tokens == 5
     assert repeating.session.stats.num_hits == repeating.session.stats.num_misses == 0, "those are the draft's"
 
@@ -475,7 +475,7 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     token = repeating.right(1)[0]
     repeating.grows((ROOT, token), (ROOT, 31), (0, 30), (0, FOUND[0]))
     repeating.verdict()
-    head = repeating.pilot._learned.accepted
+    head = repeating.policy._learned.accepted
     num_judged = head.num_seen
     block, seen = repeating.block, repeating.session._guess.shape
     assert sorted(block.tokens) == sorted([30, *FOUND])
@@ -483,8 +483,8 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     assert seen.num_looked_up == 4
     repeating.verdict()
     assert repeating.tokens == plain(REPEATS, 3)
-    assert repeating.pilot.lookups.num_seen == 2, "it had guessed the node, too"
-    assert repeating.pilot.seen[-1].path == (block.tokens.index(FOUND[0]),)
+    assert repeating.policy.lookups.num_seen == 2, "it had guessed the node, too"
+    assert repeating.policy.seen[-1].path == (block.tokens.index(FOUND[0]),)
     assert head.num_seen == num_judged + 1, "the draft was judged at the root"
 
 
@@ -492,10 +492,10 @@ def test_where_a_lookup_was_right_the_draft_is_judged_by_what_it_had_guessed_the
     token = repeating.right(1)[0]
     repeating.grows((ROOT, token), (0, 30), (0, 29))
     repeating.verdict()
-    head = repeating.pilot._learned.accepted
+    head = repeating.policy._learned.accepted
     num_judged, before = head.num_seen, head.value
     repeating.verdict()
-    seen = repeating.pilot.seen[-1]
+    seen = repeating.policy.seen[-1]
     assert repeating.tokens == plain(REPEATS, 3)
     assert [seen.shape.ranks[node] for node in seen.path] == [UNRANKED]
     assert head.num_seen == num_judged + 1
@@ -531,16 +531,16 @@ def test_a_block_of_several_sources_keeps_to_the_room_there_is(tokenizer):
     assert max(stage.block.depths) == 2, "one token is there, and the target adds one"
 
 
-# The pilot
+# The policy
 
 
-def pilot(config=CONFIG, **changes):
-    return Controls(config).pilot(request(PROMPT, 40, **changes))
+def policy(config=CONFIG, **changes):
+    return Controller(config).policy(request(PROMPT, 40, **changes))
 
 
 def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
-    """A pilot that knows what passes cost, and makes 100 tokens a second."""
-    found = pilot(config)
+    """A policy that knows what passes cost, and makes 100 tokens a second."""
+    found = policy(config)
     for _ in range(40):
         for rows in (1, 2, 3, 5, 9, 17, 33, 65):
             found._known.verify.see(Timing(0.0, rows_s(rows), 1, rows), rows_s(rows) + 0.001)
@@ -551,16 +551,16 @@ def learned(rows_s, pass_s=lambda rows: 0.003, config=CONFIG):
     return found
 
 
-def num_worth(pilot, reach):
-    return int(np.argmax(pilot.net(reach)))
+def num_worth(policy, path_prob):
+    return int(np.argmax(policy.net(path_prob)))
 
 
 def test_a_node_is_verified_while_it_is_worth_more_than_its_row():
     dear = learned(lambda rows: 0.02 + 0.001 * rows)  # a row costs a tenth of a token
-    reach = [0.9, 0.5, 0.2, 0.05, 0.04]
-    assert num_worth(dear, _array(reach)) == 3
+    path_prob = [0.9, 0.5, 0.2, 0.05, 0.04]
+    assert num_worth(dear, _array(path_prob)) == 3
     cheap = learned(lambda rows: 0.02 + 1e-5 * rows)
-    assert num_worth(cheap, _array(reach)) == 5
+    assert num_worth(cheap, _array(path_prob)) == 5
     assert num_worth(dear, _array([0.05])) == 0, "plain decoding is better than that"
     assert num_worth(dear, _array([])) == 0
 
@@ -577,7 +577,7 @@ def round_seen(found, num_guesses=0, rank=0):
 
 
 def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
-    one = pilot()
+    one = policy()
     for _ in range(REST_ROUNDS - 1):
         one.saw_round(round_seen(Found.HIT))
     one.saw_round(round_seen(Found.NOT_ASKED))
@@ -588,12 +588,12 @@ def test_a_rest_follows_many_rounds_in_which_nothing_was_worth_its_row():
     one.rest()
     assert (one._known.depth, "gamma 8 -> 0" in one._known.reason) == (0, True)
     assert not one.wants_rest
-    one.steady(100, 0)
+    one.tree_spec(100, 0)
     assert (one._known.depth, "a trial after rest" in one._known.reason) == (8, True)
 
 
 def test_costs_are_looked_at_now_and_then():
-    one, known = pilot(), Knowledge()
+    one, known = policy(), SharedEstimates()
     before = known.costs.verify_s(0)
     one._known = known
     for _ in range(LOOK_ROUNDS):
@@ -609,24 +609,24 @@ def test_each_rest_in_vain_is_twice_as_long_until_something_was_worth_verifying(
     for epoch in range(2, 10):
         stage.grows_right(3)
         for _ in range(REST_ROUNDS):
-            stage.pilot.saw_round(round_seen(Found.HIT))
-        stage.do(stage.session._drafting.rest())
-        pauses.append(stage.last(m.PlaceDraft).delay_s)
-        stage.event(m.DraftPlaced("d", epoch))
+            stage.policy.saw_round(round_seen(Found.HIT))
+        stage.do(stage.session._draft_side.rest())
+        pauses.append(stage.last(m.LeaseDraft).delay_s)
+        stage.event(m.DraftLeased("d", epoch))
         stage.num_told = 0
     assert all(0.5 <= pause / min(2.0**num, MAX_PAUSE_S) <= 1.0 for num, pause in enumerate(pauses))
     stage.grows_right(3)
     stage.verdict()
     assert len(stage.block)
-    stage.do(stage.session._drafting.rest())
-    assert stage.last(m.PlaceDraft).delay_s <= CONFIG.draft_retry_s
+    stage.do(stage.session._draft_side.rest())
+    assert stage.last(m.LeaseDraft).delay_s <= CONFIG.draft_retry_s
 
 
 def test_a_first_guess_is_waited_for_if_it_gains_more_than_its_time():
     """100 tokens a second; 1.5 passes, and the way."""
     for pass_s, is_worth in ((0.003, True), (0.006, False)):
         one = learned(lambda rows: 0.02, lambda rows, pass_s=pass_s: pass_s)
-        one.steady(100, 0)
+        one.tree_spec(100, 0)
         assert one.is_worth_waiting(1, has_drafted=False) is is_worth
         assert not one.is_worth_waiting(1, has_drafted=True), "what grows while that is verified is not lost"
 
@@ -640,35 +640,35 @@ def test_who_shares_the_passes_of_a_target_waits_for_no_draft():
 
 
 def test_a_session_begins_with_the_rate_of_those_before_it():
-    known = Knowledge()
-    first = MarginalPilot(request(PROMPT, 10), CONFIG, known)
+    known = SharedEstimates()
+    first = AdaptivePolicy(request(PROMPT, 10), CONFIG, known)
     for _ in range(500):
         first.saw_interval(6, 0.06)
-    assert MarginalPilot(request(PROMPT, 10), CONFIG, known).rate == pytest.approx(100, rel=0.01)
+    assert AdaptivePolicy(request(PROMPT, 10), CONFIG, known).rate == pytest.approx(100, rel=0.01)
 
 
 def test_a_draft_feeds_as_many_rows_as_its_passes_take_at_little_cost():
     flat = learned(lambda rows: 0.02, lambda rows: 0.003)
-    assert flat.steady(100, 0).rows_per_pass == WIDTHS[-1]
+    assert flat.tree_spec(100, 0).rows_per_pass == WIDTHS[-1]
     dear = learned(lambda rows: 0.02, lambda rows: 0.001 * rows)
-    assert dear.steady(100, 0).rows_per_pass <= 4
+    assert dear.tree_spec(100, 0).rows_per_pass <= 4
 
 
 def test_how_deep_is_grown_follows_the_context_and_the_request():
-    assert pilot().steady(3, 0).max_depth == 3
-    assert pilot().steady(0, 0) is None
-    assert pilot(max_draft_tokens=0).steady(100, 0) is None
-    assert pilot(max_draft_tokens=2).steady(100, 0).max_depth == 5
+    assert policy().tree_spec(3, 0).max_depth == 3
+    assert policy().tree_spec(0, 0) is None
+    assert policy(max_draft_tokens=0).tree_spec(100, 0) is None
+    assert policy(max_draft_tokens=2).tree_spec(100, 0).max_depth == 5
 
 
 def test_chances_that_the_draft_is_told_are_a_law():
-    steady = pilot().steady(100, 0)
-    assert 0 < sum(steady.tail) <= 1.0
-    assert list(steady.tail) == sorted(steady.tail, reverse=True)
+    tree_spec = policy().tree_spec(100, 0)
+    assert 0 < sum(tree_spec.tail) <= 1.0
+    assert list(tree_spec.tail) == sorted(tree_spec.tail, reverse=True)
 
 
 def test_the_rate_is_that_of_the_last_rounds():
-    one = pilot()
+    one = policy()
     before = one.rate
     one.saw_interval(6, 0.06)
     assert before < one.rate < 100, "one round is not the rule"

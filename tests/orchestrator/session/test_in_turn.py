@@ -8,15 +8,15 @@ from unittest.mock import patch
 import pytest
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, GrownTree, Missing, Refused
+from core.records import Call, DraftTree, Missing, Refused
 from core.speculation.token_tree import EMPTY_BLOCK
-from orchestrator.policy.adaptive import TRIAL_ROUNDS, MarginalPilot
-from orchestrator.policy.policies import Controls
+from orchestrator.policy.adaptive import TRIAL_ROUNDS, AdaptivePolicy
+from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Completion, Pair
-from orchestrator.session.draft_side import Drafting
+from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.session import Session
 from orchestrator.session.statistics import Statistics
 from orchestrator.text.detokenize import IncrementalDetokenizer
@@ -33,14 +33,14 @@ class Stage:
     def __init__(self, tokenizer, max_tokens=40, config=CONFIG, prompt=PROMPT, **changes):
         asked = request(prompt, max_tokens, wants_trace=True, **changes)
         pair = Pair(model_info(), model_info("draft"), config, Limits())
-        pilot = Controls(config).pilot(asked)
-        self.session = Session(asked, pair, pilot, IncrementalDetokenizer(tokenizer, (), False), "s")
+        policy = Controller(config).policy(asked)
+        self.session = Session(asked, pair, policy, IncrementalDetokenizer(tokenizer, (), False), "s")
         self.target, self.draft = FakeTargetEngine(epoch=1), FakeDraftEngine(epoch=1)
         self.sent: list[m.Command] = []
         self.now_s = 0.0
         self.sent += self.session.start()
-        self.event(m.TargetPlaced("t", 1))
-        self.event(m.DraftPlaced("d", 1))
+        self.event(m.TargetLeased("t", 1))
+        self.event(m.DraftLeased("d", 1))
 
     def event(self, event):
         commands = self.session.handle(event)
@@ -124,7 +124,7 @@ def test_a_wait_that_was_cut_short_says_nothing_of_a_draft_that_is_lost_meanwhil
     waited_for = stage.last(m.Await).stamp
     stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
     stage.target.forget(stage.session._held.name)
-    stage.event(m.TargetPlaced("t2", 1))
+    stage.event(m.TargetLeased("t2", 1))
     stage.event(m.DraftLost(1))
     stage.event(m.DraftLate(waited_for))
     for _ in range(6):
@@ -215,8 +215,8 @@ def test_a_turn_is_over_when_its_round_is(tokenizer):
     stage.verdict()
     stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
     stage.target.forget(stage.session._held.name)
-    stage.event(m.TargetPlaced("t2", 1))
-    stage.session._pilot.wants_turn = lambda: False
+    stage.event(m.TargetLeased("t2", 1))
+    stage.session._policy.wants_turn = lambda: False
     num_waits = stage.count(m.Await)
     assert kinds(stage.verdict())[0] is m.Verify
     assert stage.count(m.Await) == num_waits
@@ -227,11 +227,11 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
     """It was not asked for a while: nobody waits for as many tokens as a prompt has."""
     stage = Stage(tokenizer, max_tokens=200)
     stage.grown()
-    pilot = stage.session._pilot
-    pilot.wants_turn = lambda: False
+    policy = stage.session._policy
+    policy.wants_turn = lambda: False
     for _ in range(num_behind - 1):
         stage.verdict()
-    pilot.wants_turn = lambda: True
+    policy.wants_turn = lambda: True
     sent = stage.verdict()
     asked = stage.last(m.Draft).request
     assert len(asked.suffix) == num_behind + 1, "with the last one that it holds, for what follows that"
@@ -247,10 +247,10 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
     assert stage.last(m.Draft).request.growth.num_passes == GAMMA
 
 
-def test_a_pilot_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):
+def test_a_policy_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):
     stage, seen = Stage(tokenizer), []
-    pilot = stage.session._pilot
-    pilot.saw_draft = lambda elapsed_s, _timing: seen.append(elapsed_s)
+    policy = stage.session._policy
+    policy.saw_draft = lambda elapsed_s, _timing: seen.append(elapsed_s)
     stage.grown()
     assert seen == [], "that was a prefill"
     stage.verdict()
@@ -269,30 +269,30 @@ def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
     for number in range(20):
         pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
         completion = Completion.begin(request(), pair, f"r#{number}")
-        drafting = Drafting(completion, Controls(CONFIG).pilot(request()), Statistics())
-        pauses.add(drafting.place_later().delay_s)
+        drafting = DraftSide(completion, Controller(CONFIG).policy(request()), Statistics())
+        pauses.add(drafting.lease_later().delay_s)
     assert len(pauses) == 20
     assert max(pauses) - min(pauses) > 0.3
-    later = [drafting.place_later().delay_s for _ in range(10)]
+    later = [drafting.lease_later().delay_s for _ in range(10)]
     assert later[3] > max(pauses), "each pause in vain is longer"
     assert 30.0 <= later[-1] <= 60.0
 
 
 def test_after_a_rest_it_is_tried_for_some_rounds_whether_drafting_pays_again():
-    pilot = Controls(SpeculationConfig(pipelining=False)).pilot(request())
-    with patch.object(MarginalPilot, "_forecast", lambda _: 0):
-        assert not pilot.wants_turn()
-        pilot.rest()
-        pilot.steady(100, 0)
-        assert [pilot.wants_turn() for _ in range(TRIAL_ROUNDS + 2)] == [True] * TRIAL_ROUNDS + [False] * 2
-    assert pilot.wants_turn()
+    policy = Controller(SpeculationConfig(pipelining=False)).policy(request())
+    with patch.object(AdaptivePolicy, "_forecast", lambda _: 0):
+        assert not policy.wants_turn()
+        policy.rest()
+        policy.tree_spec(100, 0)
+        assert [policy.wants_turn() for _ in range(TRIAL_ROUNDS + 2)] == [True] * TRIAL_ROUNDS + [False] * 2
+    assert policy.wants_turn()
 
 
 def test_a_draft_that_refuses_or_lies_is_left(tokenizer):
     for lie in (
         lambda reply: Refused(reply.stamp, "no"),
         lambda reply: replace(reply, held=10**6),
-        lambda reply: replace(reply, told=replace(reply.told, tokens=(10**6,) * len(reply.told))),
+        lambda reply: replace(reply, new_nodes=replace(reply.new_nodes, tokens=(10**6,) * len(reply.new_nodes))),
     ):
         stage = Stage(tokenizer)
         stage.grown()
@@ -303,8 +303,8 @@ def test_a_draft_that_refuses_or_lies_is_left(tokenizer):
 
 
 def test_nothing_was_prepared_so_nothing_hits_or_misses(stage):
-    seen, saw_round = [], stage.session._pilot.saw_round
-    stage.session._pilot.saw_round = lambda each: (seen.append(each.found), saw_round(each))
+    seen, saw_round = [], stage.session._policy.saw_round
+    stage.session._policy.saw_round = lambda each: (seen.append(each.found), saw_round(each))
     stage.grown()
     for _ in range(3):
         stage.verdict()
@@ -324,4 +324,4 @@ def test_a_trace_tells_prefill_and_blocks_apart(stage):
 
 
 def test_the_reply_to_growth_that_ends_is_one(stage):
-    assert isinstance(stage.reply(), GrownTree)
+    assert isinstance(stage.reply(), DraftTree)

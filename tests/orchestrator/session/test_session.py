@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import RequestCancelled, ServiceError, Unavailable, UnsoundScores
-from core.records import FinishReason, GrownTree, Missing, Refused, Timing, TokenLogprobs, Verdict
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree, Told
+from core.records import DraftTree, FinishReason, Missing, Refused, Timing, TokenLogprobs, Verdict
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, NewNodes, TokenTree
 from orchestrator.policy.policy import Shape
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
@@ -18,7 +18,7 @@ from orchestrator.session.guess import Guess
 from tests.orchestrator.fakes import EOS, FakeTokenizer, next_token, plain, request
 from tests.orchestrator.world import FaultyWorld, World, unlimited
 
-ONES = Told(0, (ROOT, 0, 1, 2), (1,) * 4, (0,) * 4, (0.5,) * 4, (0.5,) * 4)
+ONES = NewNodes(0, (ROOT, 0, 1, 2), (1,) * 4, (0,) * 4, (0.5,) * 4, (0.5,) * 4)
 
 
 def commands(world, kind):
@@ -61,7 +61,7 @@ def test_no_guess_is_asked_for_that_could_not_be_used(tokenizer):
 
 def test_a_draft_with_a_short_context_is_asked_only_while_it_has_room(tokenizer):
     world = World(request(max_tokens=30), tokenizer)
-    drafting = world.session._drafting
+    drafting = world.session._draft_side
     drafting._pair = replace(drafting._pair, draft=replace(drafting._pair.draft, max_context_tokens=12))
     world.start().run()
     assert world.tokens == plain((3, 1, 4), 30)
@@ -110,7 +110,7 @@ def test_an_engine_that_never_remembers_is_given_up(tokenizer):
         assert len(commands(world, m.Verify)) == 1 + number, "it is sent everything again, three times"
         world.waiting.clear()
         world.handle(m.TargetReplied(Missing(commands(world, m.Verify)[-1].request.stamp, 0)))
-    assert isinstance(world.sent[-1], m.PlaceTarget)
+    assert isinstance(world.sent[-1], m.LeaseTarget)
     assert world.session.stats.num_target_failures == 1
 
 
@@ -120,8 +120,8 @@ def test_leaving_targets_that_are_to_stop_is_no_failure_however_often(tokenizer)
     for _ in range(world.session._pair.limits.max_target_retries + 3):
         epoch = world.session._held.epoch
         world.handle(m.TargetLost(epoch, "it is to stop", is_planned=True))
-        assert isinstance(world.sent[-1], m.PlaceTarget)
-        world.handle(m.TargetPlaced(f"another than {epoch}", epoch + 1))
+        assert isinstance(world.sent[-1], m.LeaseTarget)
+        world.handle(m.TargetLeased(f"another than {epoch}", epoch + 1))
     assert world.session.stats.num_target_failures == 0
     assert not world.session.is_closed
 
@@ -156,10 +156,10 @@ def test_a_corrupt_block_never_reaches_the_target(tokenizer, changes):
     while not (asked := turns(world)):
         world.deliver()
     world.waiting.pop()
-    answer = GrownTree(asked[0].request.stamp, ONES, asked[0].request.num_committed)
-    told = {name: value for name, value in changes.items() if name != "held"}
+    answer = DraftTree(asked[0].request.stamp, ONES, asked[0].request.num_committed)
+    new_nodes = {name: value for name, value in changes.items() if name != "held"}
     held = changes.get("held", answer.held)
-    world.handle(m.DraftReplied(replace(answer, told=replace(ONES, **told), held=held)))
+    world.handle(m.DraftReplied(replace(answer, new_nodes=replace(ONES, **new_nodes), held=held)))
     assert commands(world, m.Verify)[-1].request.block == EMPTY_BLOCK
     assert world.session.stats.num_draft_failures == 1
     assert world.run().tokens == plain((3, 1, 4), 12)
@@ -180,7 +180,7 @@ def test_a_verdict_that_cannot_be_right_costs_the_target_its_lease_and_commits_n
     world.waiting.clear()
     world.handle(m.TargetReplied(verdict(world, **changes)))
     assert world.tokens == []
-    assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.PlaceTarget]
+    assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.LeaseTarget]
 
 
 @pytest.mark.parametrize("path", [(1,), (0, 2), (0, 0), (0, 1, 3), (0, 1, -1), (0, 3), (2, 1)])
@@ -223,10 +223,10 @@ def test_a_lost_target_is_given_back_before_another_is_asked_for(tokenizer):
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
     world.handle(m.TargetLost(1, "killed"))
-    assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.PlaceTarget]
+    assert [type(command) for command in world.sent[-2:]] == [m.ReleaseTarget, m.LeaseTarget]
 
 
-def test_the_pilot_is_told_how_long_a_round_took_and_what_the_target_says_of_it(tokenizer):
+def test_the_policy_is_told_how_long_a_round_took_and_what_the_target_says_of_it(tokenizer):
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
     timing = Timing(0.1, 0.2, 1, 3)
@@ -234,8 +234,8 @@ def test_the_pilot_is_told_how_long_a_round_took_and_what_the_target_says_of_it(
         sent = commands(world, m.Verify)[-1].request
         reply = replace(world.target.verify(sent), timing=replace(timing, num_passes=number))
         world.handle(m.TargetReplied(reply, 10.0 + number, 12.5 + 2 * number))
-    assert [seen.elapsed_s for seen in world.pilot.seen] == [2.5, 3.5]
-    assert [seen.timing for seen in world.pilot.seen] == [replace(timing, num_passes=number) for number in range(2)]
+    assert [seen.elapsed_s for seen in world.policy.seen] == [2.5, 3.5]
+    assert [seen.timing for seen in world.policy.seen] == [replace(timing, num_passes=number) for number in range(2)]
     assert world.session.stats.verify_time_s == 2.5 + 3.5
 
 
@@ -253,9 +253,9 @@ def test_what_was_looked_up_is_counted_apart(tokenizer):
 @pytest.mark.parametrize(("asked", "served"), [(0, 4), (None, 0), (4, 0)])
 def test_no_draft_is_asked_for_where_request_or_service_want_none(tokenizer, asked, served):
     world = World(request(max_draft_tokens=asked), tokenizer, gamma=served).start()
-    assert commands(world, m.PlaceDraft) == []
-    assert commands(World(request(max_draft_tokens=1), tokenizer, gamma=1).start(), m.PlaceDraft) != []
-    assert commands(World(request(), tokenizer, with_draft=False).start(), m.PlaceDraft) == []
+    assert commands(world, m.LeaseDraft) == []
+    assert commands(World(request(max_draft_tokens=1), tokenizer, gamma=1).start(), m.LeaseDraft) != []
+    assert commands(World(request(), tokenizer, with_draft=False).start(), m.LeaseDraft) == []
 
 
 def test_a_lost_target_is_replaced_and_gets_prompt_and_committed_tokens(tokenizer):
@@ -304,8 +304,8 @@ def test_a_lost_draft_is_leased_again_after_pauses_that_grow(tokenizer):
     world = World(request(max_tokens=40), tokenizer).start()
     pauses = []
     for _ in range(9):
-        world.handle(m.DraftUnplaced())
-        pauses.append(commands(world, m.PlaceDraft)[-1].delay_s)
+        world.handle(m.DraftNotLeased())
+        pauses.append(commands(world, m.LeaseDraft)[-1].delay_s)
     for pause_s, longest_s in zip(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert longest_s / 2 <= pause_s <= longest_s
     shares = {pause_s / longest_s for pause_s, longest_s in zip(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True)}
@@ -428,7 +428,7 @@ def awaiting_block(tokenizer, **changes):
 def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
     world = awaiting_block(tokenizer, max_tokens=20)
     stamp = world.last_to_an_engine.request.stamp
-    stale = GrownTree(replace(stamp, round=stamp.round - 1), ONES, 4)
+    stale = DraftTree(replace(stamp, round=stamp.round - 1), ONES, 4)
     num_sent = len(world.sent)
     world.handle(m.DraftReplied(stale))
     assert [type(command) for command in world.sent[num_sent:]] == [m.Await], "it waits on"
@@ -468,12 +468,12 @@ def test_after_the_draft_has_been_of_use_its_next_loss_pauses_as_briefly_as_the_
     world = World(request(max_tokens=60), tokenizer).start()
     for _ in range(2):
         world.waiting.pop()
-        world.handle(m.DraftUnplaced())
-    assert commands(world, m.PlaceDraft)[-1].delay_s >= 1.0
+        world.handle(m.DraftNotLeased())
+    assert commands(world, m.LeaseDraft)[-1].delay_s >= 1.0
     while world.session.stats.num_draft_rounds == 0:
         world.deliver()
     world.handle(m.DraftLost(1))
-    assert commands(world, m.PlaceDraft)[-1].delay_s <= 1.0
+    assert commands(world, m.LeaseDraft)[-1].delay_s <= 1.0
 
 
 def test_a_request_can_lower_the_services_draft_length_but_not_raise_it(tokenizer):
@@ -481,7 +481,7 @@ def test_a_request_can_lower_the_services_draft_length_but_not_raise_it(tokenize
         world = awaiting_block(tokenizer, max_tokens=40, max_draft_tokens=asked)
         assert world.last_to_an_engine.request.growth.max_depth == expected
     off = World(request(max_draft_tokens=0), tokenizer).start().run()
-    assert commands(off, m.PlaceDraft) == []
+    assert commands(off, m.LeaseDraft) == []
 
 
 def test_everything_is_cut_at_the_same_token(tokenizer):

@@ -25,7 +25,7 @@ def test_every_state_is_in_its_table_and_can_end(table, states):
         assert (Trigger.END in table[state]) == (state is not states.CLOSED)
 
 
-@pytest.mark.parametrize(("table", "start"), [(TARGET_TABLE, Target.UNPLACED), (GROWING_TABLE, Growing.ABSENT)])
+@pytest.mark.parametrize(("table", "start"), [(TARGET_TABLE, Target.NOT_LEASED), (GROWING_TABLE, Growing.ABSENT)])
 def test_every_state_can_be_reached(table, start):
     reached, frontier = {start}, [start]
     while frontier:
@@ -36,10 +36,10 @@ def test_every_state_can_be_reached(table, start):
 
 
 def test_a_machine_refuses_what_its_table_lacks_and_stays_where_it_is():
-    machine = Machine(TARGET_TABLE, Target.UNPLACED)
+    machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
     with pytest.raises(IllegalTransition, match=r"unplaced.*verdict"):
         machine.fire(Trigger.VERDICT)
-    assert machine.state is Target.UNPLACED
+    assert machine.state is Target.NOT_LEASED
 
 
 def test_the_diagram_in_the_documents_is_drawn_from_the_tables():

@@ -12,10 +12,10 @@ import pytest
 
 from core.errors import WorkerLost
 from orchestrator.admission import Admission
-from orchestrator.dispatch.batcher import Gatherer
+from orchestrator.dispatch.batcher import Batcher
 from orchestrator.dispatch.engine_pool import Side
-from orchestrator.dispatch.runner import Rounds
-from orchestrator.session.draft_side import Drafting
+from orchestrator.dispatch.runner import Runner
+from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.engine_view import Held
 from orchestrator.session.guess import Offer
 from orchestrator.session.output import Output
@@ -82,14 +82,14 @@ def lost_release(patch):
     def forgetful(self, running, _command):
         running.target = None
 
-    patch(Rounds, "_release_target", forgetful)
+    patch(Runner, "_release_target", forgetful)
 
 
 def lost_release_of_the_draft(patch):
     def forgetful(self, running, _command):
         running.draft = None
 
-    patch(Rounds, "_release_draft", forgetful)
+    patch(Runner, "_release_draft", forgetful)
 
 
 def release_of_the_wrong_lease(patch):
@@ -101,7 +101,7 @@ def release_of_the_wrong_lease(patch):
             del self._leased[lease.name]
             self._drafts.give_back(running.target or lease)
 
-    patch(Rounds, "_release_draft", wrong)
+    patch(Runner, "_release_draft", wrong)
 
 
 def engine_not_told_of_the_end(patch):
@@ -113,7 +113,7 @@ def engine_not_told_of_the_end(patch):
 
 def wait_that_does_not_end(patch):
     """A draft that is late is waited for."""
-    patch(Drafting, "late", lambda self, stamp: [])
+    patch(DraftSide, "late", lambda self, stamp: [])
 
 
 def wrong_block_after_an_offer(patch):
@@ -155,7 +155,7 @@ def closed_session_revived(patch):
         for task in running.tasks:
             task.cancel()
 
-    patch(Rounds, "_forget", keep)
+    patch(Runner, "_forget", keep)
     patch(Session, "handle", lambda self, event: self._handlers[type(event)](event))
 
 
@@ -164,7 +164,7 @@ def verdict_not_checked(patch):
 
 
 def draft_not_checked(patch):
-    patch(Drafting, "_check", lambda self, grown: None)
+    patch(DraftSide, "_check", lambda self, grown: None)
 
 
 def replies_not_matched(patch):
@@ -176,7 +176,7 @@ def replies_not_matched(patch):
         except WorkerLost as lost:
             return [lost] * len(batch)
 
-    patch(Gatherer, "_answers", trusting)
+    patch(Batcher, "_answers", trusting)
 
 
 def loss_of_the_target_not_noticed(patch):
@@ -201,13 +201,13 @@ def resumed_tokens_not_sent(patch):
 
 def cancellation_ignored(patch):
     """A client that goes away leaves its session running."""
-    abandon = Rounds.abandon
+    abandon = Runner.abandon
 
     def deaf(self, session_id, error):
         if error.status != "CANCELLED":
             abandon(self, session_id, error)
 
-    patch(Rounds, "abandon", deaf)
+    patch(Runner, "abandon", deaf)
 
 
 def place_not_given_back(patch):
@@ -215,13 +215,13 @@ def place_not_given_back(patch):
 
 
 def pieces_said_twice(patch):
-    emit = Rounds._emit
+    emit = Runner._emit
 
     def twice(running, command):
         emit(running, command)
         emit(running, command)
 
-    patch(Rounds, "_emit", staticmethod(twice))
+    patch(Runner, "_emit", staticmethod(twice))
 
 
 PLANTED = [

@@ -19,7 +19,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.speculation.token_tree import EMPTY_BLOCK, Steady, TokenTree
+from core.speculation.token_tree import EMPTY_BLOCK, TokenTree, TreeSpec
 from core.text.token_log import TokenLog
 from simulation.clock import run
 from simulation.engines.draft import SimDraft
@@ -129,13 +129,13 @@ def asked_of_draft(*requests: DraftRequest) -> tuple[list[object], SimDraft]:
     return run(ask()), engine
 
 
-def draft_request(round_: int, verification: Verification, growth: Steady) -> DraftRequest:
+def draft_request(round_: int, verification: Verification, growth: TreeSpec) -> DraftRequest:
     spec = SequenceSpec(1, Sampling(temperature=1.0, seed=1), verification)
     return DraftRequest(Stamp("s", EPOCH, round_), TokenLog().base(0), (5,), growth, spec=spec)
 
 
 def test_a_draft_refuses_what_a_real_one_does():
-    (reply,), _ = asked_of_draft(draft_request(1, Verification.REJECTION, Steady(4, 4)))
+    (reply,), _ = asked_of_draft(draft_request(1, Verification.REJECTION, TreeSpec(4, 4)))
     assert isinstance(reply, Refused)
     assert "fixed beforehand" in reply.reason
 
@@ -146,12 +146,12 @@ def test_a_draft_refuses_what_a_real_one_does():
 )
 def test_a_block_that_is_asked_for_again_is_drawn_anew_where_samples_count(verification, num_passes):
     """A chain of three is three passes: its last node is not fed. Else none of them need be made again."""
-    requests = [draft_request(round_, verification, Steady.chain(3)) for round_ in (1, 2)]
+    requests = [draft_request(round_, verification, TreeSpec.chain(3)) for round_ in (1, 2)]
     _, engine = asked_of_draft(*requests)
     assert engine.num_passes == num_passes
 
 
 def test_other_sampling_parameters_have_other_guesses():
-    requests = [draft_request(n, v, Steady.chain(1)) for n, v in enumerate(Verification)]
+    requests = [draft_request(n, v, TreeSpec.chain(1)) for n, v in enumerate(Verification)]
     _, engine = asked_of_draft(*requests)
     assert engine.num_passes == len(requests)

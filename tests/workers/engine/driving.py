@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from core.records import (
     DraftRequest,
-    GrownTree,
+    DraftTree,
     Missing,
     Sampling,
     SequenceSpec,
@@ -14,7 +14,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from core.speculation.token_tree import EMPTY_BLOCK, Steady, TokenTree
+from core.speculation.token_tree import EMPTY_BLOCK, TokenTree, TreeSpec
 from core.text.token_log import TokenLog
 
 EPOCH = 7
@@ -55,7 +55,7 @@ class Driver:
     def draft_request(self, growth):
         """Of steady growth, or of a chain of so many tokens."""
         stamp, base, suffix, spec = self._message()
-        return DraftRequest(stamp, base, suffix, Steady.chain(growth) if isinstance(growth, int) else growth, spec)
+        return DraftRequest(stamp, base, suffix, TreeSpec.chain(growth) if isinstance(growth, int) else growth, spec)
 
     def verify(self, block=EMPTY_BLOCK):
         """Verify, commit, and return the verdict."""
@@ -72,14 +72,14 @@ class Driver:
             self.held = reply.held
             reply = answer(self.engine, self.draft_request(growth))
         self.engine.check_integrity()
-        if isinstance(reply, GrownTree):
+        if isinstance(reply, DraftTree):
             self.held = reply.held
         return reply
 
     def draft(self, growth):
         """All that has grown below the text; or a chain of so many tokens, all of which have to be there."""
-        steady = Steady.chain(growth) if isinstance(growth, int) else growth
-        tree = tree_of(self.ask(replace(steady, is_anew=True)))
+        tree_spec = TreeSpec.chain(growth) if isinstance(growth, int) else growth
+        tree = tree_of(self.ask(replace(tree_spec, is_anew=True)))
         if not isinstance(growth, int):
             return tree
         assert len(tree) >= growth, "there is room for every guess"
@@ -92,9 +92,9 @@ class Driver:
 
 def tree_of(reply):
     """What a draft has grown that tells of all it has."""
-    told = reply.told
-    assert told.first == 0
-    return TokenTree(tuple(told.tokens.tolist()), tuple(told.parents.tolist()), told.q)
+    new_nodes = reply.new_nodes
+    assert new_nodes.first == 0
+    return TokenTree(tuple(new_nodes.tokens.tolist()), tuple(new_nodes.parents.tolist()), new_nodes.q)
 
 
 def wrong(token):

@@ -6,26 +6,26 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from core.records import DraftRequest, GrownTree, Stamp
-from core.speculation.token_tree import ROOT, Measure, Steady
+from core.records import DraftRequest, DraftTree, Stamp
+from core.speculation.token_tree import ROOT, Measure, TreeSpec
 from core.text.token_log import TokenLog
 from tests.checkpoints import VOCAB_SIZE
 from tests.workers.engine.driving import EPOCH, answer
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
-CHANCES = {"sureness": (0.0, 0.0), "tail": (0.12,) * 7}
+CHANCES = {"calibration": (0.0, 0.0), "tail": (0.12,) * 7}
 
 growths = st.builds(
-    Steady,
+    TreeSpec,
     rows_per_pass=st.integers(1, 4),
     max_depth=st.integers(1, 5),
-    min_reach=st.sampled_from([0.0, 0.05, 0.5]),
-    sureness=st.sampled_from([(0.5, 1.0), (3.0, 0.0)]),
+    min_path_prob=st.sampled_from([0.0, 0.05, 0.5]),
+    calibration=st.sampled_from([(0.5, 1.0), (3.0, 0.0)]),
     tail=st.sampled_from([(0.4, 0.2, 0.1), ()]),
     num_passes=st.integers(1, 4),
     fanout=st.integers(1, 4),
     measure=st.sampled_from(Measure),
-    min_sureness=st.sampled_from([0.0, 0.02]),
+    min_confidence=st.sampled_from([0.0, 0.02]),
     is_anew=st.just(True),
 )
 """Any growth of which all is told."""
@@ -33,12 +33,12 @@ growths = st.builds(
 
 def allowed(growth, spec):
     """The same growth, where the draft may choose; a chain of as many draws where it must not."""
-    return replace(Steady.chain(growth.num_passes, growth.measure), is_anew=True) if spec.needs_q else growth
+    return replace(TreeSpec.chain(growth.num_passes, growth.measure), is_anew=True) if spec.needs_q else growth
 
 
 def wide(num_rows=8, num_passes=3):
     """So many nodes a pass, wherever they hang."""
-    return Steady(num_rows, num_passes, sureness=(0.0, 0.0), tail=(0.05,) * 7, num_passes=num_passes)
+    return TreeSpec(num_rows, num_passes, calibration=(0.0, 0.0), tail=(0.05,) * 7, num_passes=num_passes)
 
 
 def fresh_reply(engine, spec, committed, growth):
@@ -46,24 +46,24 @@ def fresh_reply(engine, spec, committed, growth):
     log = TokenLog(committed)
     asked = DraftRequest(Stamp("fresh", EPOCH, 1), log.base(0), tuple(committed), growth, spec)
     reply = answer(engine, asked, ticket=10**6)
-    assert isinstance(reply, GrownTree)
+    assert isinstance(reply, DraftTree)
     engine._store.drop("fresh")
     return reply
 
 
 def fresh_candidates(engine, spec, committed, growth):
     """After this text: the tokens that the draft says, likeliest first, and how sure it is there."""
-    alone = replace(growth, rows_per_pass=1, max_depth=1, num_passes=1, fanout=8, min_sureness=0.0, **CHANCES)
-    told = fresh_reply(engine, spec, committed, alone).told
-    return told.tokens.tolist(), float(told.leads[0])
+    alone = replace(growth, rows_per_pass=1, max_depth=1, num_passes=1, fanout=8, min_confidence=0.0, **CHANCES)
+    new_nodes = fresh_reply(engine, spec, committed, alone).new_nodes
+    return new_nodes.tokens.tolist(), float(new_nodes.margins[0])
 
 
-def places_of(told, text=()):
+def places_of(new_nodes, text=()):
     """Of what was told of a tree anew: after each text the tokens by their ranks, and how sure the draft was there."""
     texts, found = [], {}
-    columns = (told.parents, told.tokens, told.ranks, told.leads)
-    for parent, token, rank, lead in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (new_nodes.parents, new_nodes.tokens, new_nodes.ranks, new_nodes.margins)
+    for parent, token, rank, margin in zip(*(column.tolist() for column in columns), strict=True):
         above = tuple(text) if parent == ROOT else texts[parent]
         texts.append((*above, token))
-        found.setdefault(above, ({}, lead))[0][rank] = token
+        found.setdefault(above, ({}, margin))[0][rank] = token
     return found

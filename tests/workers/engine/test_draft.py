@@ -130,7 +130,7 @@ def test_release_frees_a_block_in_the_making(engine):
     engine.release(["s"])
     assert isinstance(dict(engine.step())[1], Refused)
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
-    assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).told
+    assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).new_nodes
 
 
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
@@ -143,4 +143,4 @@ def test_each_guess_is_drawn_with_the_noise_of_its_place_in_the_block(engine, ve
 
 def test_a_draft_with_fewer_ids_refuses_those_it_does_not_have(engine):
     assert isinstance(answer(engine, Driver(engine, [*PROMPT, VOCAB_SIZE]).draft_request(2)), Refused)
-    assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).told
+    assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).new_nodes

@@ -12,17 +12,17 @@ import pytest
 from core.config import EngineConfig
 from core.records import (
     DraftRequest,
-    GrownTree,
+    DraftTree,
+    DraftUpdate,
     Missing,
     Refused,
     Sampling,
     SequenceSpec,
-    Sprouted,
     Stamp,
     Verification,
 )
 from core.speculation.speculation_tree import SpeculationTree
-from core.speculation.token_tree import ROOT, Steady
+from core.speculation.token_tree import ROOT, TreeSpec
 from core.text.token_log import TokenLog
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, wrong
@@ -36,9 +36,9 @@ PENALISED = Sampling(temperature=1.1, seed=4, top_k=40, top_p=0.9, repetition_pe
 CERTAIN = Sampling(temperature=0.0, logit_bias=((7, 60.0),))
 """Says one token for ever, and is sure of it."""
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, PENALISED])
-CANDIDATES = Steady(1, 1, sureness=(0.0, 0.0), tail=(0.12,) * 7, num_passes=1)
+CANDIDATES = TreeSpec(1, 1, calibration=(0.0, 0.0), tail=(0.12,) * 7, num_passes=1)
 """Those of the root."""
-STEADY = Steady(8, 12, 0.02, (1.0, 1.0), (0.4, 0.2, 0.1))
+TREE_SPEC = TreeSpec(8, 12, 0.02, (1.0, 1.0), (0.4, 0.2, 0.1))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def says(checkpoint):
             request = DraftRequest(
                 Stamp("fresh", EPOCH, 1), log.base(0), text, CANDIDATES, SequenceSpec(prompt_len, sampling)
             )
-            known[key] = answer(engine, request).told.tokens.tolist()
+            known[key] = answer(engine, request).new_nodes.tokens.tolist()
             engine._store.drop("fresh")
         return known[key]
 
@@ -78,12 +78,14 @@ def says(checkpoint):
 class Session:
     """What an orchestrator knows of one session that is grown for: every node that it was told of, by its text."""
 
-    def __init__(self, bench, name, prompt=PROMPT, sampling=GREEDY, steady=STEADY, verification=Verification.COUPLED):
-        self.bench, self.name, self.steady = bench, name, steady
+    def __init__(
+        self, bench, name, prompt=PROMPT, sampling=GREEDY, tree_spec=TREE_SPEC, verification=Verification.COUPLED
+    ):
+        self.bench, self.name, self.tree_spec = bench, name, tree_spec
         self.log, self.spec = TokenLog(prompt), SequenceSpec(len(prompt), sampling, verification)
         self.held = self.round = 0
-        self.roots, self.texts, self.reach, self.said = {}, [], [], {}
-        self.ends, self.sprouted, self.anew = [], [], set()
+        self.roots, self.texts, self.path_prob, self.said = {}, [], [], {}
+        self.ends, self.draft_update, self.anew = [], [], set()
 
     @property
     def text(self):
@@ -94,34 +96,34 @@ class Session:
         self.log.extend(tokens)
         self.round += 1
         base = min(self.held, len(self.log) - 1) if base is None else base
-        steady = self.steady if base else replace(self.steady, is_anew=True)
+        tree_spec = self.tree_spec if base else replace(self.tree_spec, is_anew=True)
         if base == 0:
             self.anew.add(self.round)
         self.roots[self.round] = self.text
         spec = None if base else self.spec
         request = DraftRequest(
-            Stamp(self.name, EPOCH, self.round), self.log.base(base), self.log.since(base), steady, spec=spec
+            Stamp(self.name, EPOCH, self.round), self.log.base(base), self.log.since(base), tree_spec, spec=spec
         )
         self.bench.add(self, request)
 
     def take(self, reply):
-        if not isinstance(reply, Sprouted):
+        if not isinstance(reply, DraftUpdate):
             self.ends.append(reply)
             self.held = reply.held if isinstance(reply, Missing) else self.held
-        if not isinstance(reply, Sprouted | GrownTree) or not self.roots:  # or somebody else asked in its name
+        if not isinstance(reply, DraftUpdate | DraftTree) or not self.roots:  # or somebody else asked in its name
             return
-        told = reply.told
+        new_nodes = reply.new_nodes
         if reply.stamp.round in self.anew:
             self.anew.remove(reply.stamp.round)
-            self.texts, self.reach = [], []
-        assert told.first == len(self.texts), "numbers go on where they were"
-        columns = (told.parents, told.tokens, told.ranks, told.chances)
+            self.texts, self.path_prob = [], []
+        assert new_nodes.first == len(self.texts), "numbers go on where they were"
+        columns = (new_nodes.parents, new_nodes.tokens, new_nodes.ranks, new_nodes.chances)
         for parent, token, rank, chance in zip(*(column.tolist() for column in columns), strict=True):
             above = self.roots[reply.stamp.round] if parent == ROOT else self.texts[parent]
             self.texts.append((*above, token))
-            self.reach.append(chance * (1.0 if parent == ROOT else self.reach[parent]))
+            self.path_prob.append(chance * (1.0 if parent == ROOT else self.path_prob[parent]))
             self.said.setdefault(above, {})[rank] = token
-        self.sprouted.append(reply)
+        self.draft_update.append(reply)
         if reply.stamp.round == self.round:
             self.held = reply.held
 
@@ -195,11 +197,11 @@ def test_the_text_is_the_targets_and_comes_in_fewer_rounds(checkpoint, bench, sa
     num_rounds, got = 0, []
     while len(got) < 60:
         num_rounds += 1
-        session.sprouted = []
+        session.draft_update = []
         session.tell(*got[len(session.log) - len(PROMPT) :])
         bench.grow(6)
-        for each in session.sprouted:
-            tree.add(each.told, len(session.log) - len(session.roots[each.stamp.round]))
+        for each in session.draft_update:
+            tree.add(each.new_nodes, len(session.log) - len(session.roots[each.stamp.round]))
         block = tree.block(tree.best(12, 10))
         verdict = verifying.verify(block)
         tokens = [*(block.tokens[node] for node in verdict.path), verdict.next_token]
@@ -244,12 +246,12 @@ def test_a_verdict_that_leads_to_fed_nodes_costs_no_row_and_is_told_of_at_once(b
     bench.run()
     num_rows = bench.engine.stats().num_rows
     first = session.said[session.text][0]
-    session.steady = replace(STEADY, min_reach=1.0)
-    session.sprouted = []
+    session.tree_spec = replace(TREE_SPEC, min_path_prob=1.0)
+    session.draft_update = []
     session.tell(first)
     bench.run()
     assert bench.engine.stats().num_rows == num_rows
-    assert [(each.stamp.round, each.held, each.timing) for each in session.sprouted] == [(2, len(PROMPT) + 1, None)]
+    assert [(each.stamp.round, each.held, each.timing) for each in session.draft_update] == [(2, len(PROMPT) + 1, None)]
 
 
 def test_a_text_that_leads_elsewhere_begins_again_and_numbers_go_on(bench, says):
@@ -266,22 +268,22 @@ def test_a_text_that_leads_elsewhere_begins_again_and_numbers_go_on(bench, says)
 
 def test_calibration_holds_for_nodes_that_are_kept_too(bench):
     """A new message's chances order the next pass, not those of the message before."""
-    session = Session(bench, "s", steady=replace(STEADY, sureness=(-3.0, 0.0)))
+    session = Session(bench, "s", tree_spec=replace(TREE_SPEC, calibration=(-3.0, 0.0)))
     session.tell()
     bench.grow(1)
-    session.steady = replace(STEADY, sureness=(8.0, 0.0), rows_per_pass=1)
+    session.tree_spec = replace(TREE_SPEC, calibration=(8.0, 0.0), rows_per_pass=1)
     session.tell(session.said[session.text][0])
     begun = len(session.texts)
     bench.grow(4)
     assert all(text[: len(session.text)] == session.text for text in session.texts[begun:])
-    lead = max(session.said, key=len)
-    assert len(lead) >= len(session.text) + 2, "one that is sure of its first guesses goes down"
+    margin = max(session.said, key=len)
+    assert len(margin) >= len(session.text) + 2, "one that is sure of its first guesses goes down"
 
 
 def test_sessions_share_a_pass_best_first_and_none_starves(bench, says):
     sure, unsure = Session(bench, "sure", sampling=CERTAIN), Session(bench, "unsure", [9, 8, 7, 200], COUPLED)
     for session in (sure, unsure):
-        session.steady = Steady(1, 20, 0.01, (0.0, 1.0), (0.4, 0.2, 0.1))
+        session.tree_spec = TreeSpec(1, 20, 0.01, (0.0, 1.0), (0.4, 0.2, 0.1))
         session.tell()
     bench.grow(8)
     assert len(sure.said) > len(unsure.said)
@@ -310,24 +312,26 @@ def test_each_session_gets_its_own_candidates_in_passes_with_others(bench, says)
 
 def test_a_session_feeds_nothing_below_its_own_least_chance(bench):
     """Beside another that asks for less."""
-    strict = Session(bench, "strict", sampling=COUPLED, steady=replace(STEADY, min_reach=0.2))
+    strict = Session(bench, "strict", sampling=COUPLED, tree_spec=replace(TREE_SPEC, min_path_prob=0.2))
     lax = Session(bench, "lax", sampling=COUPLED)
     for session in (strict, lax):
         session.tell()
     bench.run()
-    reach = dict(zip(strict.texts, strict.reach, strict=True))
-    assert all(reach[text] >= 0.2 for text in strict.said if text != strict.text)
-    assert {text for text, chance in reach.items() if chance >= 0.2} <= strict.said.keys()
+    path_prob = dict(zip(strict.texts, strict.path_prob, strict=True))
+    assert all(path_prob[text] >= 0.2 for text in strict.said if text != strict.text)
+    assert {text for text, chance in path_prob.items() if chance >= 0.2} <= strict.said.keys()
     assert len(lax.said) > len(strict.said)
 
 
-@pytest.mark.parametrize("steady", [replace(STEADY, min_reach=0.3), replace(STEADY, max_depth=2, min_reach=0.0)])
-def test_an_engine_rests_when_nothing_is_worth_a_row(bench, steady):
-    session = Session(bench, "s", steady=steady)
+@pytest.mark.parametrize(
+    "tree_spec", [replace(TREE_SPEC, min_path_prob=0.3), replace(TREE_SPEC, max_depth=2, min_path_prob=0.0)]
+)
+def test_an_engine_rests_when_nothing_is_worth_a_row(bench, tree_spec):
+    session = Session(bench, "s", tree_spec=tree_spec)
     session.tell()
     bench.run()
     assert not bench.engine.has_work
-    assert max(map(len, session.texts)) <= len(PROMPT) + steady.max_depth
+    assert max(map(len, session.texts)) <= len(PROMPT) + tree_spec.max_depth
     assert bench.engine.stats().num_jobs == 1, "the session is still grown for"
     session.tell(session.said[session.text][0])
     assert bench.engine.has_work
@@ -335,7 +339,7 @@ def test_an_engine_rests_when_nothing_is_worth_a_row(bench, steady):
 
 def test_no_node_is_fed_beyond_the_models_context(tmp_path):
     bench = Bench(load(str(write("llama", tmp_path, max_position_embeddings=16))))
-    session = Session(bench, "s", sampling=CERTAIN, steady=replace(STEADY, max_depth=100, min_reach=0.0))
+    session = Session(bench, "s", sampling=CERTAIN, tree_spec=replace(TREE_SPEC, max_depth=100, min_path_prob=0.0))
     session.tell()
     bench.run()
     assert max(map(len, session.said)) == 16
@@ -350,7 +354,7 @@ def test_no_node_is_fed_beyond_the_models_context(tmp_path):
 
 def test_growth_leaves_room_and_rests_when_kv_is_full(checkpoint, says):
     bench = Bench(load(checkpoint, 64, share_prefixes=False))
-    session = Session(bench, "s", sampling=COUPLED, steady=replace(STEADY, min_reach=0.0))
+    session = Session(bench, "s", sampling=COUPLED, tree_spec=replace(TREE_SPEC, min_path_prob=0.0))
     session.tell()
     bench.run()
     assert bench.engine.stats().num_free_blocks <= 1
@@ -360,13 +364,13 @@ def test_growth_leaves_room_and_rests_when_kv_is_full(checkpoint, says):
 
 def test_an_idle_draft_makes_room_for_a_prompt_and_a_prompt_goes_before_guesses(checkpoint, says):
     bench = Bench(load(checkpoint, 96, share_prefixes=False))
-    session = Session(bench, "s", sampling=COUPLED, steady=replace(STEADY, min_reach=0.0))
+    session = Session(bench, "s", sampling=COUPLED, tree_spec=replace(TREE_SPEC, min_path_prob=0.0))
     session.tell()
     bench.run()
     other = Driver(bench.engine, list(range(60)), session="other")
     bench.add(session_of := Session(bench, "other"), other.draft_request(1))
     bench.step()
-    assert isinstance(session_of.ends[0], GrownTree)
+    assert isinstance(session_of.ends[0], DraftTree)
     bench.run()
     session.tell(session.said[session.text][0])
     bench.run()
@@ -393,15 +397,15 @@ def test_sessions_that_throw_each_other_out_are_told_nothing_wrong(checkpoint, s
     for session in sessions:
         session.check(says)
         num_open = session.round - len(session.ends)
-        assert num_open == (session.name in bench.engine._steady), "each message has one end, or is the last"
+        assert num_open == (session.name in bench.engine._tree_spec), "each message has one end, or is the last"
 
 
 def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
     bench = Bench(load(checkpoint, 48, share_prefixes=False))
-    session = Session(bench, "s", steady=replace(STEADY, min_reach=1.0))
+    session = Session(bench, "s", tree_spec=replace(TREE_SPEC, min_path_prob=1.0))
     session.tell()
     bench.run()
-    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), GrownTree)
+    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), DraftTree)
     bench.run()
     assert [type(end) for end in session.ends] == [Missing]
     session.tell()
@@ -445,7 +449,7 @@ def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(chec
     session = Session(bench, "s", list(range(200)))
     session.tell()
     bench.grow(6)
-    begun, *passes = session.sprouted
+    begun, *passes = session.draft_update
     assert (begun.held, begun.timing) == (0, None)
     assert [each.timing.num_passes for each in passes] == [1] * len(passes)
     assert [each.timing.num_rows for each in passes] == bench.rows_of_steps[-len(passes) :]
@@ -454,7 +458,7 @@ def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(chec
 @pytest.mark.thorough
 def test_rows_that_found_no_room_in_a_step_wait_and_do_not_pile_up(checkpoint, says):
     bench = Bench(load(checkpoint, max_step_tokens=64))
-    session = Session(bench, "s", sampling=COUPLED, steady=replace(STEADY, rows_per_pass=60, min_reach=0.0))
+    session = Session(bench, "s", sampling=COUPLED, tree_spec=replace(TREE_SPEC, rows_per_pass=60, min_path_prob=0.0))
     session.tell()
     bench.grow(4)
     others = [Driver(bench.engine, [i], COUPLED, session=f"{i}") for i in range(4)]
@@ -510,11 +514,11 @@ def test_a_message_that_overtakes_ends_the_one_before_under_its_own_stamp(bench)
     session.tell(4)
     bench.grow(1)
     assert [(type(end), end.stamp.round) for end in session.ends] == [(Refused, 1), (Refused, 2)]
-    late = DraftRequest(Stamp("s", EPOCH, 2), session.log.base(6), session.log.since(6), STEADY)
+    late = DraftRequest(Stamp("s", EPOCH, 2), session.log.base(6), session.log.since(6), TREE_SPEC)
     bench.add(session, late)
     bench.run()
     assert session.ends[2].stamp.round == 2
-    assert list(bench.engine._steady) == ["s"], "a message that comes too late changes nothing"
+    assert list(bench.engine._tree_spec) == ["s"], "a message that comes too late changes nothing"
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
@@ -567,16 +571,16 @@ def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sam
     for _ in range(12):
         bench.grow(random.randrange(5))
         tokens = walk(session, random, random.randrange(4)) or [random.randrange(250)]
-        session.steady = random.choice([STEADY, Steady(2, 3, tail=(0.4, 0.2), num_passes=3)])
+        session.tree_spec = random.choice([TREE_SPEC, TreeSpec(2, 3, tail=(0.4, 0.2), num_passes=3)])
         session.tell(*tokens, base=0 if random.random() < 0.3 else None)
-        if session.steady.num_passes:
+        if session.tree_spec.num_passes:
             bench.run()
-            assert isinstance(session.ends[-1], GrownTree)
-    session.steady = STEADY
+            assert isinstance(session.ends[-1], DraftTree)
+    session.tree_spec = TREE_SPEC
     session.tell()
     bench.run()
     session.check(says)
-    assert {type(end) for end in session.ends} == {Refused, GrownTree}
+    assert {type(end) for end in session.ends} == {Refused, DraftTree}
     assert len(session.ends) == session.round - 1, "each message has one end, but for the last"
 
 
@@ -588,7 +592,7 @@ def test_numbers_begin_anew_where_the_whole_text_is_sent_again(bench, says):
     assert len(session.texts) > 8
     session.tell(base=0)
     bench.run()
-    assert session.sprouted[-1].told.first < len(session.texts)
+    assert session.draft_update[-1].new_nodes.first < len(session.texts)
     tree = bench.engine._store.find("s").tree
     assert len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
     session.tell(*walk(session, Random(0), 2))
@@ -604,17 +608,17 @@ def test_a_pass_takes_as_long_as_from_the_one_before_it(bench, monkeypatch):
     now = itertools.count()
     for module in ("workers.engine.draft", "workers.engine.draft_growth", "workers.engine.base"):
         monkeypatch.setattr(f"{module}.monotonic", lambda: float(next(now)))
-    session = Session(bench, "s", sampling=CERTAIN, steady=replace(STEADY, max_depth=30, min_reach=0.0))
+    session = Session(bench, "s", sampling=CERTAIN, tree_spec=replace(TREE_SPEC, max_depth=30, min_path_prob=0.0))
     session.tell()
     bench.grow(4)
     before = next(now)
     for _ in range(1000):  # telling takes its time
         next(now)
     bench.grow(1)
-    assert 1000 < session.sprouted[-1].timing.computed_s < next(now) - before + 20
+    assert 1000 < session.draft_update[-1].timing.computed_s < next(now) - before + 20
     bench.run()
     for _ in range(1000):  # nothing is to be done
         next(now)
     session.tell(*walk(session, Random(0), 1))
     bench.grow(1)
-    assert 0 < session.sprouted[-1].timing.computed_s < 1000
+    assert 0 < session.draft_update[-1].timing.computed_s < 1000

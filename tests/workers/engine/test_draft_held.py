@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.config import EngineConfig
-from core.records import GrownTree, Missing, Sampling, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Steady, subtree
+from core.records import DraftTree, Missing, Sampling, Verification
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TreeSpec, subtree
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from tests.workers.engine.growths import TOKENS, allowed, fresh_candidates, fresh_reply, growths, places_of, wide
@@ -59,17 +59,17 @@ class Past(RuleBasedStateMachine):
         self.num_others = 0
 
     def check(self, growth, reply):
-        assert isinstance(reply, GrownTree)
+        assert isinstance(reply, DraftTree)
         self.driver.held = reply.held
         spec, text = self.driver.spec, list(self.driver.log.tokens)
         self.seen = tree_of(reply)
         if spec.needs_q:
-            assert reply.told == fresh_reply(reference(), spec, text, growth).told
+            assert reply.new_nodes == fresh_reply(reference(), spec, text, growth).new_nodes
             return
-        for above, (by_rank, lead) in places_of(reply.told, text).items():
-            tokens, lead_there = fresh_candidates(reference(), spec, above, growth)
+        for above, (by_rank, margin) in places_of(reply.new_nodes, text).items():
+            tokens, margin_there = fresh_candidates(reference(), spec, above, growth)
             assert by_rank == dict(enumerate(tokens[: len(by_rank)]))
-            assert lead == lead_there
+            assert margin == margin_there
 
     @rule(growth=growths)
     def ask(self, growth):
@@ -112,7 +112,7 @@ class Past(RuleBasedStateMachine):
         for _ in range(num_steps):
             replies.update(self.engine.step())
         self.engine.check_integrity()
-        if isinstance(replies.get(99), GrownTree):
+        if isinstance(replies.get(99), DraftTree):
             self.check(first, replies[99])
         self.ask(second)
 
@@ -122,7 +122,7 @@ class Past(RuleBasedStateMachine):
         self.num_others += 1
         session = f"other {self.num_others}"
         other = Driver(self.engine, [7] * num_tokens, session=session)
-        assert isinstance(other.ask(1), GrownTree)
+        assert isinstance(other.ask(1), DraftTree)
         self.engine.release([session])
 
     @invariant()
@@ -182,11 +182,11 @@ def test_where_a_draft_samples_it_draws_anew_and_feeds_again_no_more_than_the_la
 def test_a_tree_is_right_where_windows_slide(family):
     engine, driver = load(family), Driver(load(family), range(40, 80), Sampling(temperature=0.9, seed=3))
     growth = wide(num_rows=4, num_passes=5)
-    places = places_of(driver.ask(growth).told, driver.log.tokens)
+    places = places_of(driver.ask(growth).new_nodes, driver.log.tokens)
     assert len(places) == 1 + 4 * 4
-    for above, (by_rank, lead) in places.items():
-        tokens, lead_there = fresh_candidates(engine, driver.spec, above, growth)
-        assert (by_rank, lead) == (dict(enumerate(tokens[: len(by_rank)])), lead_there)
+    for above, (by_rank, margin) in places.items():
+        tokens, margin_there = fresh_candidates(engine, driver.spec, above, growth)
+        assert (by_rank, margin) == (dict(enumerate(tokens[: len(by_rank)])), margin_there)
 
 
 def test_a_shorter_or_another_prefix_keeps_nothing_below_it(engine, driver):
@@ -220,7 +220,7 @@ def test_a_tree_in_the_making_begins_again_when_it_loses_its_room(verification):
     """Three need more KV than there is: the oldest is done first, all are right, and nobody waits for ever."""
     small = load("llama", kv_cache_tokens=40, share_prefixes=False)
     spec = Sampling(temperature=0.9, seed=3), verification
-    growth = wide() if verification is Verification.COUPLED else Steady.chain(20)
+    growth = wide() if verification is Verification.COUPLED else TreeSpec.chain(20)
     for ticket in range(3):
         small.add(ticket, Driver(small, PROMPT, *spec, session=f"{ticket}").draft_request(growth))
     replies = {}
@@ -230,8 +230,8 @@ def test_a_tree_in_the_making_begins_again_when_it_loses_its_room(verification):
     assert set(replies) == {0, 1, 2}
     want = Driver(reference(), PROMPT, *spec, session=f"room {verification}").ask(growth)
     for reply in replies.values():
-        assert (reply.told.first, reply.told.root) == (0, ROOT)
-        assert reply.told == want.told
+        assert (reply.new_nodes.first, reply.new_nodes.root) == (0, ROOT)
+        assert reply.new_nodes == want.new_nodes
     assert small.stats().num_preemptions > 0
 
 
@@ -241,7 +241,7 @@ def test_guesses_are_given_up_before_a_session_is():
     first = Driver(small, PROMPT, session="first")
     first.ask(wide())
     assert small.stats().num_free_blocks < 5
-    assert isinstance(Driver(small, [7] * 20, session="second").ask(1), GrownTree)
+    assert isinstance(Driver(small, [7] * 20, session="second").ask(1), DraftTree)
     assert small.stats().num_preemptions == 0
     first.log.extend([9])
-    assert isinstance(answer(small, first.draft_request(1)), GrownTree), "it is not Missing"
+    assert isinstance(answer(small, first.draft_request(1)), DraftTree), "it is not Missing"

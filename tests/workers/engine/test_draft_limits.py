@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.records import GrownTree, Refused, Sampling, Verification
+from core.records import DraftTree, Refused, Sampling, Verification
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of
 from tests.workers.engine.growths import places_of, wide
@@ -66,7 +66,7 @@ def test_where_the_context_ends_growth_ends_and_the_request_is_served(load, way)
     want = Driver(load(), PROMPT, *way).draft(5)
     assert tree_of(Driver(small, PROMPT, *way).ask(5)) == want.prefix(3)
     full = Driver(small, [*PROMPT, 1, 2], *way, session="full")
-    assert len(full.ask(2).told) == 1
+    assert len(full.ask(2).new_nodes) == 1
     assert isinstance(Driver(small, [*PROMPT, 1, 2, 3], *way, session="beyond").ask(1), Refused)
 
 
@@ -76,12 +76,12 @@ def test_where_the_kv_cache_ends_a_chain_ends_and_the_request_is_served(load, wa
     want = Driver(load(), PROMPT, *way).draft(5)
     assert tree_of(Driver(small, PROMPT, *way).ask(5)) == want.prefix(3), "two are fed, and the last one needs no row"
     assert isinstance(Driver(small, [7] * 9, *way, session="beyond").ask(1), Refused)
-    assert isinstance(Driver(small, [7] * 8, *way, session="all of it").ask(1), GrownTree)
+    assert isinstance(Driver(small, [7] * 8, *way, session="all of it").ask(1), DraftTree)
 
 
 def test_where_the_kv_cache_ends_a_tree_ends(load):
     small, driver = load(kv_cache_tokens=16), Driver(load(), PROMPT)
-    want, got = (places_of(each.ask(WIDE).told) for each in (driver, Driver(small, PROMPT)))
+    want, got = (places_of(each.ask(WIDE).new_nodes) for each in (driver, Driver(small, PROMPT)))
     assert len(small._store.find("s").tree) == len(got) - 1 == 10, "rows of ten guesses are free"
     assert got == {above: want[above] for above in got}, "those that come first"
 
@@ -100,7 +100,7 @@ def test_a_pass_feeds_no_more_than_a_step_holds(load, max_step_tokens):
     driver = Driver(narrow, PROMPT)
     driver.draft(1)
     sizes.clear()
-    places = places_of(driver.ask(WIDE).told)
+    places = places_of(driver.ask(WIDE).new_nodes)
     assert sizes == [max_step_tokens] * 3, "the root is known"
     assert len(places) == 1 + sum(sizes)
     assert Driver(narrow, PROMPT, session="chain").draft(5) == Driver(load(), PROMPT).draft(5)
@@ -181,4 +181,4 @@ def test_growth_is_alike_alone_and_in_company(engine):
     for ticket, request in enumerate(requests):
         engine.add(ticket, request)
     replies = run(engine)
-    assert [replies[ticket].told for ticket in range(len(alone))] == [reply.told for reply in alone]
+    assert [replies[ticket].new_nodes for ticket in range(len(alone))] == [reply.new_nodes for reply in alone]

@@ -9,8 +9,8 @@ import pytest
 
 from core.config import EngineConfig
 from core.exact.sampling import draw_guess
-from core.records import GrownTree, Refused, Sampling, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, Steady
+from core.records import DraftTree, Refused, Sampling, Verification
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, TreeSpec
 from tests.checkpoints import VOCAB_SIZE, write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from workers.engine import draft as draft_module
@@ -51,7 +51,7 @@ def fresh(load):
         asker.spec = driver.spec
         drawn = asker.ask(growth)
         engine._store.drop("fresh")
-        return drawn.told
+        return drawn.new_nodes
 
     return fresh
 
@@ -83,11 +83,11 @@ def said(monkeypatch):
 @WAYS
 def test_what_is_told_is_what_was_drawn_from_to_the_bit(engine, said, way):
     """Never q computed again: the fourth trap of docs/exactness.md, section 4."""
-    told = Driver(engine, PROMPT, *way).ask(5).told
-    assert told.q == tuple(each.q for each in said)
-    assert told.tokens.tolist() == [each.sampled for each in said]
-    assert told.parents.tolist() == [ROOT, 0, 1, 2, 3]
-    for place, (token, q) in enumerate(zip(told.tokens.tolist(), told.q, strict=True)):
+    new_nodes = Driver(engine, PROMPT, *way).ask(5).new_nodes
+    assert new_nodes.q == tuple(each.q for each in said)
+    assert new_nodes.tokens.tolist() == [each.sampled for each in said]
+    assert new_nodes.parents.tolist() == [ROOT, 0, 1, 2, 3]
+    for place, (token, q) in enumerate(zip(new_nodes.tokens.tolist(), new_nodes.q, strict=True)):
         assert token == draw_guess(q, VOCAB_SIZE, way[0].seed, len(PROMPT) + place, place)
         assert len(q.token_ids) <= Q_TOP_TOKENS
         assert sum(q.probs) == pytest.approx(1, abs=1e-5)
@@ -104,7 +104,10 @@ def test_in_company_the_same_is_drawn(engine, fresh, way):
     for ticket, driver in enumerate(drivers):
         assert tree_of(replies[ticket]).is_chain
         want = fresh(driver, 5)
-        assert (replies[ticket].told.q, replies[ticket].told.tokens.tolist()) == (want.q, want.tokens.tolist())
+        assert (replies[ticket].new_nodes.q, replies[ticket].new_nodes.tokens.tolist()) == (
+            want.q,
+            want.tokens.tolist(),
+        )
 
 
 @pytest.mark.parametrize("num_accepted", range(6))
@@ -121,7 +124,7 @@ def test_after_a_verdict_draws_begin_anew_at_its_root(engine, fresh, way, num_ac
             driver.log.extend([wrong(block.tokens[min(num_accepted, 4)])])
         reply = driver.ask(5)
         want = fresh(driver, 5)
-        assert reply.told == want
+        assert reply.new_nodes == want
         for place, (token, q) in enumerate(zip(want.tokens.tolist(), want.q, strict=True)):
             assert token == draw_guess(q, VOCAB_SIZE, way[0].seed, len(driver.log) + place, place)
 
@@ -156,17 +159,17 @@ def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is(engine, mea
     for seed in range(6):
         session = f"{measure} {seed}"
         driver = Driver(engine, PROMPT, replace(sampling, seed=seed), Verification.BLOCK, session=session)
-        told = driver.ask(Steady.chain(8, measure)).told
-        assert len(told) == 8
+        new_nodes = driver.ask(TreeSpec.chain(8, measure)).new_nodes
+        assert len(new_nodes) == 8
         if measure is not Measure.ENTROPY:
-            assert told.leads.tolist() == pytest.approx([max(q.probs) for q in told.q], rel=1e-4)
+            assert new_nodes.margins.tolist() == pytest.approx([max(q.probs) for q in new_nodes.q], rel=1e-4)
 
 
 @pytest.mark.parametrize("verification", DRAWN)
 def test_what_was_drawn_before_nan_is_told_all_the_same(engine, verification):
     """The row that is bad comes after a draw, and may be bad because of it: to drop the draw would make it rarer."""
     driver = Driver(engine, PROMPT, SAMPLED, verification)
-    whole = driver.ask(4).told
+    whole = driver.ask(4).new_nodes
     forward, num_rows = engine._runtime.forward, []
 
     def poisoned(batch):
@@ -180,11 +183,11 @@ def test_what_was_drawn_before_nan_is_told_all_the_same(engine, verification):
     driver = Driver(engine, PROMPT, SAMPLED, verification, session="poisoned")
     reply = driver.ask(4)
     engine._runtime.forward = forward
-    assert isinstance(reply, GrownTree)
-    assert (reply.told.q, reply.told.tokens.tolist()) == (whole.q[:2], whole.tokens[:2].tolist())
+    assert isinstance(reply, DraftTree)
+    assert (reply.new_nodes.q, reply.new_nodes.tokens.tolist()) == (whole.q[:2], whole.tokens[:2].tolist())
     engine.check_integrity()
     driver.log.extend(whole.tokens[:1].tolist())
-    assert len(driver.ask(4).told) == 4, "the next block is drawn as ever"
+    assert len(driver.ask(4).new_nodes) == 4, "the next block is drawn as ever"
 
 
 def test_where_nothing_can_be_drawn_the_draft_refuses(engine):
@@ -201,10 +204,10 @@ def test_growth_without_an_end_is_refused_where_a_draft_samples(engine, way, has
     if has_begun:
         driver.draft(2)
         driver.log.extend([9])
-    reply = answer(engine, driver.draft_request(replace(Steady.chain(5), num_passes=0)))
+    reply = answer(engine, driver.draft_request(replace(TreeSpec.chain(5), num_passes=0)))
     assert isinstance(reply, Refused)
     assert "fixed beforehand" in reply.reason
-    assert isinstance(answer(engine, driver.draft_request(5)), GrownTree), "it harms nobody"
+    assert isinstance(answer(engine, driver.draft_request(5)), DraftTree), "it harms nobody"
 
 
 @pytest.mark.parametrize("verification", DRAWN)
@@ -220,5 +223,5 @@ def test_a_change_of_the_rule_forgets_what_was_drawn(engine, fresh, way):
     specs = [Driver(engine, PROMPT, *spec).spec for spec in (way, way[:1])]
     for spec in specs:
         driver.spec, driver.held = spec, 0
-        assert driver.ask(replace(Steady.chain(4), is_anew=True)).told == fresh(driver, 4)
+        assert driver.ask(replace(TreeSpec.chain(4), is_anew=True)).new_nodes == fresh(driver, 4)
     assert driver.draft(4) == coupled

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from core.errors import WorkerLost
-from core.records import Refused, Sprouted, Stamp, Timing, Verdict
-from core.speculation.token_tree import Told
+from core.records import DraftUpdate, Refused, Stamp, Timing, Verdict
+from core.speculation.token_tree import NewNodes
 from workers.engine.thread import EngineLoop
 
 
@@ -158,7 +158,7 @@ class FakeGrowingEngine(FakeEngine):
 
     def step(self):
         answers = [
-            (ticket, Sprouted(STAMP, Told(n), 0, Timing(0.0, 0.5, 1, 2)))
+            (ticket, DraftUpdate(STAMP, NewNodes(n), 0, Timing(0.0, 0.5, 1, 2)))
             for n in range(3)
             for ticket, _ in self.waiting
         ]
@@ -193,9 +193,9 @@ async def test_what_grows_leaves_a_call_open_until_its_end():
     await receiver.has_heard(8)
     assert not loop._calls, "its end has ended it"
     for number, request in ((7, "one"), (9, "two")):
-        *sprouted, end = [reply for each, reply in receiver.said if each == number]
-        assert [reply.told.first for reply in sprouted] == [0, 1, 2]
-        assert {reply.timing for reply in sprouted} == {Timing(0.0, 0.5, 1, 2)}, "a pass has not been in the queue"
+        *draft_update, end = [reply for each, reply in receiver.said if each == number]
+        assert [reply.new_nodes.first for reply in draft_update] == [0, 1, 2]
+        assert {reply.timing for reply in draft_update} == {Timing(0.0, 0.5, 1, 2)}, "a pass has not been in the queue"
         assert end == Refused(STAMP, f"{request} has ended")
     await loop.close()
     assert not receiver.ends
@@ -205,7 +205,7 @@ async def test_growth_that_is_open_when_the_engine_ends_is_lost():
     class Growing(FakeEngine):
         def step(self):
             time.sleep(0.001)
-            return [(ticket, Sprouted(STAMP, Told(0), 0)) for ticket, _ in self.waiting]
+            return [(ticket, DraftUpdate(STAMP, NewNodes(0), 0)) for ticket, _ in self.waiting]
 
     loop, receiver = EngineLoop(Growing()), FakeReceiver()
     loop.start()

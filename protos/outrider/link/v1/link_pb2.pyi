@@ -10,7 +10,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEASURE_UNSPECIFIED: _ClassVar[Measure]
-    MEASURE_LEAD: _ClassVar[Measure]
+    MEASURE_MARGIN: _ClassVar[Measure]
     MEASURE_CONFIDENCE: _ClassVar[Measure]
     MEASURE_ENTROPY: _ClassVar[Measure]
 
@@ -21,7 +21,7 @@ class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_REJECTION: _ClassVar[Verification]
     VERIFICATION_BLOCK: _ClassVar[Verification]
 MEASURE_UNSPECIFIED: Measure
-MEASURE_LEAD: Measure
+MEASURE_MARGIN: Measure
 MEASURE_CONFIDENCE: Measure
 MEASURE_ENTROPY: Measure
 VERIFICATION_UNSPECIFIED: Verification
@@ -76,22 +76,22 @@ class Replies(_message.Message):
     def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("number", "stamp", "verdict", "missing", "refused", "sprouted", "grown")
+    __slots__ = ("number", "stamp", "verdict", "missing", "refused", "draft_update", "grown")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    SPROUTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_UPDATE_FIELD_NUMBER: _ClassVar[int]
     GROWN_FIELD_NUMBER: _ClassVar[int]
     number: int
     stamp: Stamp
     verdict: Verdict
     missing: Missing
     refused: Refused
-    sprouted: Sprouted
-    grown: Sprouted
-    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., sprouted: _Optional[_Union[Sprouted, _Mapping]] = ..., grown: _Optional[_Union[Sprouted, _Mapping]] = ...) -> None: ...
+    draft_update: DraftUpdate
+    grown: DraftUpdate
+    def __init__(self, number: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., draft_update: _Optional[_Union[DraftUpdate, _Mapping]] = ..., grown: _Optional[_Union[DraftUpdate, _Mapping]] = ...) -> None: ...
 
 class Stamp(_message.Message):
     __slots__ = ("session", "epoch", "round")
@@ -147,9 +147,9 @@ class DraftRequest(_message.Message):
     stamp: Stamp
     base: Base
     suffix: _containers.RepeatedScalarFieldContainer[int]
-    growth: Steady
+    growth: TreeSpec
     spec: SequenceSpec
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., growth: _Optional[_Union[Steady, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., growth: _Optional[_Union[TreeSpec, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents", "q")
@@ -171,31 +171,31 @@ class Distributions(_message.Message):
     probs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class Steady(_message.Message):
-    __slots__ = ("rows_per_pass", "max_depth", "min_reach", "sureness_offset", "sureness_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_sureness")
+class TreeSpec(_message.Message):
+    __slots__ = ("rows_per_pass", "max_depth", "min_path_prob", "calibration_offset", "calibration_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_confidence")
     ROWS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    MIN_REACH_FIELD_NUMBER: _ClassVar[int]
-    SURENESS_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    SURENESS_SLOPE_FIELD_NUMBER: _ClassVar[int]
+    MIN_PATH_PROB_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_SLOPE_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     IS_ANEW_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
     FANOUT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
-    MIN_SURENESS_FIELD_NUMBER: _ClassVar[int]
+    MIN_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     rows_per_pass: int
     max_depth: int
-    min_reach: float
-    sureness_offset: float
-    sureness_slope: float
+    min_path_prob: float
+    calibration_offset: float
+    calibration_slope: float
     tail: _containers.RepeatedScalarFieldContainer[float]
     is_anew: bool
     num_passes: int
     fanout: int
     measure: Measure
-    min_sureness: float
-    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_reach: _Optional[float] = ..., sureness_offset: _Optional[float] = ..., sureness_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_sureness: _Optional[float] = ...) -> None: ...
+    min_confidence: float
+    def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_path_prob: _Optional[float] = ..., calibration_offset: _Optional[float] = ..., calibration_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_confidence: _Optional[float] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
     __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs")
@@ -275,15 +275,15 @@ class Verdict(_message.Message):
     continued: int
     def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ...) -> None: ...
 
-class Sprouted(_message.Message):
-    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "leads", "timing", "root", "is_over", "q")
+class DraftUpdate(_message.Message):
+    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "margins", "timing", "root", "is_over", "q")
     HELD_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     CHANCES_FIELD_NUMBER: _ClassVar[int]
-    LEADS_FIELD_NUMBER: _ClassVar[int]
+    MARGINS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
@@ -294,12 +294,12 @@ class Sprouted(_message.Message):
     tokens: bytes
     ranks: bytes
     chances: bytes
-    leads: bytes
+    margins: bytes
     timing: Timing
     root: int
     is_over: bool
     q: Distributions
-    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., leads: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., margins: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)
