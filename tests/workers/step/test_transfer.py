@@ -56,7 +56,7 @@ def test_everything_arrives_as_it_was(tensors: list[tuple[torch.dtype, list[int]
 
 def test_nothing_is_there_before_it_has_been_waited_for() -> None:
     wanted = Readback().ask(torch.zeros(3))
-    with pytest.raises(AssertionError, match="nobody has waited"):
+    with pytest.raises(AssertionError, match="has not been waited for"):
         _ = wanted.values
 
 
