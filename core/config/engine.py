@@ -49,8 +49,8 @@ class EngineConfig:
     """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
     compile: bool = False
     """Make native code of the forward pass at start: a minute and a C++ compiler the first time, less of every step
-    afterwards. On a GPU, record small steps as CUDA graphs at each start; block_tokens has to suit it. For models that
-    one process has whole."""
+    afterwards; not with tensor_parallel. On a GPU, record small steps as CUDA graphs at each start, on all ranks;
+    block_tokens has to suit it."""
     compile_cache: str = "~/.cache/outrider/compiled"
     """Where native code is kept for later starts. What lies there is run."""
     share_prefixes: bool = True

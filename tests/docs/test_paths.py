@@ -10,7 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GONE = {"orchestrator/course.py", "core/search.py", "core/planning.py"}
 """Files that decisions tell of as deleted."""
-EXAMPLES = {"orchestrator/guessers/repetition.py"}
+EXAMPLES = {
+    "orchestrator/guessers/repetition.py",
+    "workers/runtime/backends/torch_compile.py",
+    "tests/workers/runtime/backends/test_torch_compile.py",
+}
 """Files that a reader of docs/howto makes."""
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
