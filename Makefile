@@ -6,7 +6,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo serve test test-fast test-ci test-all check k8s bench protos format clean
+.PHONY: help setup demo serve test test-plain test-ray test-fast test-ci test-all check k8s bench protos format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -31,9 +31,15 @@ test-fast: setup  ## Run the tests for an edit: without Ray, and without those t
 # Where tests on Ray are; the others are not even collected with them.
 ON_RAY := tests/clients tests/deploy tests/system
 
-# Tests on Ray have several processes each, and clusters of one machine get in each other's way: one after the other.
+# Tests on Ray wait more than they compute, so that they run beside the others; but one after the other, since each has
+# several processes.
 test: setup .venv/bin/promtool  ## Run the tests, but for those that take minutes
+	$(MAKE) --jobs=2 --output-sync=line test-plain test-ray
+
+test-plain: setup .venv/bin/promtool
 	$(BIN)/python -m pytest -m "not slow and not ray" -n auto --dist worksteal
+
+test-ray: setup
 	$(BIN)/python -m pytest -m "not slow and ray" $(ON_RAY)
 
 test-ci: setup .venv/bin/promtool  ## Run what continuous integration runs beyond `make test`

@@ -26,6 +26,7 @@ def load():
     return ablation._case("one stream", scenario)
 
 
+@pytest.mark.ci
 def test_a_part_that_matters_is_worth_something():
     """And what was measured before is measured again when it is back."""
     whole, again = (ablation._rates([load()], "") for _ in range(2))

@@ -104,8 +104,15 @@ def test_plain_decoding_makes_a_token_a_pass():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("gamma", [1, 4])
-@pytest.mark.parametrize("verification", [Verification.COUPLED, Verification.REJECTION])
+@pytest.mark.parametrize(
+    ("verification", "gamma"),
+    [
+        (Verification.COUPLED, 4),
+        (Verification.REJECTION, 1),
+        pytest.param(Verification.COUPLED, 1, marks=pytest.mark.ci),
+        pytest.param(Verification.REJECTION, 4, marks=pytest.mark.ci),
+    ],
+)
 def test_in_turn_is_theorem_3_8_with_the_wire(gamma, verification):
     """E(gamma) / (t_v + gamma t_d + two hops), within 2%."""
     alpha = 0.7
@@ -169,7 +176,7 @@ def test_an_engine_slows_down_when_it_is_said_to():
 def test_a_target_far_away_costs_hardly_more_than_one_at_hand():
     """10 ms there and back, half a pass, for which it does not wait: it has what follows each verdict already."""
     adaptive = SpeculationConfig(lookup=False, max_draft_tokens=GAMMA)
-    near = replace(BY_HAND, max_tokens=400, speculation=adaptive)
+    near = replace(BY_HAND, max_tokens=200, speculation=adaptive)
     far = replace(near, hardware=replace(HARDWARE, target_hop=HopLaw(TARGET_S / 2)))
     assert simulate(far).tokens_per_s_a_stream > 0.95 * simulate(near).tokens_per_s_a_stream
 

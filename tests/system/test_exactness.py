@@ -70,7 +70,7 @@ def static(gamma, pipelining):
 )
 async def test_greedy_output_is_that_of_transformers(speculation):
     async with system(speculation=speculation) as served:
-        for text in PROMPTS[:4]:
+        for text in PROMPTS[:2]:
             prompt = served.tokenizer.encode(text)
             chunks = await served.complete(request(prompt, 32))
             tokens = [token for chunk in chunks for token in chunk.token_ids]
@@ -82,12 +82,12 @@ async def test_greedy_output_is_that_of_transformers(speculation):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_whatever_a_policy_does_the_tokens_are_those_of_plain_decoding(temperature):
-    """Blocks of any shape, drafts in turn or not, that rest or come too late; eight streams at once."""
+    """Blocks of any shape, drafts in turn or not, that rest or come too late; six streams at once."""
     policies = WildPolicies(seed=7)
     async with system(speculation=PATIENT, policies=policies) as served:
         jobs = [
             request(served.tokenizer.encode(text), 24, sampling=Sampling(temperature=temperature, seed=number))
-            for number, text in enumerate(PROMPTS)
+            for number, text in enumerate(PROMPTS[:6])
         ]
         expected = [await served.tokens(replace(job, max_draft_tokens=0)) for job in jobs]
         for _ in range(2):

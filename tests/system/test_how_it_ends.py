@@ -89,7 +89,7 @@ async def test_the_seed_that_is_reported_repeats_what_the_comment_says_it_does(v
     async with system() as served:
         job = request(
             served.tokenizer.encode(PROMPT),
-            32,
+            20,
             verification=verification,
             sampling=Sampling(seed=9),
             max_draft_tokens=0,

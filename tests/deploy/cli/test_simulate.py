@@ -132,7 +132,8 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_work(tmp_path, ca
 
 
 @pytest.mark.thorough
-def test_the_whole_command(tmp_path, capsys):
+def test_the_whole_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("deploy.cli.simulate.PLOT_STREAMS", (1, 2))
     file, picture = tmp_path / "figures.json", tmp_path / "figures.svg"
     assert main.main(["simulate", *QUICK, "--json", str(file), "--plot", str(picture)]) == 0
     out, err = capsys.readouterr()

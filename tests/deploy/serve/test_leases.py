@@ -37,14 +37,26 @@ SPEC = SequenceSpec(prompt_len=2, sampling=Sampling())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def application(cluster_for_fakes):
-    deploy(TARGET, DRAFT)
+def application(cluster_for_fakes, trap):
+    deploy(replace(TARGET, engine=EngineConfig(str(trap))), DRAFT)
     yield
     serve.delete(APPLICATION)
 
 
+@pytest.fixture(scope="module")
+def trap(tmp_path_factory):
+    """Where a file makes targets die while they load."""
+    return tmp_path_factory.mktemp("trap") / "model"
+
+
+deployed: list[TargetConfig] = []
+
+
 def deploy(target: TargetConfig, draft: DraftConfig) -> None:
-    """Deploy, or update what is deployed: all replicas start anew."""
+    """Deploy, or update what is deployed: all replicas start anew. Nothing if this target is deployed already."""
+    if target in deployed[-1:]:
+        return
+    deployed.append(target)
     targets = worker(TargetWorker, target).options(request_router_config=target_router())
     targets = targets.bind(target, "pair", FakeTargetActor)
     drafts = worker(DraftWorker, draft).options(request_router_config=draft_router())
@@ -256,7 +268,80 @@ async def test_an_engine_that_fails_at_its_work_is_replaced(leases):
     await until(lambda: has_another_epoch(leases, lease.epoch))
 
 
-# The tests below deploy something else, and leave it to the next.
+async def test_a_replica_whose_engines_die_while_they_load_is_replaced(leases, trap):
+    """Perhaps another node does better; and Serve says what is wrong."""
+    (before,) = replicas("target")
+    lease = await leases.take_target("a")
+    trap.touch()
+    ray.kill(lease.port._engine)
+    await until(lambda: is_gone(before))
+    trap.unlink()
+    successor = await leases.take_target("a")
+    assert successor._grant.replica_id != lease._grant.replica_id
+    successor.release()
+
+
+async def is_gone(replica: str) -> bool:
+    return replica not in replicas("target")
+
+
+def replicas(role: str) -> set[str]:
+    """The names of the replicas' actors that are alive."""
+    names = {each["name"] for each in list_named_actors(all_namespaces=True)}
+    return {name for name in names if f"{APPLICATION}#{role}#" in name}
+
+
+async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new_leases):
+    """A draft at once; a target after the grace, because what it computed for a session is worth something.
+
+    The tests below need what is deployed here.
+    """
+    impatient = new_leases(drain_grace_s=0.3)
+    held = [await taken("a") for taken in (leases.take_target, leases.take_draft, impatient.take_target)]
+    assert await stopping_replicas() == frozenset()
+    for each in (leases, impatient):
+        each.leave(frozenset({"another replica"}))
+    assert [await works(lease) for lease in held] == [True, True, True]
+
+    update = asyncio.create_task(asyncio.to_thread(deploy, TWO_SLOW_TO_LOAD, DRAFT))
+    await until(lambda: are_stopping(2))
+    for each in (leases, impatient):
+        each.leave(await stopping_replicas())
+    await until(lambda: has_ended(held[1]))  # though nobody called: a session that rests does not
+    assert await is_lost(held[1])
+    assert await works(held[0])
+    assert await works(held[2])
+    await until(lambda: is_lost(held[2]))
+    assert await works(held[0])  # its own orchestrator gives it 30 s
+
+    successors = [await leases.take_target("b"), await leases.take_draft("b")]
+    assert not {lease.engine_id for lease in held} & {lease.engine_id for lease in successors}
+    for lease in (*held, *successors):
+        lease.release()
+    await update
+    assert await stopping_replicas() == frozenset()
+
+
+async def has_ended(lease: ServeLease[Any]) -> bool:
+    return "ended" in repr(lease)
+
+
+async def are_stopping(num_replicas: int) -> bool:
+    return len(await stopping_replicas()) == num_replicas
+
+
+async def works(lease: ServeLease[Any]) -> bool:
+    return not await is_lost(lease)
+
+
+async def is_lost(lease: ServeLease[Any]) -> bool:
+    """Whether the orchestrator's end of the lease refuses calls."""
+    call = lease.port.verify if "target" in lease.engine_id else lease.port.draft
+    try:
+        await call([])
+    except WorkerLost:
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -311,87 +396,6 @@ async def test_while_an_engine_loads_sessions_go_elsewhere_and_wait_only_where_t
     assert time.monotonic() - began_s > SLOW_LOAD_S
     for lease in held:
         lease.release()
-
-
-async def test_a_replica_whose_engines_die_while_they_load_is_replaced(leases, tmp_path):
-    """Perhaps another node does better; and Serve says what is wrong."""
-    trap = tmp_path / "model"
-    await asyncio.to_thread(deploy, replace(TARGET, engine=EngineConfig(str(trap))), DRAFT)
-    await until(has_one_target)
-    (before,) = replicas("target")
-    lease = await leases.take_target("a")
-    trap.touch()
-    ray.kill(lease.port._engine)
-    await until(lambda: is_gone(before))
-    trap.unlink()
-    successor = await leases.take_target("a")
-    assert successor._grant.replica_id != lease._grant.replica_id
-    successor.release()
-
-
-async def has_one_target() -> bool:
-    """Whether those that the update has replaced are gone."""
-    return len(replicas("target")) == 1
-
-
-async def is_gone(replica: str) -> bool:
-    return replica not in replicas("target")
-
-
-def replicas(role: str) -> set[str]:
-    """The names of the replicas' actors that are alive."""
-    names = {each["name"] for each in list_named_actors(all_namespaces=True)}
-    return {name for name in names if f"{APPLICATION}#{role}#" in name}
-
-
-async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new_leases):
-    """A draft at once; a target after the grace, because what it computed for a session is worth something."""
-    impatient = new_leases(drain_grace_s=0.3)
-    held = [await taken("a") for taken in (leases.take_target, leases.take_draft, impatient.take_target)]
-    assert await stopping_replicas() == frozenset()
-    for each in (leases, impatient):
-        each.leave(frozenset({"another replica"}))
-    assert [await works(lease) for lease in held] == [True, True, True]
-
-    update = asyncio.create_task(asyncio.to_thread(deploy, replace(TARGET, num_cpus=0.5), replace(DRAFT, num_cpus=0.5)))
-    await until(lambda: are_stopping(2))
-    for each in (leases, impatient):
-        each.leave(await stopping_replicas())
-    await until(lambda: has_ended(held[1]))  # though nobody called: a session that rests does not
-    assert await is_lost(held[1])
-    assert await works(held[0])
-    assert await works(held[2])
-    await until(lambda: is_lost(held[2]))
-    assert await works(held[0])  # its own orchestrator gives it 30 s
-
-    successors = [await leases.take_target("b"), await leases.take_draft("b")]
-    assert not {lease.engine_id for lease in held} & {lease.engine_id for lease in successors}
-    for lease in (*held, *successors):
-        lease.release()
-    await update
-    assert await stopping_replicas() == frozenset()
-
-
-async def has_ended(lease: ServeLease[Any]) -> bool:
-    return "ended" in repr(lease)
-
-
-async def are_stopping(num_replicas: int) -> bool:
-    return len(await stopping_replicas()) == num_replicas
-
-
-async def works(lease: ServeLease[Any]) -> bool:
-    return not await is_lost(lease)
-
-
-async def is_lost(lease: ServeLease[Any]) -> bool:
-    """Whether the orchestrator's end of the lease refuses calls."""
-    call = lease.port.verify if "target" in lease.engine_id else lease.port.draft
-    try:
-        await call([])
-    except WorkerLost:
-        return True
-    return False
 
 
 async def has_another_epoch(leases: ServeLeases, epoch: int) -> bool:

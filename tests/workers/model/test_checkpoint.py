@@ -26,7 +26,7 @@ MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 CHECK = """
 import resource
 from deploy.cli.main import main
-from workers.model import checkpoint
+from workers.model import loader
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 status = main(["check", "--no-weights", "--target", {target!r}])
 print(status, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.config import EngineConfig
 from core.records import Sampling, Verification
-from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Steady, TokenTree
+from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TokenTree, TreeSpec
 from tests import checkpoints
 from tests.workers.engine.driving import EPOCH, Driver
 from tests.workers.step.readbacks import counted
@@ -56,7 +56,7 @@ def test_everything_arrives_as_it_was(tensors: list[tuple[torch.dtype, list[int]
 
 def test_nothing_is_there_before_it_has_been_waited_for() -> None:
     wanted = Readback().ask(torch.zeros(3))
-    with pytest.raises(AssertionError, match="has not been waited for"):
+    with pytest.raises(AssertionError, match="not been waited for"):
         _ = wanted.values
 
 
@@ -154,7 +154,7 @@ def test_a_draft_waits_once_a_pass(runtime: ModelRuntime, monkeypatch: pytest.Mo
     drivers = sessions(engine)
     for ticket, driver in enumerate(drivers):
         is_coupled = driver.spec.verification is Verification.COUPLED
-        growth = Steady(2, 3, tail=(0.4, 0.2), num_passes=3) if is_coupled else Steady.chain(3)
+        growth = TreeSpec(2, 3, tail=(0.4, 0.2), num_passes=3) if is_coupled else TreeSpec.chain(3)
         engine.add(ticket, driver.draft_request(growth))
     num_steps, answers = 0, []
     with counted(monkeypatch) as waits:
