@@ -13,7 +13,7 @@ import pytest
 from core.errors import WorkerLost
 from orchestrator.admission import Admission
 from orchestrator.dispatch.batcher import Batcher
-from orchestrator.dispatch.engine_pool import Side
+from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.dispatch.runner import Runner
 from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.engine_view import Held
@@ -108,7 +108,7 @@ def engine_not_told_of_the_end(patch):
     async def silently(lease):
         return None
 
-    patch(Side, "_free", staticmethod(silently))
+    patch(EnginePool, "_free", staticmethod(silently))
 
 
 def wait_that_does_not_end(patch):
