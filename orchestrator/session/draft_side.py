@@ -73,7 +73,7 @@ class DraftSide:
         self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<Drafting {self._machine} {self._held} {self._tree}>"
+        return f"<DraftSide {self._machine} {self._held} {self._tree}>"
 
     # The lease
 
