@@ -33,7 +33,7 @@ MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
-SPARE_PLACES = 1024
+SPARE_PLACES = 128
 """Of what was told and never looked at, until that is looked for to which no verdict can lead any more."""
 
 

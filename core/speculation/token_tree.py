@@ -219,8 +219,11 @@ class NewNodes:
     def check(self) -> None:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
         columns = [getattr(self, name) for name in COLUMNS]
-        if any(column.shape != (len(self.tokens),) for column in columns):
-            raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
+        forms = {(len(self.tokens),)}
+        if {column.shape for column in columns} != forms or any(
+            column.dtype != kind for column, kind in zip(columns, COLUMNS.values(), strict=True)
+        ):
+            raise ValueError("each node that is told of has a parent, a rank, a chance and a margin, which are numbers")
         if len(self):
             self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
@@ -233,7 +236,7 @@ class NewNodes:
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
             raise ValueError("a chance that is told is none")
         if not (least(self.margins) >= 0.0 and most(self.margins) <= 1.0):
-            raise ValueError("a lead that is told is none")
+            raise ValueError("a margin that is told is none")
         if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
             raise ValueError("a node is told of before its parent")
         if least(self.ranks) < 0:

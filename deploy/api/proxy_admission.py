@@ -115,6 +115,27 @@ class ProxyAdmission:
             raise InvalidRequest("request", f"must be at most {self._max_bytes} bytes long, got {num_bytes}")
 
     @contextmanager
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """Around the reading of a request; what is yielded is told of each piece, which counts as waiting meanwhile.
+
+        It raises Overloaded when too much waits already; a request alone is always let in.
+        """
+        num_read = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal num_read
+            others = self._waiting_bytes - num_read
+            if others and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+                raise self._refusal("too many long requests are waiting")
+            num_read += num_bytes
+            self._waiting_bytes += num_bytes
+
+        try:
+            yield count
+        finally:
+            self._waiting_bytes -= num_read
+
+    @contextmanager
     def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """Around a request until its call is answered; what is yielded says that it has been, before the call's end.
 

@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
 
 from core.errors import InvalidRequest
 
 MAX_SHOWN_CHARS = 60
 """Of a wrong value, in a refusal."""
+
+MAX_MESSAGES = 4096
+MAX_ENTRIES = 4096
+"""Entries that are looked at: pydantic makes an object of each wrong one, and holds up the event loop meanwhile."""
 
 ONE_PROMPT = "must be a string or a list of token ids (one prompt a request)"
 
@@ -26,6 +39,12 @@ def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value)):
         return value
     raise ValueError(ONE_PROMPT)
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict | list) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"must have at most {MAX_ENTRIES} entries, got {len(value)}")
+    return value
 
 
 def _strings(value: Any) -> list[str]:
@@ -105,7 +124,7 @@ class Body(Part):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few)] = None
     seed: int | None = None
     stop: Annotated[list[str], PlainValidator(_strings)] = []
 
@@ -115,7 +134,7 @@ class Body(Part):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int] | None, BeforeValidator(_few)] = None
     include_stop_str_in_output: bool | None = None
     speculation: Speculation | None = None
     timeout_s: float | None = None
@@ -170,7 +189,7 @@ class Message(Part):
 class ChatBody(Body):
     """/v1/chat/completions"""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -57,6 +57,15 @@ class BodyTooLong(InvalidRequest):
         super().__init__("body", f"must be at most {most} bytes long")
 
 
+class BodyTooSlow(RequestError):
+    """The body has not arrived in time."""
+
+    status = "DEADLINE_EXCEEDED"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the body has not arrived within {timeout_s:g} s")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a call failed."""

@@ -23,7 +23,7 @@ from ray.serve._private.proxy_response_generator import ProxyResponseGenerator
 from core.errors import Unavailable, first_line
 from deploy.api import ProxyAdmission, admission_behind, is_to_stop
 from deploy.api.request import MAX_REQUEST_ID_CHARS
-from deploy.http.failures import BodyTooLong, Failure, failure_of
+from deploy.http.failures import BodyTooLong, BodyTooSlow, Failure, failure_of
 from deploy.http.servicer import COMPLETIONS, HEALTH, JSON_GROWTH
 from deploy.http.wire import Call, Head, event
 
@@ -35,8 +35,10 @@ Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY_BYTES = 8 * 2**20
 """No body is longer, as no message of gRPC is (deploy.launch.cluster.MAX_MESSAGE_BYTES)."""
-SERVES_OWN = "/-/"
+SERVES_OWN = frozenset({"/-/healthz", "/-/routes"})
 """Paths that Serve answers by itself: its health, for probes, and its routes."""
+READ_TIMEOUT_S = 60.0
+"""For a body to arrive: whoever sends nothing more is not waited for."""
 REQUEST_ID = "x-request-id"
 
 
@@ -48,7 +50,10 @@ class HttpProxy:
         self._proxy = app._app  # Serve has wrapped it, to name requests, and nothing else (Ray 2.60)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(SERVES_OWN):
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http" or scope["path"] in SERVES_OWN:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
@@ -70,7 +75,8 @@ class HttpProxy:
             raise Unavailable("this node is to stop")
         admission = self._admission
         admission.arrived(is_completion=is_completion)
-        call = await exchange.call(_most_bytes(admission))
+        with admission.reading() as count:
+            call = await exchange.call(_most_bytes(admission), count)
         with admission.call(is_completion=is_completion), admission.waiting(len(call.body)) as answered:
             await admission.turn()
             async with aclosing(self._parts(call, exchange)) as parts:
@@ -125,12 +131,16 @@ class _Exchange:
         self.path: str = scope["path"]
         self.request_id = _request_id(self._headers.get(REQUEST_ID, ""))
 
-    async def call(self, most_bytes: int) -> Call:
-        """The request, read to its end. Raises: BodyTooLong."""
+    async def call(self, most_bytes: int, count: Callable[[int], None]) -> Call:
+        """The request, read to its end; `count` is told of its bytes. Raises: BodyTooLong, BodyTooSlow, Overloaded."""
         authorization = self._headers.get("authorization")
-        return Call(self.method, self.path, authorization, self.request_id, await self._body(most_bytes))
+        try:
+            body = await asyncio.wait_for(self._body(most_bytes, count), READ_TIMEOUT_S)
+        except TimeoutError:
+            raise BodyTooSlow(READ_TIMEOUT_S) from None
+        return Call(self.method, self.path, authorization, self.request_id, body)
 
-    async def _body(self, most_bytes: int) -> bytes:
+    async def _body(self, most_bytes: int, count: Callable[[int], None]) -> bytes:
         announced = self._headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > most_bytes:
             raise BodyTooLong(most_bytes)
@@ -139,7 +149,9 @@ class _Exchange:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Unavailable("the client went away")
-            body += message.get("body", b"")
+            piece = message.get("body", b"")
+            count(len(piece))
+            body += piece
             if len(body) > most_bytes:
                 raise BodyTooLong(most_bytes)
             if not message.get("more_body", False):

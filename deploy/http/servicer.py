@@ -155,8 +155,9 @@ async def _whole(reply: Reply, pieces: Pieces, num_samples: int) -> Parts:
     chunks: list[list[Chunk]] = [[] for _ in range(num_samples)]
     async for index, chunk in pieces:
         chunks[index].append(chunk)
+    body = encoded(reply.whole(chunks))  # before the head: what fails here has a status of its own
     yield Head(HTTPStatus.OK)
-    yield encoded(reply.whole(chunks))
+    yield body
 
 
 def _reply(

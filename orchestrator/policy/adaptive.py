@@ -166,6 +166,9 @@ class AdaptivePolicy(TreePolicy):
 
     # Seeing
 
+    def begin_drafting(self) -> None:
+        self._num_idle = 0
+
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
         if seen.shape.num_looked_up < len(seen.shape):

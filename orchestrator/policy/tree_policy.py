@@ -177,6 +177,9 @@ class TreePolicy(ABC):
         """Whether the draft has grown for long enough what was not worth verifying."""
         return False
 
+    def begin_drafting(self) -> None:  # noqa: B027  nothing to do unless a policy counts rounds
+        """There is a draft from now on."""
+
     def rest(self) -> None:  # noqa: B027  others than adaptive never do
         """There is no draft for a while."""
 

@@ -83,6 +83,7 @@ class DraftSide:
 
     def placed(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.PLACED)
+        self._policy.begin_drafting()
         self._held.place(name, epoch)
         self._is_late = False
         self._known_to.clear()
@@ -130,6 +131,8 @@ class DraftSide:
     def take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
         self._turn = 0
+        if self._machine.state is Growing.ABSENT:  # a policy must not count turns that it cannot give
+            return []
         if self._policy.is_in_turn:
             if max_depth < 1 or not self._policy.wants_turn():
                 return []

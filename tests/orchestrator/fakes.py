@@ -167,6 +167,8 @@ class FakePolicy:
     num_outcomes = 0
     wants_rest = False
 
+    def begin_drafting(self) -> None: ...
+
     @property
     def max_depth(self) -> int:
         return self.gamma

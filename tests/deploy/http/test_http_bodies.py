@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from test_http_translate import ChatBody, CompletionBody, requests_of
 
 from core.errors import InvalidRequest
@@ -57,3 +58,20 @@ def test_bytes_that_were_changed_on_their_way_are_no_trouble(kind, data):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     error = refusal(kind, bytes(encoded))
     assert error is None or (error.field and error.problem)
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ({"messages": [1] * 5000}, 2),
+        ({"messages": [{"role": "user", "content": "say"}] * 5000}, 2),
+        ({"messages": [], "logit_bias": {str(token): "x" for token in range(5000)}}, 2),
+        ({"messages": [], "stop_token_ids": ["x"] * 5000}, 2),
+    ],
+    ids=["wrong messages", "many messages", "many biases", "wrong ids"],
+)
+def test_the_number_of_errors_that_are_made_is_bounded(body, most):
+    """Each costs an object while the event loop stands still."""
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() <= most

@@ -9,6 +9,7 @@ import pytest
 from ray.serve._private.http_util import RequestIdMiddleware, _apply_middlewares
 from ray.serve._private.proxy import HTTPProxy
 
+from deploy.api import proxy_admission
 from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.api.stopping import STOP_FILE
 from deploy.http import proxy as module
@@ -157,6 +158,41 @@ async def test_serve_s_own_paths_stay_serve_s(layer):
     serve = FakeServe()
     await ask(layer(serve), Client(path="/-/healthz", method="GET"))
     assert (serve.num_passed_on, serve.calls) == (1, [])
+
+
+async def test_what_only_looks_like_serve_s_own_is_answered_here_and_sockets_are_closed(layer):
+    serve = FakeServe(Head(200))
+    await ask(layer(serve), Client(path="/-/anything/v1/completions"))
+    assert (serve.num_passed_on, len(serve.calls)) == (0, 1)
+    client, sent = Client(), []
+    client.scope["type"] = "websocket"
+
+    async def send(message):
+        sent.append(message["type"])
+
+    await layer(serve)(client.scope, client.receive, send)
+    assert (sent, serve.num_passed_on) == (["websocket.close"], 0)
+
+
+async def test_bodies_that_never_end_are_bounded_in_sum_and_in_time(layer, monkeypatch):
+    monkeypatch.setattr(proxy_admission, "MAX_WAITING_BYTES", 3 * 2**20)
+    serve = FakeServe(Head(200))
+    asked, half_sent = layer(serve), []
+    for _ in range(3):
+        client = Client(b"x" * 2**20, b"")
+        client.messages.pop()
+        half_sent.append(client)
+    reading = [asyncio.create_task(ask(asked, client)) for client in half_sent]
+    await asyncio.sleep(0)
+    assert (await ask(asked, Client(b"x"))).error[0] == 429
+    for client in half_sent:
+        client.gone.set()
+    await asyncio.gather(*reading)
+    assert len((await ask(asked, Client(b"x"))).body) == len(serve.calls) - 1 == 0
+    monkeypatch.setattr(module, "READ_TIMEOUT_S", 0.01)
+    late = Client(b"x", b"")
+    late.messages.pop()
+    assert (await ask(asked, late)).error[0] == 504
 
 
 @pytest.mark.parametrize("is_announced", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
 from core.records import Call, DraftTree, Missing, Refused
 from core.speculation.token_tree import EMPTY_BLOCK
-from orchestrator.policy.adaptive import TRIAL_ROUNDS, AdaptivePolicy
+from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found
 from orchestrator.policy.tree_policy import CATCH_UP
@@ -325,3 +325,16 @@ def test_a_trace_tells_prefill_and_blocks_apart(stage):
 
 def test_the_reply_to_growth_that_ends_is_one(stage):
     assert isinstance(stage.reply(), DraftTree)
+
+
+@pytest.mark.parametrize("num_rounds", [5, 2 * REST_ROUNDS])
+def test_a_draft_that_comes_back_is_given_its_turn_however_long_it_was_away(tokenizer, num_rounds):
+    config = SpeculationConfig(policy="adaptive", pipelining=False, max_draft_tokens=GAMMA, lookup=False)
+    stage = Stage(tokenizer, max_tokens=300, config=config)
+    stage.event(m.DraftLost(1))
+    for _ in range(num_rounds):
+        stage.verdict()
+    num_released = stage.count(m.ReleaseDraft)
+    stage.event(m.DraftLeased("d", 1))
+    stage.verdict()
+    assert stage.count(m.ReleaseDraft) == num_released
