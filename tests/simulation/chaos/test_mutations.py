@@ -13,10 +13,10 @@ import pytest
 from core.errors import WorkerLost
 from orchestrator.admission import Admission
 from orchestrator.dispatch.batcher import Batcher
-from orchestrator.dispatch.engine_pool import Side
+from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.dispatch.runner import Runner
 from orchestrator.session.draft_side import DraftSide
-from orchestrator.session.engine_view import Held
+from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import Offer
 from orchestrator.session.output import Output
 from orchestrator.session.session import Session
@@ -63,17 +63,17 @@ def lost_bonus_token(patch):
 
 
 def stale_reply_accepted(patch):
-    patch(Held, "answers", lambda self, stamp: True)
+    patch(EngineView, "answers", lambda self, stamp: True)
 
 
 def stale_epoch(patch):
     """A new lease goes on under the old engine's epoch."""
-    place = Held.place
+    place = EngineView.place
 
     def keeping(self, name, epoch):
         place(self, name, self.epoch or epoch)
 
-    patch(Held, "place", keeping)
+    patch(EngineView, "place", keeping)
 
 
 def lost_release(patch):
@@ -108,7 +108,7 @@ def engine_not_told_of_the_end(patch):
     async def silently(lease):
         return None
 
-    patch(Side, "_free", staticmethod(silently))
+    patch(EnginePool, "_free", staticmethod(silently))
 
 
 def wait_that_does_not_end(patch):
@@ -135,17 +135,17 @@ def resend_with_the_wrong_base(patch):
         self.awaiting = None
         return self._num_resends <= 3
 
-    patch(Held, "must_resend", stubborn)
+    patch(EngineView, "must_resend", stubborn)
 
 
 def message_lacks_a_token(patch):
-    snapshot = Held.snapshot
+    snapshot = EngineView.snapshot
 
     def lacking(self):
         stamp, base, suffix, spec = snapshot(self)
         return stamp, base, suffix[1:] if len(suffix) > 1 and base.num_tokens else suffix, spec
 
-    patch(Held, "snapshot", lacking)
+    patch(EngineView, "snapshot", lacking)
 
 
 def closed_session_revived(patch):
