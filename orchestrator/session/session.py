@@ -131,12 +131,12 @@ class Session:
         match self._machine.state:
             case Target.IDLE:
                 judged = self._judged
-                new_nodes = self._reroot()
+                to_draft = self._reroot()
                 if not self._is_drawn:
                     self._look_up()
                 if judged is not None and judged.verdict.continued:
-                    return [*self._continue_after(judged), *new_nodes]
-                return [*self._send_or_wait(is_waiting=False), *new_nodes]
+                    return [*self._continue_after(judged), *to_draft]
+                return [*self._send_or_wait(is_waiting=False), *to_draft]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
             case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone

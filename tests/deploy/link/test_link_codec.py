@@ -87,11 +87,11 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
         assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
     for record, message in ((r.Verdict, pb.Verdict), (r.Missing, pb.Missing)):
         assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
-    draft_update = {field.name for record in (r.DraftUpdate, t.NewNodes) for field in fields(record)} - {
+    names = {field.name for record in (r.DraftUpdate, t.NewNodes) for field in fields(record)} - {
         "stamp",
         "new_nodes",
     }
-    assert draft_update == set(pb.DraftUpdate.DESCRIPTOR.fields_by_name)
+    assert names == set(pb.DraftUpdate.DESCRIPTOR.fields_by_name)
 
 
 def test_a_loss_says_why():
