@@ -1,4 +1,4 @@
-"""The orchestrator's half of a session's speculation tree: what may come after the last committed token.
+"""The orchestrator's half of a session's draft tree: what may come after the last committed token.
 
 The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
 and a verdict makes another node the root. Nodes are objects, and committed tokens are nodes, too: so what a draft tells
@@ -85,7 +85,7 @@ class Node:
 
 Run = tuple[int, range, Sequence[Sequence[Any]]]
 """What a draft has told in one message of what may follow at one place: the number of the first of these nodes, and
-where they are in the columns of the message: tokens, ranks, chances, leads, and the laws that they were drawn from."""
+where they are in the columns of the message: tokens, ranks, chances, margins, and the laws that they were drawn from."""
 
 
 class Part:

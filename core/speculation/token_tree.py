@@ -98,7 +98,7 @@ class Measure(StrEnum):
     """Of how sure a draft is at a place, in [0, 1]."""
 
     MARGIN = "margin"
-    """How clearly its first candidate leads (`core.speculation.candidates.Candidates.margin`)."""
+    """How clearly its first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
     CONFIDENCE = "confidence"
     """The share of its first candidate, the noise that it shares with the target included."""
     ENTROPY = "entropy"
@@ -121,7 +121,7 @@ class TreeSpec:
     """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
     of a pass, summed, have less."""
     calibration: tuple[float, float] = (0.0, 1.0)
-    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
+    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its margin."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
     is_anew: bool = False
@@ -147,15 +147,15 @@ class TreeSpec:
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
-            raise ValueError("steady growth needs room for a node")
+            raise ValueError("a tree spec needs room for a node")
         if not (math.isfinite(self.min_path_prob) and self.min_path_prob >= 0.0 and 0.0 <= self.min_confidence <= 1.0):
-            raise ValueError("the bounds of steady growth are no chances")
+            raise ValueError("the bounds of a tree spec are no chances")
         if (
             not all(map(math.isfinite, self.calibration))
             or sum(self.tail) > 1.0 + 1e-6
             or any(x < 0 for x in self.tail)
         ):
-            raise ValueError("the chances of steady growth are none")
+            raise ValueError("the chances of a tree spec are none")
 
     def __len__(self) -> int:
         return self.rows_per_pass
@@ -220,7 +220,7 @@ class NewNodes:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
         columns = [getattr(self, name) for name in COLUMNS]
         if any(column.shape != (len(self.tokens),) for column in columns):
-            raise ValueError("each node that is told of has a parent, a rank, a chance and a lead")
+            raise ValueError("each node that is told of has a parent, a rank, a chance and a margin")
         if len(self):
             self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
@@ -231,9 +231,9 @@ class NewNodes:
     def _check_nodes(self) -> None:
         least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
-            raise ValueError("a chance that is told is none")
+            raise ValueError("a chance that is told is not in (0, 1]")
         if not (least(self.margins) >= 0.0 and most(self.margins) <= 1.0):
-            raise ValueError("a lead that is told is none")
+            raise ValueError("a margin that is told is not in [0, 1]")
         if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
             raise ValueError("a node is told of before its parent")
         if least(self.ranks) < 0:

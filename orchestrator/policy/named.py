@@ -23,7 +23,7 @@ from orchestrator.policy.tree_policy import TreePolicy, TreeView
 FIRST_GAMMA = 4
 """Where the heuristic begins. Source: transformers' schedule."""
 OWN = (0.0, 1.0)
-"""Chances that are the draft's own leads, taken as they are."""
+"""The draft's own margins, taken as chances without calibration."""
 ALIKE = (3.0, 0.0)
 """Each first candidate is right with a chance of 0.95: so a draft grows chains, below many outcomes of a block."""
 

@@ -34,7 +34,7 @@ class Controller:
         self._known = SharedEstimates(num_targets, num_drafts)
 
     def __repr__(self) -> str:
-        return f"<Controls {self._config.policy} {self._known}>"
+        return f"<Controller {self._config.policy} {self._known}>"
 
     def policy(self, request: GenerationRequest) -> TreePolicy:
         config, known = self._config_for(request), self._known

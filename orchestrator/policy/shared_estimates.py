@@ -53,7 +53,7 @@ class SharedEstimates:
         self.num_changes = 0
 
     def __repr__(self) -> str:
-        return f"<Knowledge of {self.num_sessions} sessions, {dict(self.kinds)}, {self.verify}, {self.draft}>"
+        return f"<SharedEstimates of {self.num_sessions} sessions, {dict(self.kinds)}, {self.verify}, {self.draft}>"
 
     def most_accepted(self) -> float:
         """In the kind of verification that most has been seen of."""

@@ -1,6 +1,6 @@
 """What a policy decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
 
-Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the policies.
+Knows shapes, chances, costs and times; must not know tokens. The policies are in `adaptive` and `named`.
 """
 
 from __future__ import annotations

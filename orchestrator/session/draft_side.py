@@ -1,6 +1,6 @@
-"""A session's dealings with a draft that grows steadily: what it is told, what it tells, and the tree of both.
+"""A session's dealings with its draft: what the draft is told, what it tells, and the draft tree.
 
-Knows the draft's lease, its messages and the speculation tree. Must not know the target: nothing here can change the
+Knows the draft's lease, its messages and the draft tree. Must not know the target: nothing here can change the
 output, only how soon it comes.
 """
 
@@ -73,7 +73,7 @@ class DraftSide:
         self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<Drafting {self._machine} {self._held} {self._tree}>"
+        return f"<DraftSide {self._machine} {self._held} {self._tree}>"
 
     # The lease
 

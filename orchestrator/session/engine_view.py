@@ -26,7 +26,7 @@ class EngineView:
         self.awaiting: Stamp | None = None
 
     def __repr__(self) -> str:
-        return f"<Held {self.num_tokens} of {self._log} at {self.name!r}, awaiting {self.awaiting}>"
+        return f"<EngineView {self.num_tokens} of {self._log} at {self.name!r}, awaiting {self.awaiting}>"
 
     @property
     def num_behind(self) -> int:

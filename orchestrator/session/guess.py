@@ -35,7 +35,7 @@ class Offer:
     tree: TokenTree
     num_block: int
     ranks: tuple[int, ...]
-    """Of each node of the tree, as are the leads."""
+    """Of each node of the tree, as are the margins."""
     margins: tuple[float, ...]
     is_open: bool
     """Whether the target may go on with an empty block at any other outcome."""

@@ -140,7 +140,7 @@ class _Run:
             self._watch.problems.append(problem)
 
     def _deliver_some_twice(self) -> None:
-        """Bring answers to sessions a second time, which no gatherer would do: their own check is the last guard."""
+        """Bring answers to sessions a second time, which no batcher would do: their own check is the last guard."""
         rounds = self._rig.service._rounds
         for side in (rounds._targets, rounds._drafts):
             side._deliver = self._echoing(side._deliver)
