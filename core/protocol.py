@@ -106,7 +106,7 @@ class HeldTokens:
         return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:
-        """The nodes that the tree builder has had fed were computed; it is still to be told what the model says there."""
+        """The nodes that the tree builder has chosen were fed; it is still to be told what the model says there."""
         builder = self.builder
         if not builder.has_root:
             self.tree.root = said[0]

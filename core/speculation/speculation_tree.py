@@ -84,8 +84,8 @@ class Node:
 
 
 Run = tuple[int, range, Sequence[Sequence[Any]]]
-"""What a draft has told in one message of what may follow at one place: the number of the first of these nodes, and
-where they are in the columns of the message: tokens, ranks, chances, margins, and the laws that they were drawn from."""
+"""What a draft has told in one message of what may follow one node: the number of the first of its children, and where
+they are in the columns of the message: tokens, ranks, chances, margins, and the laws that they were drawn from."""
 
 
 class Part:

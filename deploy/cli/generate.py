@@ -63,7 +63,7 @@ class GenerateOptions:
     verification: Annotated[Verification | None, Option(help="How the target checks what the draft has guessed.")] = (
         None
     )
-    policy: Annotated[Policy | None, Option(help="Who decides how far to draft.")] = None
+    policy: Annotated[Policy | None, Option(help="How to decide how far to draft.")] = None
     pipelining: Annotated[
         bool | None,
         Option(

@@ -45,7 +45,7 @@ class TreePolicy(ABC):
     measure = Measure.MARGIN
     """Of how sure the draft is, as it tells it."""
     why = ""
-    """It does what it does, for people."""
+    """Said in reports, for people: what the policy goes by."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens

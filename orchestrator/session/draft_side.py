@@ -81,8 +81,8 @@ class DraftSide:
         """Ask for a place, where there is a draft at all."""
         return [m.LeaseDraft()] if self._pair.draft is not None else []
 
-    def placed(self, name: str, epoch: int) -> list[m.Command]:
-        self._machine.fire(Trigger.PLACED)
+    def leased(self, name: str, epoch: int) -> list[m.Command]:
+        self._machine.fire(Trigger.LEASED)
         self._held.place(name, epoch)
         self._is_late = False
         self._known_to.clear()

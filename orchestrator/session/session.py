@@ -234,7 +234,7 @@ class Session:
     def _on_target_leased(self, event: m.TargetLeased) -> list[m.Command]:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
         self._verdict_s = None
-        self._machine.fire(Trigger.PLACED)
+        self._machine.fire(Trigger.LEASED)
         self._held.place(event.name, event.epoch)
         return [self._verify(), *self._go_on()]
 
@@ -341,7 +341,7 @@ class Session:
     # The draft's side
 
     def _on_draft_leased(self, event: m.DraftLeased) -> list[m.Command]:
-        return [*self._draft_side.placed(event.name, event.epoch), *self._go_on()]
+        return [*self._draft_side.leased(event.name, event.epoch), *self._go_on()]
 
     def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
         return [*self._draft_side.grew(event), *self._go_on()]

@@ -1,4 +1,4 @@
-"""Trees that grow continuously in the real draft engine: whatever was told is what a draft that remembers nothing says."""
+"""Trees that grow continuously in the real draft engine: it tells what a draft that remembers nothing would say."""
 
 from __future__ import annotations
 
