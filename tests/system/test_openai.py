@@ -10,13 +10,12 @@ from dataclasses import replace
 
 import openai
 import pytest
-from deploy.client import Client
 from local import DEMO
 
 from core.config import Limits
 from deploy.launch.local import served
 from deploy.settings import demo_config
-from protos.outrider.v1 import generation_pb2 as pb
+from outrider_client import Client
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -51,7 +50,7 @@ def client(endpoints):
 
 @pytest.fixture
 def grpc_client(endpoints):
-    with Client(f"localhost:{endpoints.grpc_port}", TOKEN) as client:
+    with Client(f"localhost:{endpoints.grpc_port}", token=TOKEN) as client:
         yield client
 
 
@@ -62,8 +61,7 @@ def complete(client, **fields):
 
 
 def by_grpc(client, **sampling):
-    stopping = pb.StoppingParams(max_tokens=24, ignore_eos=True)
-    return client.generate(pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParams(**sampling), stopping=stopping))
+    return client.generate(PROMPT, max_tokens=24, ignore_eos=True, **sampling)
 
 
 def test_output_is_that_of_grpc(client, grpc_client):
