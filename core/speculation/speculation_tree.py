@@ -41,7 +41,18 @@ SPARE_PLACES = 1024
 class Node:
     """A token that may follow its parent, or has followed it."""
 
-    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "margin", "numbers", "q", "rank", "token")
+    __slots__ = (
+        "__weakref__",
+        "chance",
+        "children",
+        "confidence",
+        "guessed",
+        "is_passed",
+        "numbers",
+        "q",
+        "rank",
+        "token",
+    )
 
     def __init__(
         self,
@@ -49,7 +60,7 @@ class Node:
         numbers: tuple[int, ...] = (),
         rank: int = UNRANKED,
         chance: float = 0.0,
-        margin: float = 0.0,
+        confidence: float = 0.0,
         q: SparseDistribution = NO_Q,
     ) -> None:
         self.token = token
@@ -61,7 +72,7 @@ class Node:
         """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
         self.chance = chance
         """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.margin = margin
+        self.confidence = confidence
         """How sure the draft was at the parent."""
         self.q = q
         """What it was drawn from, where the draft samples."""
@@ -85,7 +96,7 @@ class Node:
 
 Run = tuple[int, range, Sequence[Sequence[Any]]]
 """What a draft has told in one message of what may follow one node: the number of the first of its children, and where
-they are in the columns of the message: tokens, ranks, chances, margins, and the laws that they were drawn from."""
+they are in the columns of the message: tokens, ranks, chances, confidences, and the laws that they were drawn from."""
 
 
 class Part:
@@ -109,9 +120,9 @@ class Part:
         return f"<Part of {len(self)} nodes>"
 
     @property
-    def margins(self) -> tuple[float, ...]:
+    def confidences(self) -> tuple[float, ...]:
         """How sure the draft was at the parent of each."""
-        return tuple([node.margin for node in self._nodes])
+        return tuple([node.confidence for node in self._nodes])
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -218,7 +229,7 @@ class SpeculationTree:
         """`root` is what the draft calls so; None where that is too long ago."""
         if not len(new_nodes):
             return
-        columns = [getattr(new_nodes, name).tolist() for name in ("tokens", "ranks", "chances", "margins")]
+        columns = [getattr(new_nodes, name).tolist() for name in ("tokens", "ranks", "chances", "confidences")]
         columns.append(new_nodes.q or [NO_Q] * len(new_nodes))
         unseen, passed, parents = self._unseen, self._passed, new_nodes.parents.tolist()
         ends = np.flatnonzero(new_nodes.parents[1:] != new_nodes.parents[:-1]) + 1
@@ -237,7 +248,7 @@ class SpeculationTree:
 
     def _see(self, above: Node, run: Run) -> None:
         """Make nodes of what was told. Of two alike the first counts; where a token has followed, that one alone."""
-        first, places, (tokens, ranks, chances, margins, laws) = run
+        first, places, (tokens, ranks, chances, confidences, laws) = run
         children = above.children
         for number, place in enumerate(places, first):
             token = tokens[place]
@@ -245,14 +256,14 @@ class SpeculationTree:
             if node is not None:
                 self._name(node, number)
                 if node.rank == UNRANKED:
-                    node.rank, node.chance, node.margin, node.q = (
+                    node.rank, node.chance, node.confidence, node.q = (
                         ranks[place],
                         chances[place],
-                        margins[place],
+                        confidences[place],
                         laws[place],
                     )
             elif not above.is_passed:  # else no verdict can lead there any more
-                children[token] = Node(token, (number,), ranks[place], chances[place], margins[place], laws[place])
+                children[token] = Node(token, (number,), ranks[place], chances[place], confidences[place], laws[place])
 
     def _name(self, node: Node, number: int) -> None:
         node.numbers += (number,)
@@ -394,7 +405,7 @@ class SpeculationTree:
             node = self._children(node).get(token) if node is not None else None
         children = self._children(node).values() if node is not None else ()
         first = next((child for child in children if child.rank == 0), None)
-        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.margin)
+        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.confidence)
 
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.

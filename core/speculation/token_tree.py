@@ -168,7 +168,7 @@ COLUMNS: Mapping[str, DTypeLike] = {
     "tokens": np.int64,
     "ranks": np.int64,
     "chances": np.float64,
-    "margins": np.float64,
+    "confidences": np.float64,
 }
 """Of what a draft tells."""
 
@@ -185,7 +185,7 @@ class NewNodes:
     ranks: Ints
     chances: Floats
     """That the text goes on with the node, if it gets to its parent."""
-    margins: Floats
+    confidences: Floats
     """How sure the draft was at the node's place, by the measure that was asked for."""
     root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
@@ -199,7 +199,7 @@ class NewNodes:
         tokens: ArrayLike = (),
         ranks: ArrayLike = (),
         chances: ArrayLike = (),
-        margins: ArrayLike = (),
+        confidences: ArrayLike = (),
         root: int = ROOT,
         q: Sequence[SparseDistribution] = (),
         *,
@@ -209,7 +209,7 @@ class NewNodes:
 
         Raises: ValueError when they are not what they should be.
         """
-        columns = (parents, tokens, ranks, chances, margins)
+        columns = (parents, tokens, ranks, chances, confidences)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
         for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
             object.__setattr__(self, name, value)
@@ -220,7 +220,7 @@ class NewNodes:
         """What was unpickled has not been. Raises: ValueError when they are not what they should be."""
         columns = [getattr(self, name) for name in COLUMNS]
         if any(column.shape != (len(self.tokens),) for column in columns):
-            raise ValueError("each node that is told of has a parent, a rank, a chance and a margin")
+            raise ValueError("each node that is told of has a parent, a rank, a chance and a confidence")
         if len(self):
             self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
@@ -232,8 +232,8 @@ class NewNodes:
         least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
             raise ValueError("a chance that is told is not in (0, 1]")
-        if not (least(self.margins) >= 0.0 and most(self.margins) <= 1.0):
-            raise ValueError("a margin that is told is not in [0, 1]")
+        if not (least(self.confidences) >= 0.0 and most(self.confidences) <= 1.0):
+            raise ValueError("a confidence that is told is not in [0, 1]")
         if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
             raise ValueError("a node is told of before its parent")
         if least(self.ranks) < 0:

@@ -125,13 +125,13 @@ class TreePolicy(ABC):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
 
-    def keeps(self, margins: Sequence[float]) -> bool:
+    def keeps(self, confidences: Sequence[float]) -> bool:
         """Whether to verify the last of these draws, a chain of which those before it are verified.
 
         What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
         nothing of what follows is shown.
         """
-        return len(margins) <= self.max_nodes
+        return len(confidences) <= self.max_nodes
 
     @abstractmethod
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:

@@ -327,12 +327,12 @@ class DraftSide:
         if not len(part):
             return NO_GUESS
         block = tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.margins))
+        return Guess(block, Shape(block.parents, part.ranks, part.confidences))
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
         chain = self._tree.first_chain(min(max_nodes, max_depth))
-        margins, num = chain.margins, 0
-        while num < len(chain) and self._policy.keeps(margins[: num + 1]):
+        confidences, num = chain.confidences, 0
+        while num < len(chain) and self._policy.keeps(confidences[: num + 1]):
             num += 1
         return chain.head(num)
 
@@ -350,7 +350,7 @@ class DraftSide:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.margins, is_open)
+        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.confidences, is_open)
 
     def went_on(self, guess: Guess) -> None:
         """The target verifies this by itself."""
