@@ -7,7 +7,7 @@ from core.speculation.calibration import PRIOR, USUAL_TAIL, Average, Calibration
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD
 from core.speculation.guesser import Guesser, Guesses
-from core.speculation.speculation_tree import EMPTY_PART, Part, SpeculationTree
+from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import (
     EMPTY_BLOCK,
     NO_Q,
@@ -25,6 +25,7 @@ from core.speculation.token_tree import (
     subtree,
 )
 from core.speculation.tree_builder import TreeBuilder, feed_likeliest, take_all
+from core.speculation.tree_nodes import EMPTY_PART, Part
 
 __all__ = [
     "EMPTY_BLOCK",

@@ -22,13 +22,12 @@ from core.speculation.token_tree import (
     NO_Q,
     ROOT,
     UNRANKED,
-    Floats,
-    Ints,
     NewNodes,
     SparseDistribution,
     TokenTree,
     depths,
 )
+from core.speculation.tree_nodes import Node, Part
 
 MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
@@ -38,138 +37,9 @@ SPARE_PLACES = 1024
 """Of what was told and never looked at, until that is looked for to which no verdict can lead any more."""
 
 
-class Node:
-    """A token that may follow its parent, or has followed it."""
-
-    __slots__ = (
-        "__weakref__",
-        "chance",
-        "children",
-        "confidence",
-        "guessed",
-        "is_passed",
-        "numbers",
-        "q",
-        "rank",
-        "token",
-    )
-
-    def __init__(
-        self,
-        token: int,
-        numbers: tuple[int, ...] = (),
-        rank: int = UNRANKED,
-        chance: float = 0.0,
-        confidence: float = 0.0,
-        q: SparseDistribution = NO_Q,
-    ) -> None:
-        self.token = token
-        self.children: dict[int, Node] = {}
-        """Those that have been looked at, by token, in the order in which they came."""
-        self.numbers = numbers
-        """That the draft has for it: one, or none, but where it has told of it twice."""
-        self.rank = rank
-        """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
-        self.chance = chance
-        """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.confidence = confidence
-        """How sure the draft was at the parent."""
-        self.q = q
-        """What it was drawn from, where the draft samples."""
-        self.guessed = 0.0
-        """The same by the guessers, for this root; 0 where none guesses the node."""
-        self.is_passed = False
-        """Whether another token has been committed behind it."""
-
-    def __repr__(self) -> str:
-        return f"<Node {self.token}, {len(self.children)} children>"
-
-    @property
-    def is_drafted(self) -> bool:
-        return self.rank != UNRANKED
-
-    @property
-    def likely(self) -> float:
-        """That the text goes on with it, if it gets to its parent."""
-        return max(self.chance, self.guessed)
-
-
 Run = tuple[int, range, Sequence[Sequence[Any]]]
 """What a draft has told in one message of what may follow one node: the number of the first of its children, and where
 they are in the columns of the message: tokens, ranks, chances, confidences, and the laws that they were drawn from."""
-
-
-class Part:
-    """Nodes of a tree, parents first, as a policy sees them: it must not know tokens."""
-
-    __slots__ = ("_nodes", "parents", "path_prob")
-
-    def __init__(
-        self, nodes: Sequence[Node] = (), path_prob: Sequence[float] | Floats = (), parents: Sequence[int] = ()
-    ) -> None:
-        self._nodes = tuple(nodes)
-        self.path_prob: Floats = np.array(path_prob, np.float64)
-        """Chance that the text gets to each node. Not above its parent's."""
-        self.parents = tuple(parents)
-        """Which of the nodes is the parent of each; `ROOT` where none is."""
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def __repr__(self) -> str:
-        return f"<Part of {len(self)} nodes>"
-
-    @property
-    def confidences(self) -> tuple[float, ...]:
-        """How sure the draft was at the parent of each."""
-        return tuple([node.confidence for node in self._nodes])
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Of each among the draft's candidates, or `UNRANKED`."""
-        return tuple([node.rank for node in self._nodes])
-
-    @property
-    def depth(self) -> int:
-        """Nodes in a row, at most."""
-        return max(depths(self.parents), default=0)
-
-    def head(self, num_nodes: int) -> Part:
-        """The first of them."""
-        return Part(self._nodes[:num_nodes], self.path_prob[:num_nodes], self.parents[:num_nodes])
-
-    def take(self, places: Sequence[int]) -> Part:
-        """Those at these places."""
-        new = {place: index for index, place in enumerate(places)}
-        parents = [new.get(self.parents[place], ROOT) for place in places]
-        return Part([self._nodes[place] for place in places], self.path_prob[list(places)], parents)
-
-    def drafted(self) -> Part:
-        """Those that the draft has told of."""
-        return self.take([place for place, node in enumerate(self._nodes) if node.is_drafted])
-
-    def straight(self) -> Part:
-        """The chain from the root on that always takes the first."""
-        places, end = list[int](), ROOT
-        for place, parent in enumerate(self.parents):
-            if parent == end:
-                places.append(end := place)
-        return self.take(places)
-
-    def branches(self) -> Ints:
-        """How many branches, beside the first, each of these and those before it have: a parent's later children."""
-        first: dict[int, int] = {}
-        is_later = [first.setdefault(parent, place) != place for place, parent in enumerate(self.parents)]
-        return np.cumsum(is_later, dtype=np.int64)
-
-    def with_below(self, end: int, part: Part) -> Part:
-        """These, and behind them those of `part`, whose root is the node at `end`."""
-        size = len(self)
-        parents = [end if parent == ROOT else size + parent for parent in part.parents]
-        return Part(self._nodes + part._nodes, [*self.path_prob, *part.path_prob], self.parents + tuple(parents))
-
-
-EMPTY_PART = Part()
 
 
 class SpeculationTree:

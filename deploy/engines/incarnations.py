@@ -35,7 +35,7 @@ CRASH = "Worker exit type: SYSTEM_ERROR"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EngineKind:
     """What the incarnations of a replica's engine have in common."""
 
     role: str
@@ -54,7 +54,7 @@ class Incarnation:
     findings: Findings | None = None
     """What it has found out, once it has loaded; the next in its place starts with that."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: EngineKind) -> None:
         self.epoch = secrets.randbits(62)
         self.engine_id = f"{kind.role}-{self.epoch:016x}"
         self.engine = actors.start(kind.actor, kind.config, self.epoch, *kind.arguments, **kind.place(0))

@@ -19,7 +19,7 @@ PREFIX = "outrider_"
 MODEL_LABEL = "model_name"
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What recording a value does."""
 
     COUNTER = "counter"
@@ -36,7 +36,7 @@ class Metric:
 
     name: str
     description: str
-    kind: Kind = Kind.COUNTER
+    kind: MetricKind = MetricKind.COUNTER
     label: str | None = None
     label_values: tuple[str, ...] = ()
     """Values of the label that are known before anything has been counted."""
@@ -63,7 +63,7 @@ FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # Requests
-REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress.", Kind.GAUGE)
+REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress.", MetricKind.GAUGE)
 REQUEST_SUCCESS = Metric(
     "request_success_total", "Requests that came to their end.", label="finished_reason",
     label_values=tuple(FinishReason),
@@ -74,20 +74,20 @@ REQUEST_FAILURE = Metric(
 PROMPT_TOKENS = Metric("prompt_tokens_total", "Tokens of prompts.")
 GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
 TIME_TO_FIRST_TOKEN = Metric(
-    "time_to_first_token_seconds", "From a request's arrival to its first token.", Kind.HISTOGRAM,
+    "time_to_first_token_seconds", "From a request's arrival to its first token.", MetricKind.HISTOGRAM,
     buckets=FIRST_TOKEN_BUCKETS_S,
 )  # fmt: skip
 INTER_TOKEN_LATENCY = Metric(
     "inter_token_latency_seconds", "Between two chunks of a stream, which may bring several tokens at once.",
-    Kind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+    MetricKind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN = Metric(
     "request_time_per_output_token_seconds", "The same per token: the mean of a request that came to its end.",
-    Kind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
+    MetricKind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 REQUEST_LATENCY = Metric(
     "e2e_request_latency_seconds", "From arrival to the last chunk, of requests that came to their end.",
-    Kind.HISTOGRAM, buckets=REQUEST_BUCKETS_S,
+    MetricKind.HISTOGRAM, buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 
 # Speculation, added when a request comes to its end
@@ -113,29 +113,37 @@ DRAFT_FAILURES = Metric("draft_failures_total", "Rounds that went on without an 
 TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to another target engine.")
 
 # Control: what is decided now, and the estimates that it is decided by
-GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", Kind.GAUGE)
-BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", Kind.GAUGE)
-DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", Kind.GAUGE)
+GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", MetricKind.GAUGE)
+BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", MetricKind.GAUGE)
+DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", MetricKind.GAUGE)
 DRAFT_READY = Metric(
-    "draft_ready", "1 once the model's draft has come and fits, 0 before; none for a model without one.", Kind.GAUGE
+    "draft_ready",
+    "1 once the model's draft has come and fits, 0 before; none for a model without one.",
+    MetricKind.GAUGE,
 )
-REQUESTS_DRAFTED = Metric("num_requests_drafted", "Requests in progress that have a place at a draft.", Kind.GAUGE)
+REQUESTS_DRAFTED = Metric(
+    "num_requests_drafted", "Requests in progress that have a place at a draft.", MetricKind.GAUGE
+)
 CONTROL_CHANGES = Metric(
     "control_changes_total", "Changes of these, by the reason without its figures.", label="reason"
 )
 ESTIMATED_ACCEPTANCE = Metric(
     "estimated_acceptance", "Chance of a guess at this position, given that those before it were accepted.",
-    Kind.GAUGE, label="position",
+    MetricKind.GAUGE, label="position",
 )  # fmt: skip
 ESTIMATED_HIT_RATE = Metric(
-    "estimated_hit_rate", "Chance that the next block is there when a verdict comes.", Kind.GAUGE
+    "estimated_hit_rate", "Chance that the next block is there when a verdict comes.", MetricKind.GAUGE
 )
-ESTIMATED_VERIFY = Metric("estimated_verify_seconds", "Time of a target pass, by its rows.", Kind.GAUGE, label="rows")
-ESTIMATED_DRAFT = Metric("estimated_draft_seconds", "Time of a draft pass, by its rows.", Kind.GAUGE, label="rows")
+ESTIMATED_VERIFY = Metric(
+    "estimated_verify_seconds", "Time of a target pass, by its rows.", MetricKind.GAUGE, label="rows"
+)
+ESTIMATED_DRAFT = Metric(
+    "estimated_draft_seconds", "Time of a draft pass, by its rows.", MetricKind.GAUGE, label="rows"
+)
 ESTIMATED_BRANCH = Metric(
-    "estimated_branch_seconds", "What each branch of a block adds to a target pass, beside its rows.", Kind.GAUGE
+    "estimated_branch_seconds", "What each branch of a block adds to a target pass, beside its rows.", MetricKind.GAUGE
 )
-ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", Kind.GAUGE)
+ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", MetricKind.GAUGE)
 
 # Links from this orchestrator to engines
 LINKS_UNOPENED = Metric(
@@ -144,8 +152,10 @@ LINKS_UNOPENED = Metric(
 LINKS_LOST = Metric("links_lost_total", "Links that closed, and their sessions with them had to move.")
 
 # Engines, by the replicas that own them
-KV_USAGE = Metric("kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", Kind.GAUGE)
-ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds something for.", Kind.GAUGE)
+KV_USAGE = Metric(
+    "kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", MetricKind.GAUGE
+)
+ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds something for.", MetricKind.GAUGE)
 PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
 PREFIX_HITS = Metric("prefix_cache_hits_total", "Tokens of prompts whose KV was there from others.")
 ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")
@@ -169,7 +179,7 @@ def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple
     `num_positions`: guesses that a round may have in a row.
     """
     for metric in catalogue:
-        if metric.kind is not Kind.COUNTER:
+        if metric.kind is not MetricKind.COUNTER:
             continue
         if metric.label is None:
             yield metric, None
@@ -193,12 +203,12 @@ class ServeRecorder:
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None:
         instrument, tags = self._instruments[metric.name], _tags(metric, label)
         match metric.kind:
-            case Kind.COUNTER:
+            case MetricKind.COUNTER:
                 if value > 0:
                     instrument.inc(value, tags)
-            case Kind.GAUGE:
+            case MetricKind.GAUGE:
                 instrument.set(value, tags)
-            case Kind.HISTOGRAM:
+            case MetricKind.HISTOGRAM:
                 instrument.observe(value, tags)
 
 
@@ -212,11 +222,11 @@ def _instrument(metric: Metric, model_name: str) -> Any:
     name, labels = PREFIX + metric.name, tuple(filter(None, (MODEL_LABEL, metric.label)))
     instrument: Any
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             instrument = metrics.Counter(name, metric.description, labels)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             instrument = metrics.Gauge(name, metric.description, labels)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             instrument = metrics.Histogram(name, metric.description, list(metric.buckets), labels)
     instrument.set_default_tags({MODEL_LABEL: model_name})
     return instrument

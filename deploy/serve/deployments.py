@@ -24,7 +24,7 @@ from core.config import WorkerConfig
 from core.errors import OutriderError, WorkerLost
 from core.records import ModelInfo
 from core.text import BlockHash
-from deploy.engines import DraftActor, EngineActor, Incarnation, Kind, TargetActor, cause_of_death
+from deploy.engines import DraftActor, EngineActor, EngineKind, Incarnation, TargetActor, cause_of_death
 from deploy.link.address import LinkAddress
 from deploy.logs import log_with_serve
 from deploy.metrics import ENGINE_CATALOGUE, EngineMeter, ServeRecorder
@@ -100,7 +100,9 @@ class EngineWorker(ABC):
         log_with_serve()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         group = get_current_placement_group()
-        self._kind = Kind(self.role, actor, arguments, config.engine, lambda rank: _placement(config, group, rank))
+        self._kind = EngineKind(
+            self.role, actor, arguments, config.engine, lambda rank: _placement(config, group, rank)
+        )
         self._current = Incarnation(self._kind)
         self._info = await self._current.load()
         self._findings = self._current.findings

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from deploy.trace import svg
-from deploy.trace.timeline import Arrow, Kind, Side, Slice, Stream, Timeline, Track, timeline
+from deploy.trace.timeline import Arrow, Side, Slice, SliceKind, Stream, Timeline, Track, timeline
 
 NS_PER_US = 1000
 MAX_LANES = 100
 """Of one side; only numbers in the file are made of it."""
 COLORS = {
-    Kind.ROUND: "generic_work",
-    Kind.IDLE: "white",
-    Kind.CALL: "rail_load",
-    Kind.WIRE: "grey",
-    Kind.QUEUE: "yellow",
-    Kind.COMPUTE: "olive",
-    Kind.KEPT: "good",
-    Kind.WASTED: "terrible",
+    SliceKind.ROUND: "generic_work",
+    SliceKind.IDLE: "white",
+    SliceKind.CALL: "rail_load",
+    SliceKind.WIRE: "grey",
+    SliceKind.QUEUE: "yellow",
+    SliceKind.COMPUTE: "olive",
+    SliceKind.KEPT: "good",
+    SliceKind.WASTED: "terrible",
 }
 """Names that Chrome's viewer knows; Perfetto colours by the slice's name, which tells the same."""
 _SIDES = list(Side)

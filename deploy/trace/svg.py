@@ -7,25 +7,25 @@ Knows timelines and canvases; nothing of how they came to be.
 from __future__ import annotations
 
 from core.canvas import GRID_COLOR, Canvas, number
-from deploy.trace.timeline import Arrow, Kind, Slice, Timeline, Track
+from deploy.trace.timeline import Arrow, Slice, SliceKind, Timeline, Track
 
 COLORS = {
-    Kind.ROUND: "#dbe4f0",
-    Kind.IDLE: "#ffffff",
-    Kind.CALL: "#eef0f2",
-    Kind.WIRE: "#c3c8ce",
-    Kind.QUEUE: "#f2cf63",
-    Kind.COMPUTE: "#6aa5d8",
-    Kind.KEPT: "#4c9f70",
-    Kind.WASTED: "#dd8a78",
+    SliceKind.ROUND: "#dbe4f0",
+    SliceKind.IDLE: "#ffffff",
+    SliceKind.CALL: "#eef0f2",
+    SliceKind.WIRE: "#c3c8ce",
+    SliceKind.QUEUE: "#f2cf63",
+    SliceKind.COMPUTE: "#6aa5d8",
+    SliceKind.KEPT: "#4c9f70",
+    SliceKind.WASTED: "#dd8a78",
 }
 LEGEND = {
-    Kind.KEPT: "kept",
-    Kind.WASTED: "wasted",
-    Kind.COMPUTE: "catching up",
-    Kind.QUEUE: "queue",
-    Kind.WIRE: "wire",
-    Kind.IDLE: "target idle",
+    SliceKind.KEPT: "kept",
+    SliceKind.WASTED: "wasted",
+    SliceKind.COMPUTE: "catching up",
+    SliceKind.QUEUE: "queue",
+    SliceKind.WIRE: "wire",
+    SliceKind.IDLE: "target idle",
 }
 ROUND_PX = 96
 MIN_PX, MAX_PX = 480, 12_000
@@ -53,10 +53,10 @@ class _Drawing:
     def __init__(self, shown: Timeline) -> None:
         self._shown = shown
         self._end_ns = max((piece.end_ns for piece in shown.slices), default=1)
-        num_rounds = sum(piece.kind is Kind.ROUND for piece in shown.slices) / max(1, len(shown.streams))
+        num_rounds = sum(piece.kind is SliceKind.ROUND for piece in shown.slices) / max(1, len(shown.streams))
         self._scale = min(max(num_rounds * ROUND_PX, MIN_PX), MAX_PX) / self._end_ns
         self._idle_until_ns = {
-            (piece.track, piece.start_ns): piece.end_ns for piece in shown.slices if piece.kind is Kind.IDLE
+            (piece.track, piece.start_ns): piece.end_ns for piece in shown.slices if piece.kind is SliceKind.IDLE
         }
         self._tops: dict[Track, float] = {}
         self._titles: list[float] = []
@@ -140,9 +140,9 @@ def _order(track: Track) -> tuple[int, int, int]:
 
 def _label(piece: Slice) -> str:
     """Rounds say what they gave; the rest is told by colour."""
-    if piece.kind is Kind.ROUND:
+    if piece.kind is SliceKind.ROUND:
         return repr(piece.facts["text"])[1:-1] or piece.name
-    return piece.name.split()[1] if piece.kind in (Kind.KEPT, Kind.WASTED) else ""
+    return piece.name.split()[1] if piece.kind in (SliceKind.KEPT, SliceKind.WASTED) else ""
 
 
 def _tooltip(piece: Slice) -> str:

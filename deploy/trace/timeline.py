@@ -24,7 +24,7 @@ class Side(StrEnum):
     DRAFT = "draft"
 
 
-class Kind(StrEnum):
+class SliceKind(StrEnum):
     """What a slice shows; each has its colour."""
 
     ROUND = "round"
@@ -62,7 +62,7 @@ class Slice:
     """Something that took time. Slices of a track nest, or do not touch."""
 
     track: Track
-    kind: Kind
+    kind: SliceKind
     name: str
     start_ns: int
     end_ns: int
@@ -136,7 +136,7 @@ class _Picture:
             lane = next((lane for lane, ns in enumerate(free_from_ns) if ns <= start_ns), len(free_from_ns))
             free_from_ns[lane : lane + 1] = [end_ns]
             track = Track(self._index, side, lane)
-            yield call, Slice(track, Kind.CALL, self._name(call), start_ns, end_ns, facts=_facts(call))
+            yield call, Slice(track, SliceKind.CALL, self._name(call), start_ns, end_ns, facts=_facts(call))
 
     def _name(self, call: CallTrace) -> str:
         match call.call:
@@ -174,9 +174,9 @@ class _Picture:
             sent_ns, end_ns = self._ns(verify.sent_s), self._ns(verify.received_s)
             num_tokens = len(chunk.token_ids)
             facts: dict[str, str | int | float] = {"text": chunk.text, "tokens": num_tokens, "accepted": verify.used}
-            yield Slice(track, Kind.ROUND, f"round {number}: {num_tokens} tokens", start_ns, end_ns, 0, facts)
+            yield Slice(track, SliceKind.ROUND, f"round {number}: {num_tokens} tokens", start_ns, end_ns, 0, facts)
             if sent_ns > start_ns:
-                yield Slice(track, Kind.IDLE, "target idle", start_ns, min(sent_ns, end_ns), 1)
+                yield Slice(track, SliceKind.IDLE, "target idle", start_ns, min(sent_ns, end_ns), 1)
             start_ns = end_ns
 
     def _parts(self, call: CallTrace, outer: Slice) -> Iterator[Slice]:
@@ -187,16 +187,16 @@ class _Picture:
         wire_s = max(0.0, call.received_s - call.sent_s - timing.waited_s - timing.computed_s)
         start_ns = outer.start_ns
         for kind, duration_s in (
-            (Kind.WIRE, wire_s / 2),
-            (Kind.QUEUE, timing.waited_s),
-            (Kind.COMPUTE, timing.computed_s),
-            (Kind.WIRE, outer.end_ns),  # to the end, however the others were rounded
+            (SliceKind.WIRE, wire_s / 2),
+            (SliceKind.QUEUE, timing.waited_s),
+            (SliceKind.COMPUTE, timing.computed_s),
+            (SliceKind.WIRE, outer.end_ns),  # to the end, however the others were rounded
         ):
             end_ns = min(start_ns + round(duration_s * 1e9), outer.end_ns)
             if end_ns > start_ns:
                 part = Slice(outer.track, kind, kind.value, start_ns, end_ns, 1)
                 yield part
-                if kind is Kind.COMPUTE:
+                if kind is SliceKind.COMPUTE:
                     yield from self._shares(call, part)
             start_ns = end_ns
 
@@ -208,10 +208,10 @@ class _Picture:
         border_ns = computed.start_ns + (computed.end_ns - computed.start_ns) * num_kept // num_rows
         if border_ns > computed.start_ns:
             name = f"kept {num_kept} of {num_rows} {unit}"
-            yield Slice(computed.track, Kind.KEPT, name, computed.start_ns, border_ns, 2)
+            yield Slice(computed.track, SliceKind.KEPT, name, computed.start_ns, border_ns, 2)
         if computed.end_ns > border_ns:
             name = f"wasted {num_rows - num_kept} of {num_rows} {unit}"
-            yield Slice(computed.track, Kind.WASTED, name, border_ns, computed.end_ns, 2)
+            yield Slice(computed.track, SliceKind.WASTED, name, border_ns, computed.end_ns, 2)
 
     def _kept(self, call: CallTrace) -> tuple[int, int, str]:
         """Rows kept, rows in all, and what they are. Prefill and plain steps guess nothing, so they waste nothing."""

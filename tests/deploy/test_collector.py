@@ -29,4 +29,4 @@ def test_what_is_loaded_is_not_looked_at_again_and_cycles_are_still_freed() -> N
     cycle.append(cycle)
     del cycle
     assert gc.collect() >= 1
-    assert gc.get_freeze_count() == loaded_and_frozen
+    assert len(loaded) < gc.get_freeze_count() <= loaded_and_frozen  # what is let go of leaves

@@ -26,8 +26,9 @@ from core.records import (
 )
 from core.speculation.calibration import Average
 from core.speculation.candidates import Candidates
-from core.speculation.speculation_tree import Part, SpeculationTree
+from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import SparseDistribution, TreeSpec
+from core.speculation.tree_nodes import Part
 from core.text.token_log import TokenLog
 from orchestrator.policy.policy import ControlReport, RoundSeen
 from orchestrator.policy.tree_policy import CATCH_UP

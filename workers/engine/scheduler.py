@@ -14,7 +14,7 @@ from typing import Protocol
 from core.config import DECODE_TOKENS, MIN_CHUNK_TOKENS
 
 
-class Job(Protocol):
+class Schedulable(Protocol):
     """Work on one sequence."""
 
     @property
@@ -47,7 +47,7 @@ class Share:
     is_last: bool
 
 
-def plan(jobs: Sequence[Job], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
+def plan(jobs: Sequence[Schedulable], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
     """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs.
 
     A step has `max_rows` rows; beside so many that decode, prefill takes `chunk_rows` of them at most. It always gets a
@@ -62,13 +62,15 @@ def plan(jobs: Sequence[Job], max_rows: int, chunk_rows: Callable[[int], int]) -
     return shares + _chunks(prefilling, jobs, rows_left)
 
 
-def _is_decoding(job: Job) -> bool:
+def _is_decoding(job: Schedulable) -> bool:
     """The end of a prompt that went in chunks is none, or a step would take longer with it than with any of them; but a
     last few tokens are, so that the guesses which go with them need not find room in a chunk."""
     return len(job.pending) <= (MIN_CHUNK_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
-def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int, reserve: int) -> tuple[list[Share], int]:
+def _whole(
+    indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int, reserve: int
+) -> tuple[list[Share], int]:
     """As many as leave `reserve` rows, and one at least; and how many rows are left."""
     shares: list[Share] = []
     for index in indices:
@@ -81,7 +83,7 @@ def _whole(indices: Iterable[int], jobs: Sequence[Job], rows_left: int, reserve:
     return shares, max(0, rows_left)
 
 
-def _chunks(indices: Iterable[int], jobs: Sequence[Job], rows_left: int) -> list[Share]:
+def _chunks(indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int) -> list[Share]:
     shares: list[Share] = []
     for index in indices:
         job = jobs[index]

@@ -32,7 +32,7 @@ from deploy.api.offload import Offload
 from deploy.grpc.proxy import one_message, refusing
 from deploy.grpc.servicer import Servicer
 from deploy.ingress import MonotonicClock
-from deploy.metrics.instruments import CATALOGUE, Kind, Metric
+from deploy.metrics.instruments import CATALOGUE, Metric, MetricKind
 from deploy.metrics.meters import Meters
 from orchestrator.policy.policy import ControlReport
 from protos.outrider.v1 import generation_pb2
@@ -110,12 +110,12 @@ class Recorded:
         assert metric in CATALOGUE
         assert (label is None) == (metric.label is None), f"{metric.name} is labelled by {metric.label}"
         match metric.kind:
-            case Kind.COUNTER:
+            case MetricKind.COUNTER:
                 assert value >= 0
                 self.values[metric.name, label] += value
-            case Kind.GAUGE:
+            case MetricKind.GAUGE:
                 self.values[metric.name, label] = value
-            case Kind.HISTOGRAM:
+            case MetricKind.HISTOGRAM:
                 self.observed[metric.name].append(value)
 
     def __getitem__(self, name: str) -> float:

@@ -13,7 +13,7 @@ from core.records import Base, DraftRequest, DraftTree, DraftUpdate, Missing, St
 from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.link.frames import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
-from deploy.serve.leases import DraftEnginePort, TargetEnginePort
+from deploy.serve.engine_ports import DraftEnginePort, TargetEnginePort
 
 STAMP = Stamp("a", 5, 1)
 REQUEST = VerifyRequest(STAMP, Base(0, 0), (1,))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.trace.timeline import Kind, Side, Slice, Stream, Timeline, timeline
+from deploy.trace.timeline import Side, Slice, SliceKind, Stream, Timeline, timeline
 from outrider_client import CallTrace, Chunk
 from tests.deploy.trace.traces import STREAM, block, call, catch_up, chunk, grew, prefill, verify
 
@@ -17,7 +17,7 @@ def picture(*chunks: Chunk) -> Timeline:
     return timeline([Stream("s", 5.0, chunks)])
 
 
-def of(shown: Timeline, *kinds: Kind, side: Side | None = None) -> list[Slice]:
+def of(shown: Timeline, *kinds: SliceKind, side: Side | None = None) -> list[Slice]:
     return [piece for piece in shown.slices if piece.kind in kinds and side in (None, piece.track.side)]
 
 
@@ -35,14 +35,17 @@ def arrows(shown: Timeline) -> list[tuple[str, float]]:
 
 def test_a_call_is_wire_queue_computing_wire():
     shown = picture(chunk("a", 1, prefill(10, 20, waited=1, computed=4)))
-    assert spans(of(shown, Kind.CALL)) == [("prefill", 10, 20)]
+    assert spans(of(shown, SliceKind.CALL)) == [("prefill", 10, 20)]
     parts = [piece for piece in shown.slices if piece.depth == 1 and piece.track.side is Side.TARGET]
     assert spans(parts) == [("wire", 10, 12.5), ("queue", 12.5, 13.5), ("compute", 13.5, 17.5), ("wire", 17.5, 20)]
 
 
 def test_what_was_computed_is_shared_out_between_kept_and_wasted():
     shown = picture(chunk("a", 3, verify(0, 10, 7, 2, waited=0, computed=8)))
-    assert spans(of(shown, Kind.KEPT, Kind.WASTED)) == [("kept 3 of 8 rows", 1, 4), ("wasted 5 of 8 rows", 4, 9)]
+    assert spans(of(shown, SliceKind.KEPT, SliceKind.WASTED)) == [
+        ("kept 3 of 8 rows", 1, 4),
+        ("wasted 5 of 8 rows", 4, 9),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_what_was_computed_is_shared_out_between_kept_and_wasted():
     ],
 )
 def test_shares_are_named_by_their_rows(traced, parts):
-    assert [piece.name for piece in of(picture(chunk("", 0, traced)), Kind.KEPT, Kind.WASTED)] == parts
+    assert [piece.name for piece in of(picture(chunk("", 0, traced)), SliceKind.KEPT, SliceKind.WASTED)] == parts
 
 
 def test_clocks_that_disagree_do_not_push_a_part_out_of_its_call():
@@ -70,13 +73,13 @@ def test_clocks_that_disagree_do_not_push_a_part_out_of_its_call():
 
 def test_calls_are_named_by_what_came_of_them():
     shown = timeline([STREAM])
-    assert [piece.name for piece in of(shown, Kind.CALL, side=Side.TARGET)] == [
+    assert [piece.name for piece in of(shown, SliceKind.CALL, side=Side.TARGET)] == [
         "prefill",
         "verify: 2 of 4 accepted",
         "verify: 4 of 4 accepted",
         "plain step",
     ]
-    assert [piece.name for piece in of(shown, Kind.CALL, side=Side.DRAFT)] == [
+    assert [piece.name for piece in of(shown, SliceKind.CALL, side=Side.DRAFT)] == [
         "catch up",
         "block of 4",
         "grew 30: hit",
@@ -90,25 +93,27 @@ def test_calls_are_named_by_what_came_of_them():
 
 def test_rounds_go_from_verdict_to_verdict_and_show_when_the_target_was_idle():
     shown = timeline([STREAM])
-    assert spans(of(shown, Kind.ROUND)) == [
+    assert spans(of(shown, SliceKind.ROUND)) == [
         ("round 0: 1 tokens", 0, 12),
         ("round 1: 3 tokens", 12, 26),
         ("round 2: 5 tokens", 26, 36),
         ("round 3: 1 tokens", 36, 60),
     ]
-    assert spans(of(shown, Kind.IDLE)) == [("target idle", 0, 2), ("target idle", 12, 16), ("target idle", 36, 50)]
-    assert [piece.facts["text"] for piece in of(shown, Kind.ROUND)] == ["a", "b c d", "e", "."]
+    assert spans(of(shown, SliceKind.IDLE)) == [("target idle", 0, 2), ("target idle", 12, 16), ("target idle", 36, 50)]
+    assert [piece.facts["text"] for piece in of(shown, SliceKind.ROUND)] == ["a", "b c d", "e", "."]
 
 
 def test_a_chunk_of_several_verdicts_gives_its_text_to_the_last():
     shown = picture(chunk("ab", 2, prefill(0, 1), verify(1, 2, 3, 1)))
-    assert [piece.facts["text"] for piece in of(shown, Kind.ROUND)] == ["", "ab"]
+    assert [piece.facts["text"] for piece in of(shown, SliceKind.ROUND)] == ["", "ab"]
 
 
 def test_streams_stand_where_they_began():
     shown = timeline([Stream("late", 2.5, [chunk("a", 1, prefill(0, 1))]), Stream("early", 2.0, STREAM.chunks)])
     assert shown.streams == ("late", "early")
-    starts = {piece.track.stream: piece.start_ns / 1e6 for piece in reversed(of(shown, Kind.CALL, side=Side.TARGET))}
+    starts = {
+        piece.track.stream: piece.start_ns / 1e6 for piece in reversed(of(shown, SliceKind.CALL, side=Side.TARGET))
+    }
     assert starts == {0: 500, 1: 2}
 
 
@@ -169,7 +174,7 @@ def target_calls(draw: st.DrawFn) -> list[CallTrace]:
 @given(target_calls(), st.lists(draft_calls(), max_size=6))
 def test_slices_of_a_track_nest_or_do_not_touch_whatever_was_traced(verified, drafted):
     shown = picture(*[chunk("x", 1, piece) for piece in verified], chunk("", 0, *drafted))
-    assert sum(piece.kind is Kind.CALL for piece in shown.slices) == len(verified) + len(drafted)
+    assert sum(piece.kind is SliceKind.CALL for piece in shown.slices) == len(verified) + len(drafted)
     for piece in shown.slices:
         assert piece.start_ns <= piece.end_ns
     for one, other in combinations(shown.slices, 2):

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from deploy.trace import export, svg
-from deploy.trace.timeline import Kind, Stream, timeline
+from deploy.trace.timeline import SliceKind, Stream, timeline
 from tests.deploy.trace.traces import STREAM, chunk, prefill
 
 CHROME_COLORS = {"generic_work", "white", "rail_load", "grey", "yellow", "olive", "good", "terrible"}
@@ -142,8 +142,8 @@ def boxes(drawing, *kinds):
 def test_every_slice_is_drawn_inside_the_picture(drawing):
     shown = timeline(STREAMS)
     _, _, width, height = map(float, drawing.get("viewBox").split())
-    assert len(boxes(drawing, *Kind)) == len(shown.slices)
-    for box in boxes(drawing, *Kind):
+    assert len(boxes(drawing, *SliceKind)) == len(shown.slices)
+    for box in boxes(drawing, *SliceKind):
         assert 0 <= float(box.get("x")) <= float(box.get("x")) + float(box.get("width")) <= width
         assert 0 <= float(box.get("y")) <= float(box.get("y")) + float(box.get("height")) <= height
     assert len([path for path in drawing.findall(".//{*}path") if path.get("class") == "arrow"]) == len(shown.arrows)

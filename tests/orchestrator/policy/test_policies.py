@@ -21,8 +21,9 @@ from core.records import (
 )
 from core.speculation.calibration import logistic, logit
 from core.speculation.guesser import Guesses
-from core.speculation.speculation_tree import Part, SpeculationTree
+from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, NewNodes
+from core.speculation.tree_nodes import Part
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates

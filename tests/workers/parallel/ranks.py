@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any, Self
 
 import torch
@@ -21,11 +22,16 @@ from workers.runtime.runtime import ModelRuntime
 
 ADDRESS = "127.0.0.1"
 TIMEOUT_S = 20.0
+OUR_PORTS = (21_000, 32_000)
+"""Above those of Ray's workers, below those that Linux gives away."""
 
 
 def free_port() -> int:
-    with socket.create_server((ADDRESS, 0)) as server:
-        return int(server.getsockname()[1])
+    """One that nobody is given meanwhile, as those are that the system chooses: Ray may run beside these tests."""
+    while True:
+        port = Random().randrange(*OUR_PORTS)
+        with suppress(OSError), socket.create_server((ADDRESS, port)):
+            return port
 
 
 def ranks(size: int, timeout_s: float = TIMEOUT_S) -> list[Rank]:

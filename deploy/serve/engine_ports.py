@@ -1,0 +1,247 @@
+"""Ports to engines, and leases on them: requests go over an engine's link, or by actor calls where there is none.
+
+Knows grants, engine actors and links; knows neither which replica grants a lease nor the states of sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from core.errors import WorkerLost, WorkerStopping
+from core.records import (
+    DraftReply,
+    DraftRequest,
+    DraftTree,
+    DraftUpdate,
+    Missing,
+    Refused,
+    TargetRequest,
+    Verdict,
+    VerifyReply,
+)
+from deploy.engines import cause_of_death
+from deploy.link.client import Link
+from deploy.link.frames import FrameTooLong
+from deploy.serve.deployments import LeaseGrant
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+def in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
+    """Make a Ray call that belongs to no client's request.
+
+    Ray and Serve keep the request that is being served in context variables, and cancel with it every call made under
+    it: a batch that serves many sessions would die with one of them.
+    """
+    return contextvars.Context().run(call, *arguments)
+
+
+class EnginePort:
+    """One engine, shared by all leases on it: requests go over its link, if there is one, else by actor calls."""
+
+    def __init__(self, grant: LeaseGrant, timeout_s: float, engine_id: str) -> None:
+        """`engine_id` tells this port from an earlier one to the same engine."""
+        self._engine_id = engine_id
+        self._replica_id = grant.replica_id
+        self._engine = grant.engine
+        self._timeout_s = timeout_s
+        self._is_lost = False
+        self._is_stopping = False
+        self._link: Link | None = None
+        self._leases: WeakSet[ServeLease[Any]] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._engine_id}{', lost' if self._is_lost else ''})"
+
+    @property
+    def engine_id(self) -> str:
+        return self._engine_id
+
+    @property
+    def has_broken_link(self) -> bool:
+        """Whether who holds a lease here has to move; the engine itself may be well, and grant another."""
+        return self._link is not None and self._link.is_closed
+
+    def use(self, link: Link) -> None:
+        """From now on."""
+        self._link = link
+
+    def mark_lost(self) -> None:
+        """The engine has died; said once, however many sessions find out."""
+        if self._is_lost:
+            return
+        self._is_lost = True
+        logger.warning("%s has died; %d sessions move to another engine", self._engine_id, len(self._leases))
+        if self._link is not None:
+            self._link.close(f"{self._engine_id} is gone")
+
+    def add(self, lease: ServeLease[Any]) -> None:
+        """Another lease on this engine."""
+        self._leases.add(lease)
+
+    def leave(self, stopping: Set[str], grace_s: float) -> None:
+        """If the engine's replica is among those that are to stop, be lost after the grace: who is left then moves."""
+        if not self._is_stopping and self._replica_id in stopping:
+            self._is_stopping = True
+            logger.info("%s is to stop; its sessions have %g s to end there", self._engine_id, grace_s)
+            asyncio.get_running_loop().call_later(grace_s, self._move)
+
+    def _move(self) -> None:
+        """From now on every call is refused, as if the engine had died."""
+        self._is_lost = True
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free what these sessions hold; unknown ones are ignored. Raises: WorkerLost."""
+        await self._call(self._engine.release, list(sessions))
+
+    def _check(self) -> None:
+        """Raises: WorkerLost when there is nobody to call."""
+        if self._is_lost and self._is_stopping:
+            raise WorkerStopping(f"{self._engine_id} is to stop")
+        if self._is_lost:
+            raise WorkerLost(f"{self._engine_id} is gone")
+
+    async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
+        """By an actor call."""
+        self._check()
+        try:
+            return await asyncio.wait_for(in_no_request(method.remote, argument), self._timeout_s)
+        except TimeoutError as error:
+            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
+        except (RayError, WorkerLost) as error:
+            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
+
+    async def _send(self, link: Link, batch: Sequence[Any]) -> list[Any]:
+        """Over the link. Raises: WorkerLost; FrameTooLong."""
+        self._check()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await link.exchange(batch)
+        except TimeoutError as error:
+            raise WorkerLost(f"{self._engine_id} has not answered for {self._timeout_s:g} s") from error
+        except WorkerLost as error:
+            raise WorkerLost(f"{self._engine_id} failed: {error}") from error
+
+    async def _answers(self, method: Any, batch: Sequence[Any]) -> Any:
+        if self._link is not None:
+            try:
+                return await self._send(self._link, batch)
+            except FrameTooLong as error:
+                logger.warning("%d requests to %s go by an actor call: %s", len(batch), self._engine_id, error)
+        return await self._call(method, list(batch))
+
+    async def _exchange(self, method: Any, batch: Sequence[Any], kinds: tuple[type, ...]) -> Any:
+        replies = await self._answers(method, batch)
+        is_list = isinstance(replies, list) and len(replies) == len(batch)
+        if not is_list or not all(isinstance(reply, kinds) for reply in replies):
+            raise WorkerLost(f"{self._engine_id} did not answer {len(batch)} requests with as many replies")
+        return replies
+
+
+class TargetEnginePort(EnginePort):
+    """A target engine actor as the orchestrator sees it."""
+
+    async def verify(self, batch: Sequence[TargetRequest]) -> Sequence[VerifyReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        replies: list[VerifyReply] = await self._exchange(self._engine.verify, batch, (Verdict, Missing, Refused))
+        return replies
+
+
+class DraftEnginePort(EnginePort):
+    """A draft engine actor as the orchestrator sees it."""
+
+    def _move(self) -> None:
+        """A session that rests calls for an hour or never: what it holds is given back for it."""
+        super()._move()
+        for lease in list(self._leases):
+            lease.release()
+
+    async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
+        """One reply for each request, in order. Raises: WorkerLost."""
+        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (DraftTree, Missing, Refused))
+        return replies
+
+    async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
+        """As core.ports.DraftPort says. Raises: WorkerLost."""
+        self._check()
+        try:
+            reply = await self._end_of_growth(request, take)
+        except (RayError, WorkerLost) as error:
+            raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
+        if not isinstance(reply, Missing | Refused):
+            raise WorkerLost(f"{self._engine_id} ended growth with something else than a reply")
+        return reply
+
+    async def _end_of_growth(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
+        if self._link is not None:
+            try:
+                return await self._link.grow(request, take)
+            except FrameTooLong as error:
+                logger.warning("a request to %s goes by an actor call: %s", self._engine_id, error)
+        return await self._grow(request, take)
+
+    async def _grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
+        """By an actor call that stays open."""
+        async for result in in_no_request(self._engine.grow.remote, request):
+            said = await result
+            if not isinstance(said, DraftUpdate):
+                return said
+            take(said)
+        return None
+
+
+Port = TypeVar("Port", bound=EnginePort)
+
+
+class ServeLease(Generic[Port]):
+    """A streaming Serve call that has brought its grant and stays open; when it ends by itself, the engine is gone."""
+
+    def __init__(self, name: str, grant: LeaseGrant, port: Port, stream: Any) -> None:
+        self._name = name
+        self._grant = grant
+        self._port = port
+        self._stream = stream
+        self._watch = asyncio.create_task(self._watch_stream(), context=contextvars.Context())
+        port.add(self)
+
+    def __repr__(self) -> str:
+        return f"ServeLease({self.engine_id}{', ended' if self._watch.done() else ''})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def engine_id(self) -> str:
+        return self._port.engine_id
+
+    @property
+    def epoch(self) -> int:
+        return self._grant.epoch
+
+    @property
+    def port(self) -> Port:
+        return self._port
+
+    def release(self) -> None:
+        """Give the place back; returns at once, may be called twice, and survives the caller's cancellation."""
+        if not self._watch.done():
+            self._stream.cancel()
+
+    async def _watch_stream(self) -> None:
+        with suppress(RayError, RayServeException, asyncio.CancelledError):  # a replica's own death comes as an error
+            async for _ in self._stream:
+                pass
+        if not self._stream.cancelled():
+            self._port.mark_lost()
