@@ -104,7 +104,7 @@ def _record_one(pair: Pair, window: torch.Tensor, temperature: float, seed: int)
         Column.CONFIDENCE: _first_share(scores if temperature else _log_law(logits, 1.0)),
     }
     shares = _shares(scores if temperature else _log_law(logits, 1.0))
-    row |= _calibration(_log_law(logits, temperature or 1.0))
+    row |= _confidence(_log_law(logits, temperature or 1.0))
     if temperature == 0:
         is_same = (row[Column.RANK] == 0).astype(np.float64)
         return _packed({**row, Column.ALPHA: is_same}) | shares
@@ -147,7 +147,7 @@ def _rank(scores: Float64, tokens: NDArray[np.int64]) -> Float64:
     return rank
 
 
-def _calibration(log_q: Float64) -> dict[Column, Float64]:
+def _confidence(log_q: Float64) -> dict[Column, Float64]:
     q = np.exp(log_q)
     return {Column.PLAIN_CONFIDENCE: q.max(axis=1), Column.ENTROPY: -(q * log_q).sum(axis=1)}
 

@@ -31,8 +31,8 @@ class DraftPort(Protocol):
         ...
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
-        """Have the draft grow steadily, and `take` told after each pass; the reply comes when that has ended: overtaken
-        by a later message, or `Missing`. Raises: WorkerLost when the engine is gone.
+        """Have the draft grow continuously, and `take` told after each pass. The reply comes when that has ended:
+        overtaken by a later message, or `Missing`. Raises: WorkerLost when the engine is gone.
         """
         ...
 

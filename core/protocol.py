@@ -67,7 +67,7 @@ class HeldTokens:
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
     builder: TreeBuilder = field(default_factory=TreeBuilder)
-    """What may follow, where a draft grows steadily: of its nodes those in `tree` are fed."""
+    """What may follow, where a draft grows continuously: of its nodes those in `tree` are fed."""
     last_round: int = -1
 
     def take_spec(self, spec: SequenceSpec) -> None:
@@ -106,7 +106,7 @@ class HeldTokens:
         return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:
-        """The nodes that the grower has had fed were computed; it is still to be told what was said."""
+        """The nodes that the tree builder has chosen were fed; it is still to be told what the model says there."""
         builder = self.builder
         if not builder.has_root:
             self.tree.root = said[0]

@@ -71,20 +71,20 @@ def _whole(amount: float) -> int:
     return ceil(amount - 1e-9)
 
 
-def _tree_spec(num_replicas: int, work: float, most: float) -> int:
+def _enough(num_replicas: int, work: float, most: float) -> int:
     """Enough replicas for `work`, in replicas; fewer than there are only if each would then have less than `most`."""
     return max(_whole(work), min(num_replicas, floor(work / most) + 1)) if work > 0 else 0
 
 
 def orchestrators_wanted(num_replicas: int, num_requests: float, scaling: OrchestratorScaling) -> int:
     """Enough for the requests in progress."""
-    return _tree_spec(num_replicas, num_requests / scaling.sessions, 1.0 - SPARE)
+    return _enough(num_replicas, num_requests / scaling.sessions, 1.0 - SPARE)
 
 
 def targets_wanted(load: TargetLoad, scaling: TargetScaling) -> int:
     """Enough for the sessions and for the KV that they fill: long contexts ask for more than their number does."""
     work = max(load.num_sessions / scaling.sessions, load.num_replicas * load.kv_use / scaling.kv_use)
-    return _tree_spec(load.num_replicas, work, 1.0 - SPARE)
+    return _enough(load.num_replicas, work, 1.0 - SPARE)
 
 
 def drafts_wanted(load: DraftLoad, scaling: DraftScaling) -> int:
@@ -102,4 +102,4 @@ def _by_work(load: DraftLoad, scaling: DraftScaling) -> int:
     """In replicas that are as busy as they are meant to be."""
     if work > HELPS * now and load.wait > scaling.wait:
         return max(_whole(work), now + 1)
-    return _tree_spec(now, work, HELPS) or 1
+    return _enough(now, work, HELPS) or 1

@@ -35,7 +35,7 @@ class Service:
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)
         self._admission = Admission(config.limits)
-        self._rounds = Runner(leases, clock)
+        self._runner = Runner(leases, clock)
         self._is_closing = False
         self._num_started = 0
 
@@ -45,17 +45,17 @@ class Service:
 
     @property
     def num_sessions(self) -> int:
-        return self._rounds.num_sessions
+        return self._runner.num_sessions
 
     @property
     def num_drafted(self) -> int:
         """Sessions that hold a lease on a draft."""
-        return self._rounds.num_drafted
+        return self._runner.num_drafted
 
     @property
     def draft_wait(self) -> DraftWait:
         """How long sessions have waited for drafts since the start."""
-        return self._rounds.draft_wait
+        return self._runner.draft_wait
 
     def report(self) -> ControlReport:
         """How far is drafted at the moment, why, and the estimates behind it."""
@@ -80,12 +80,12 @@ class Service:
                 self._detokenizer(request),
                 self._new_session_id(request),
             )
-            self._rounds.start(session, pieces.put_nowait, request.deadline)
+            self._runner.start(session, pieces.put_nowait, request.deadline)
             try:
                 async for chunk in _until_the_last(pieces):
                     yield chunk
             finally:
-                self._rounds.abandon(session.id, RequestCancelled("the client went away"))
+                self._runner.abandon(session.id, RequestCancelled("the client went away"))
 
     def wind_down(self) -> int:
         """Refuse what comes from now on; returns how many completions are in progress, the last piece taken not yet."""
@@ -95,7 +95,7 @@ class Service:
     async def close(self) -> None:
         """Refuse what comes, end what runs with UNAVAILABLE, and wait until all that was held has been given back."""
         self.wind_down()
-        await self._rounds.close(Unavailable("this orchestrator is shutting down; resume the output at another"))
+        await self._runner.close(Unavailable("this orchestrator is shutting down; resume the output at another"))
 
     def _detokenizer(self, request: GenerationRequest) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop)

@@ -16,7 +16,7 @@ class SpeculationConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     policy: Policy = "adaptive"
-    """Who decides how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
+    """How to decide how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
     `max_draft_tokens`, "static_tree" always the `max_block_tokens` likeliest nodes of the draft's tree, "heuristic" two
     more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
     to `max_draft_tokens` while the draft is sure enough."""
@@ -34,9 +34,11 @@ class SpeculationConfig:
     draft's own chances from the root down to it, is below this; in [0, 1], and 0 ends none early. Raise it where rows
     of the target are dear, lower it where drafts are short although the target accepts them whole."""
     min_confidence: float = 0.4
-    """Of the policy "confidence"."""
+    """Of the policy "confidence": a chain ends where the draft's confidence in its first candidate is below this; in
+    [0, 1], and 0 ends none early. Raise it where rows of the target are dear."""
     max_entropy: float = 2.0
-    """Of the policy "entropy", in nats."""
+    """Of the policy "entropy": a chain ends where the entropy of q, in nats, is above this; at least 0. Lower it where
+    rows of the target are dear."""
     lookup: bool = True
     """Guess from the text so far when the draft has nothing; the policy "adaptive" does so beside the draft's guesses,
     in greedy and coupled mode."""

@@ -146,7 +146,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftUpdate:
-    """What has grown since the last one, of a session whose draft grows steadily."""
+    """What has grown since the last one, of a session whose draft grows continuously."""
 
     stamp: Stamp
     """Of the message that the draft knows of."""

@@ -18,7 +18,7 @@ class Verification(StrEnum):
 
 
 Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
-"""Who decides how far to draft (docs/control.md)."""
+"""How to decide how far to draft (docs/control.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """How likely each candidate of the draft is to be the target's token.
 
-The first candidate by how clearly it leads; the others by their share, and by what is usual at their rank.
+The first candidate by its margin; the others by their share, and by what is usual at their rank.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def chances_of(
     by_rule = np.array(
         [(*rule.calibration, sum(rule.tail), *rule.tail, *_UNKNOWN)[: 3 + MAX_TOLD] for rule, _ in rules]
     )
-    new_nodes = np.repeat(by_rule, [num for _, num in rules], axis=0)
+    per_place = np.repeat(by_rule, [num for _, num in rules], axis=0)
     clear = np.minimum(np.maximum(margins, MIN_CHANCE), 1.0 - MIN_CHANCE)
     log_odds = np.minimum(np.maximum(np.log(clear / (1.0 - clear)), -MAX_LOGIT), MAX_LOGIT)
-    heads = np.minimum(1.0 / (1.0 + np.exp(-(new_nodes[:, 0] + new_nodes[:, 1] * log_odds))), MAX_CHANCE)[:, None]
-    others = np.minimum((1.0 - heads) * _tails(said, new_nodes[:, 3:], new_nodes[:, 2:3]), heads)
+    heads = np.minimum(1.0 / (1.0 + np.exp(-(per_place[:, 0] + per_place[:, 1] * log_odds))), MAX_CHANCE)[:, None]
+    others = np.minimum((1.0 - heads) * _tails(said, per_place[:, 3:], per_place[:, 2:3]), heads)
     rows = np.concatenate([heads, np.maximum(others, LEAST)], axis=1).tolist()
     widths = (num for rule, times in rules for num in repeat(_num_candidates(rule), times))
     return [row[: min(len(each.ranked), num)] for row, each, num in zip(rows, said, widths, strict=True)]

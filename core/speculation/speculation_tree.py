@@ -1,4 +1,4 @@
-"""The orchestrator's half of a session's speculation tree: what may come after the last committed token.
+"""The orchestrator's half of a session's draft tree: what may come after the last committed token.
 
 The draft tells of nodes pass by pass, guessers (`guesses`) propose some for the next block, blocks are taken out of it,
 and a verdict makes another node the root. Nodes are objects, and committed tokens are nodes, too: so what a draft tells
@@ -38,8 +38,8 @@ SPARE_PLACES = 128
 
 
 Run = tuple[int, range, Sequence[Sequence[Any]]]
-"""What a draft has told in one message of what may follow at one place: the number of the first of these nodes, and
-where they are in the columns of the message: tokens, ranks, chances, leads, and the laws that they were drawn from."""
+"""What a draft has told in one message of what may follow one node: the number of the first of its children, and where
+they are in the columns of the message: tokens, ranks, chances, confidences, and the laws that they were drawn from."""
 
 
 class SpeculationTree:
@@ -99,7 +99,7 @@ class SpeculationTree:
         """`root` is what the draft calls so; None where that is too long ago."""
         if not len(new_nodes):
             return
-        columns = [getattr(new_nodes, name).tolist() for name in ("tokens", "ranks", "chances", "margins")]
+        columns = [getattr(new_nodes, name).tolist() for name in ("tokens", "ranks", "chances", "confidences")]
         columns.append(new_nodes.q or [NO_Q] * len(new_nodes))
         unseen, passed, parents = self._unseen, self._passed, new_nodes.parents.tolist()
         ends = np.flatnonzero(new_nodes.parents[1:] != new_nodes.parents[:-1]) + 1
@@ -118,7 +118,7 @@ class SpeculationTree:
 
     def _see(self, above: Node, run: Run) -> None:
         """Make nodes of what was told. Of two alike the first counts; where a token has followed, that one alone."""
-        first, places, (tokens, ranks, chances, margins, laws) = run
+        first, places, (tokens, ranks, chances, confidences, laws) = run
         children = above.children
         for number, place in enumerate(places, first):
             token = tokens[place]
@@ -126,14 +126,14 @@ class SpeculationTree:
             if node is not None:
                 self._name(node, number)
                 if node.rank == UNRANKED:
-                    node.rank, node.chance, node.margin, node.q = (
+                    node.rank, node.chance, node.confidence, node.q = (
                         ranks[place],
                         chances[place],
-                        margins[place],
+                        confidences[place],
                         laws[place],
                     )
             elif not above.is_passed:  # else no verdict can lead there any more
-                children[token] = Node(token, (number,), ranks[place], chances[place], margins[place], laws[place])
+                children[token] = Node(token, (number,), ranks[place], chances[place], confidences[place], laws[place])
 
     def _name(self, node: Node, number: int) -> None:
         node.numbers += (number,)
@@ -275,7 +275,7 @@ class SpeculationTree:
             node = self._children(node).get(token) if node is not None else None
         children = self._children(node).values() if node is not None else ()
         first = next((child for child in children if child.rank == 0), None)
-        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.margin)
+        return None if first is None or any(first is each for each in block._nodes) else (first.token, first.confidence)
 
     def reroot(self, tokens: Sequence[int]) -> bool:
         """These were committed, and the last of them is the root from now on; whether the tree knew them.

@@ -98,7 +98,7 @@ class Measure(StrEnum):
     """Of how sure a draft is at a place, in [0, 1]."""
 
     MARGIN = "margin"
-    """How clearly its first candidate leads (`core.speculation.candidates.Candidates.margin`)."""
+    """How clearly its first candidate wins (`core.speculation.candidates.Candidates.margin`)."""
     CONFIDENCE = "confidence"
     """The share of its first candidate, the noise that it shares with the target included."""
     ENTROPY = "entropy"
@@ -121,7 +121,7 @@ class TreeSpec:
     """Nodes that the text reaches with less than this chance are not fed. Growth that ends by itself does so when those
     of a pass, summed, have less."""
     calibration: tuple[float, float] = (0.0, 1.0)
-    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its lead."""
+    """a and b: log odds that the target's token is the first candidate, a + b times the log odds of its margin."""
     tail: tuple[float, ...] = ()
     """If it is not the first: the chances of the second, the third, and so on."""
     is_anew: bool = False
@@ -147,15 +147,15 @@ class TreeSpec:
 
     def __post_init__(self) -> None:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
-            raise ValueError("steady growth needs room for a node")
+            raise ValueError("a tree spec needs room for a node")
         if not (math.isfinite(self.min_path_prob) and self.min_path_prob >= 0.0 and 0.0 <= self.min_confidence <= 1.0):
-            raise ValueError("the bounds of steady growth are no chances")
+            raise ValueError("the bounds of a tree spec are no chances")
         if (
             not all(map(math.isfinite, self.calibration))
             or sum(self.tail) > 1.0 + 1e-6
             or any(x < 0 for x in self.tail)
         ):
-            raise ValueError("the chances of steady growth are none")
+            raise ValueError("the chances of a tree spec are none")
 
     def __len__(self) -> int:
         return self.rows_per_pass
@@ -168,7 +168,7 @@ COLUMNS: Mapping[str, DTypeLike] = {
     "tokens": np.int64,
     "ranks": np.int64,
     "chances": np.float64,
-    "margins": np.float64,
+    "confidences": np.float64,
 }
 """Of what a draft tells."""
 
@@ -185,7 +185,7 @@ class NewNodes:
     ranks: Ints
     chances: Floats
     """That the text goes on with the node, if it gets to its parent."""
-    margins: Floats
+    confidences: Floats
     """How sure the draft was at the node's place, by the measure that was asked for."""
     root: int
     """Number that the last committed token has, if it was a node before; else `ROOT`."""
@@ -199,7 +199,7 @@ class NewNodes:
         tokens: ArrayLike = (),
         ranks: ArrayLike = (),
         chances: ArrayLike = (),
-        margins: ArrayLike = (),
+        confidences: ArrayLike = (),
         root: int = ROOT,
         q: Sequence[SparseDistribution] = (),
         *,
@@ -209,7 +209,7 @@ class NewNodes:
 
         Raises: ValueError when they are not what they should be.
         """
-        columns = (parents, tokens, ranks, chances, margins)
+        columns = (parents, tokens, ranks, chances, confidences)
         values = (np.asarray(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True))
         for name, value in zip(("first", *COLUMNS, "root", "q"), (first, *values, root, tuple(q)), strict=True):
             object.__setattr__(self, name, value)
@@ -223,7 +223,9 @@ class NewNodes:
         if {column.shape for column in columns} != forms or any(
             column.dtype != kind for column, kind in zip(columns, COLUMNS.values(), strict=True)
         ):
-            raise ValueError("each node that is told of has a parent, a rank, a chance and a margin, which are numbers")
+            raise ValueError(
+                "each node that is told of has a parent, a rank, a chance and a confidence, which are numbers"
+            )
         if len(self):
             self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
@@ -234,9 +236,9 @@ class NewNodes:
     def _check_nodes(self) -> None:
         least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
-            raise ValueError("a chance that is told is none")
-        if not (least(self.margins) >= 0.0 and most(self.margins) <= 1.0):
-            raise ValueError("a margin that is told is none")
+            raise ValueError("a chance that is told is not in (0, 1]")
+        if not (least(self.confidences) >= 0.0 and most(self.confidences) <= 1.0):
+            raise ValueError("a confidence that is told is not in [0, 1]")
         if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
             raise ValueError("a node is told of before its parent")
         if least(self.ranks) < 0:

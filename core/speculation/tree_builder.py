@@ -1,4 +1,4 @@
-"""The draft's half of a session's speculation tree: which nodes to feed next, and what to tell of what was found.
+"""The draft's half of a session's draft tree: which nodes to feed next, and what to tell of what was found.
 
 Knows tokens, chances and the order of work; must not know models, KV or time. The draft engine feeds a real model by
 it and the simulator a law of agreement. Best first, as the dynamic trees of EAGLE-2 (Li et al. 2024, arXiv 2406.16858),
@@ -37,7 +37,7 @@ class TreeBuilder:
         self.begin()
 
     def __repr__(self) -> str:
-        return f"<Grower {self.num_told} nodes told, {len(self._open)} open>"
+        return f"<TreeBuilder {self.num_told} nodes told, {len(self._open)} open>"
 
     def __len__(self) -> int:
         """Nodes, the root included."""

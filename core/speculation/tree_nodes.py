@@ -1,4 +1,4 @@
-"""Nodes of a speculation tree, and parts of it as a policy sees them.
+"""Nodes of a draft tree, and parts of it as a policy sees them.
 
 Knows tokens and chances; a `Part` shows its shape without the tokens.
 """
@@ -15,7 +15,18 @@ from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Floats, Ints, Spar
 class Node:
     """A token that may follow its parent, or has followed it."""
 
-    __slots__ = ("__weakref__", "chance", "children", "guessed", "is_passed", "margin", "numbers", "q", "rank", "token")
+    __slots__ = (
+        "__weakref__",
+        "chance",
+        "children",
+        "confidence",
+        "guessed",
+        "is_passed",
+        "numbers",
+        "q",
+        "rank",
+        "token",
+    )
 
     def __init__(
         self,
@@ -23,7 +34,7 @@ class Node:
         numbers: tuple[int, ...] = (),
         rank: int = UNRANKED,
         chance: float = 0.0,
-        margin: float = 0.0,
+        confidence: float = 0.0,
         q: SparseDistribution = NO_Q,
     ) -> None:
         self.token = token
@@ -35,7 +46,7 @@ class Node:
         """Among the draft's candidates; `UNRANKED` while the draft has not told of the node: then it is local."""
         self.chance = chance
         """By the draft, that the text goes on with the node, if it gets to its parent; 0 for local nodes."""
-        self.margin = margin
+        self.confidence = confidence
         """How sure the draft was at the parent."""
         self.q = q
         """What it was drawn from, where the draft samples."""
@@ -78,9 +89,9 @@ class Part:
         return f"<Part of {len(self)} nodes>"
 
     @property
-    def margins(self) -> tuple[float, ...]:
+    def confidences(self) -> tuple[float, ...]:
         """How sure the draft was at the parent of each."""
-        return tuple([node.margin for node in self._nodes])
+        return tuple([node.confidence for node in self._nodes])
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class GenerateOptions:
     verification: Annotated[Verification | None, Option(help="How the target checks what the draft has guessed.")] = (
         None
     )
-    policy: Annotated[Policy | None, Option(help="Who decides how far to draft.")] = None
+    policy: Annotated[Policy | None, Option(help="How to decide how far to draft.")] = None
     pipelining: Annotated[
         bool | None,
         Option(
@@ -162,7 +162,7 @@ def _write_trace(path: Path, jobs: Sequence[Job]) -> bool:
     except OSError as error:
         terminal.say(f"outrider: the trace cannot be written: {error}")
         return False
-    terminal.say(f"trace of {len(traced)} streams in {path}")
+    terminal.say(f"trace of {len(traced)} {'stream' if len(traced) == 1 else 'streams'} in {path}")
     return True
 
 

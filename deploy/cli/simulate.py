@@ -111,7 +111,7 @@ class SimulateOptions(DayOptions):
         ),
     ] = None
 
-    policy: Annotated[Policy, Option(rich_help_panel=DRAFTING, help="Who decides how far to draft.")] = DEFAULT.policy
+    policy: Annotated[Policy, Option(rich_help_panel=DRAFTING, help="How to decide how far to draft.")] = DEFAULT.policy
     gamma: Annotated[int, number(Range(1, 64, is_whole=True), "Draft length at most, in tokens", panel=DRAFTING)] = (
         DEFAULT.max_draft_tokens
     )

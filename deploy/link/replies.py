@@ -106,7 +106,7 @@ def _encode_growth(draft_update: DraftUpdate | DraftTree, *, is_over: bool) -> p
         tokens=new_nodes.tokens.astype(INT).tobytes(),
         ranks=new_nodes.ranks.astype(INT).tobytes(),
         chances=new_nodes.chances.astype(FLOAT).tobytes(),
-        margins=new_nodes.margins.astype(FLOAT).tobytes(),
+        confidences=new_nodes.confidences.astype(FLOAT).tobytes(),
         root=new_nodes.root,
         timing=_encode_timing(draft_update.timing),
         is_over=is_over,
@@ -121,7 +121,7 @@ def _decode_growth(message: pb.DraftUpdate) -> tuple[NewNodes, int, Timing | Non
         np.frombuffer(message.tokens, INT),
         np.frombuffer(message.ranks, INT),
         np.frombuffer(message.chances, FLOAT),
-        np.frombuffer(message.margins, FLOAT),
+        np.frombuffer(message.confidences, FLOAT),
         message.root,
         decode_distributions(message.q),
     )

@@ -27,7 +27,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 class EnginePool(Generic[Port, Request, Reply]):
     """The engines of one kind, as the sessions of one orchestrator use them.
 
-    Invariant: there is a gatherer for an engine only while somebody holds a lease on it.
+    Invariant: there is a batcher for an engine only while somebody holds a lease on it.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class EnginePool(Generic[Port, Request, Reply]):
         batcher.put(request)
 
     async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[DraftUpdate], None]) -> None:
-        """Have the leased draft grow steadily: `take` is told after each pass; how it ends is delivered."""
+        """Have the leased draft grow continuously: `take` is told after each pass; how it ends is delivered."""
         answer: DraftReply | WorkerLost
         try:
             answer = await lease.port.grow(request, take)
         except WorkerLost as lost:
             answer = lost
         except Exception as error:
-            logger.exception("steady growth failed")
+            logger.exception("continuous drafting failed")
             answer = WorkerLost(f"the call failed: {error!r}")
         self._deliver(request, answer)  # type: ignore[arg-type]
 

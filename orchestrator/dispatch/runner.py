@@ -42,7 +42,7 @@ class _Running:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
     growing: set[asyncio.Task[None]] = field(default_factory=set)
-    """Calls under which the leased draft grows steadily: one, and those that it overtakes."""
+    """Calls under which the leased draft grows continuously: one, and those that it overtakes."""
 
 
 class Runner:

@@ -23,7 +23,7 @@ from orchestrator.policy.tree_policy import TreePolicy, TreeView
 FIRST_GAMMA = 4
 """Where the heuristic begins. Source: transformers' schedule."""
 OWN = (0.0, 1.0)
-"""Chances that are the draft's own leads, taken as they are."""
+"""The draft's own margins, taken as chances without calibration."""
 ALIKE = (3.0, 0.0)
 """Each first candidate is right with a chance of 0.95: so a draft grows chains, below many outcomes of a block."""
 
@@ -100,12 +100,12 @@ class ChainPolicy(NamedPolicy):
     def _chosen(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         most = min(max_nodes, max_depth)
         chain = tree.first_chain(most)
-        num_kept = self._rule.num_kept(chain.margins)
+        num_kept = self._rule.num_kept(chain.confidences)
         self._is_whole = num_kept < len(chain) or len(chain) == most
         return chain.head(num_kept)
 
-    def keeps(self, margins: Sequence[float]) -> bool:
-        return len(margins) <= self.gamma and self._rule.num_kept(margins) == len(margins)
+    def keeps(self, confidences: Sequence[float]) -> bool:
+        return len(confidences) <= self.gamma and self._rule.num_kept(confidences) == len(confidences)
 
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(min(depth, self.gamma))

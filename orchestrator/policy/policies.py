@@ -1,4 +1,4 @@
-"""The policies of one orchestrator's sessions: which policy, what they share, and a report for people.
+"""The policies of one orchestrator's sessions: which of them each gets, what they share, and a report for people.
 
 Knows settings and policies; must not know sessions or engines.
 """
@@ -26,7 +26,7 @@ class Policies(Protocol):
 
 
 class Controller:
-    """Gives each session its policy, by the policy of its request or of the settings; keeps what all of them learn."""
+    """Gives each session the policy that its request names, or the settings; keeps what all policies learn."""
 
     def __init__(self, config: SpeculationConfig, num_targets: float = 1.0, num_drafts: float = 1.0) -> None:
         """`num_targets` and `num_drafts`: engines over orchestrators, among which the sessions spread evenly."""

@@ -1,6 +1,6 @@
 """What a policy decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
 
-Knows shapes, chances, costs and times; must not know tokens. `marginal` and `named` are the policies.
+Knows shapes, chances, costs and times; must not know tokens. The policies are in `adaptive` and `named`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TreePolicy(ABC):
     measure = Measure.MARGIN
     """Of how sure the draft is, as it tells it."""
     why = ""
-    """It does what it does, for people."""
+    """Said in reports, for people: what the policy goes by."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
@@ -125,13 +125,13 @@ class TreePolicy(ABC):
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
 
-    def keeps(self, margins: Sequence[float]) -> bool:
+    def keeps(self, confidences: Sequence[float]) -> bool:
         """Whether to verify the last of these draws, a chain of which those before it are verified.
 
         What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
         nothing of what follows is shown.
         """
-        return len(margins) <= self.max_nodes
+        return len(confidences) <= self.max_nodes
 
     @abstractmethod
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:

@@ -1,6 +1,6 @@
-"""A session's dealings with a draft that grows steadily: what it is told, what it tells, and the tree of both.
+"""A session's dealings with its draft: what the draft is told, what it tells, and the draft tree.
 
-Knows the draft's lease, its messages and the speculation tree. Must not know the target: nothing here can change the
+Knows the draft's lease, its messages and the draft tree. Must not know the target: nothing here can change the
 output, only how soon it comes.
 """
 
@@ -81,8 +81,8 @@ class DraftSide:
         """Ask for a place, where there is a draft at all."""
         return [m.LeaseDraft()] if self._pair.draft is not None else []
 
-    def placed(self, name: str, epoch: int) -> list[m.Command]:
-        self._machine.fire(Trigger.PLACED)
+    def leased(self, name: str, epoch: int) -> list[m.Command]:
+        self._machine.fire(Trigger.LEASED)
         self._policy.begin_drafting()
         self._held.place(name, epoch)
         self._is_late = False
@@ -330,12 +330,12 @@ class DraftSide:
         if not len(part):
             return NO_GUESS
         block = tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.margins))
+        return Guess(block, Shape(block.parents, part.ranks, part.confidences))
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
         chain = self._tree.first_chain(min(max_nodes, max_depth))
-        margins, num = chain.margins, 0
-        while num < len(chain) and self._policy.keeps(margins[: num + 1]):
+        confidences, num = chain.confidences, 0
+        while num < len(chain) and self._policy.keeps(confidences[: num + 1]):
             num += 1
         return chain.head(num)
 
@@ -353,7 +353,7 @@ class DraftSide:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.margins, is_open)
+        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.confidences, is_open)
 
     def went_on(self, guess: Guess) -> None:
         """The target verifies this by itself."""

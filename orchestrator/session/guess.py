@@ -35,8 +35,8 @@ class Offer:
     tree: TokenTree
     num_block: int
     ranks: tuple[int, ...]
-    """Of each node of the tree, as are the leads."""
-    margins: tuple[float, ...]
+    """Of each node of the tree, as are the confidences."""
+    confidences: tuple[float, ...]
     is_open: bool
     """Whether the target may go on with an empty block at any other outcome."""
 
@@ -51,8 +51,8 @@ class Offer:
         if node is None:
             return NO_GUESS if self.is_open else None
         block, nodes = subtree(self.tree, node)
-        ranks, margins = _at(self.ranks, nodes), _at(self.margins, nodes)
-        return Guess(block, Shape(block.parents, ranks, margins))
+        ranks, confidences = _at(self.ranks, nodes), _at(self.confidences, nodes)
+        return Guess(block, Shape(block.parents, ranks, confidences))
 
 
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]

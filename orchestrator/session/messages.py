@@ -1,6 +1,6 @@
 """What goes into a session (events) and what comes out of it (commands).
 
-A session does no I/O: `rounds` turns what happens into events, and carries the commands out.
+A session does no I/O: `dispatch.runner` turns what happens into events, and carries the commands out.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Have the leased draft grow steadily; what it tells comes as DraftGrew."""
+    """Have the leased draft grow until its next message; what it tells after each pass comes as DraftGrew."""
 
     request: DraftRequest
 

@@ -131,12 +131,12 @@ class Session:
         match self._machine.state:
             case Target.IDLE:
                 judged = self._judged
-                new_nodes = self._reroot()
+                to_draft = self._reroot()
                 if not self._is_drawn:
                     self._look_up()
                 if judged is not None and judged.verdict.continued:
-                    return [*self._continue_after(judged), *new_nodes]
-                return [*self._send_or_wait(is_waiting=False), *new_nodes]
+                    return [*self._continue_after(judged), *to_draft]
+                return [*self._send_or_wait(is_waiting=False), *to_draft]
             case Target.AWAITING_BLOCK:
                 return self._send_or_wait(is_waiting=True)
             case Target.VERIFYING if not self._is_drawn:  # draws are sent by the session alone
@@ -234,7 +234,7 @@ class Session:
     def _on_target_leased(self, event: m.TargetLeased) -> list[m.Command]:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
         self._verdict_s = None
-        self._machine.fire(Trigger.PLACED)
+        self._machine.fire(Trigger.LEASED)
         self._held.place(event.name, event.epoch)
         return [self._verify(), *self._go_on()]
 
@@ -341,7 +341,7 @@ class Session:
     # The draft's side
 
     def _on_draft_leased(self, event: m.DraftLeased) -> list[m.Command]:
-        return [*self._draft_side.placed(event.name, event.epoch), *self._go_on()]
+        return [*self._draft_side.leased(event.name, event.epoch), *self._go_on()]
 
     def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
         return [*self._draft_side.grew(event), *self._go_on()]

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 class Target(StrEnum):
     """Where the round stands."""
 
-    NOT_LEASED = "unplaced"
+    NOT_LEASED = "not leased"
     """No lease on a target: at the start, and after one was lost."""
     IDLE = "idle"
     """Leased, nothing in flight; left again within the same event."""
@@ -41,7 +41,7 @@ class Growing(StrEnum):
 class Trigger(StrEnum):
     """What moves a machine."""
 
-    PLACED = "placed"
+    LEASED = "leased"
     DRAFT = "draft"
     GROW = "grow"
     VERIFY = "verify"
@@ -57,7 +57,7 @@ class Trigger(StrEnum):
 
 TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
     Target.NOT_LEASED: {
-        Trigger.PLACED: Target.IDLE,
+        Trigger.LEASED: Target.IDLE,
         Trigger.END: Target.CLOSED,
     },
     Target.IDLE: {
@@ -82,7 +82,7 @@ TARGET_TABLE: Mapping[Target, Mapping[Trigger, Target]] = {
 }
 
 GROWING_TABLE: Mapping[Growing, Mapping[Trigger, Growing]] = {
-    Growing.ABSENT: {Trigger.PLACED: Growing.READY, Trigger.END: Growing.CLOSED},
+    Growing.ABSENT: {Trigger.LEASED: Growing.READY, Trigger.END: Growing.CLOSED},
     Growing.READY: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
     Growing.GROWING: {Trigger.GROW: Growing.GROWING, Trigger.LOST: Growing.ABSENT, Trigger.END: Growing.CLOSED},
     Growing.CLOSED: {},

@@ -76,7 +76,7 @@ class Rates:
 
 
 GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
-"""What becomes of a message to a draft that grows steadily; `GROWTH_LIES` are what becomes of what it tells."""
+"""What becomes of a message to a draft that grows continuously; `GROWTH_LIES` are what becomes of what it tells."""
 
 
 class FaultyWire(Wire):

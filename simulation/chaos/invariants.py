@@ -113,22 +113,22 @@ class Watch:
 
         Raises: AssertionError.
         """
-        cluster, rounds = self.rig.cluster, self.rig.service._rounds
+        cluster, runner = self.rig.cluster, self.rig.service._runner
         for problem in (*self.problems, *cluster.targets.breaches, *cluster.drafts.breaches):
             raise problem
-        for side in (rounds._targets, rounds._drafts):
-            for batcher in side._batchers.values():
+        for pool in (runner._targets, runner._drafts):
+            for batcher in pool._batchers.values():
                 if len(waiting := batcher._waiting) > 1:
                     names = [request.stamp.session for request in waiting]
                     require(len(set(names)) == len(names), f"a session asks twice: {names} wait for one engine")
         num_live = sum(stream.is_live for stream in self.streams)
-        if len(rounds._running) > num_live:
-            raise Violation(f"{len(rounds._running)} sessions run for {num_live} clients: {list(rounds._running)}")
-        for running in rounds._running.values():
+        if len(runner._running) > num_live:
+            raise Violation(f"{len(runner._running)} sessions run for {num_live} clients: {list(runner._running)}")
+        for running in runner._running.values():
             if len(running.tasks) > MAX_TASKS_A_SESSION:
                 raise Violation(f"{running.session!r} has {len(running.tasks)} tasks")
         if self.loop.time() > HORIZON_S:
-            raise Violation(f"a stream does not end: {list(rounds._running.values())}")
+            raise Violation(f"a stream does not end: {list(runner._running.values())}")
 
     def check_failure(self, stream: Stream, num_others: int) -> None:
         """Whether something explains the error by which this stream has ended. Raises: Violation."""
@@ -172,7 +172,7 @@ class Watch:
 
 
 def _check_is_idle(service: Service) -> None:
-    rounds = service._rounds
-    require(not rounds._running and not rounds._leased, f"sessions are left: {rounds._running}, {rounds._leased}")
-    require(rounds.num_engines == 0, f"{rounds.num_engines} engines are still spoken to")
+    runner = service._runner
+    require(not runner._running and not runner._leased, f"sessions are left: {runner._running}, {runner._leased}")
+    require(runner.num_engines == 0, f"{runner.num_engines} engines are still spoken to")
     require(service._admission.num_admitted == 0, f"{service._admission.num_admitted} places are still taken")

@@ -140,10 +140,10 @@ class _Run:
             self._watch.problems.append(problem)
 
     def _deliver_some_twice(self) -> None:
-        """Bring answers to sessions a second time, which no gatherer would do: their own check is the last guard."""
-        rounds = self._rig.service._rounds
-        for side in (rounds._targets, rounds._drafts):
-            side._deliver = self._echoing(side._deliver)
+        """Bring answers to sessions a second time, which no batcher would do: their own check is the last guard."""
+        runner = self._rig.service._runner
+        for pool in (runner._targets, runner._drafts):
+            pool._deliver = self._echoing(pool._deliver)
 
     def _echoing(self, deliver: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         def deliver_perhaps_twice(request: Any, answer: Any) -> None:

@@ -65,16 +65,14 @@ def test_a_draft_tells_pass_by_pass_what_will_come():
     loop, receiver = served(SimDraft), FakeReceiver()
     request = DraftRequest(Stamp("s", 1, 1), TokenLog().base(0), PROMPT, TreeSpec(4, 3, tail=(0.2,)), spec=SPEC)
     loop.post([(0, request)], receiver)
-    new_nodes = []
-    while not (new_nodes and new_nodes[-1].is_over):
-        number, draft_update = receiver.next()
-        assert (number, type(draft_update)) == (0, DraftUpdate)
-        new_nodes.append(draft_update)
-    tokens = [draft_update.new_nodes.tokens.tolist() for draft_update in new_nodes if len(draft_update.new_nodes)]
+    updates = []
+    while not (updates and updates[-1].is_over):
+        number, update = receiver.next()
+        assert (number, type(update)) == (0, DraftUpdate)
+        updates.append(update)
+    tokens = [update.new_nodes.tokens.tolist() for update in updates if len(update.new_nodes)]
     assert [each[0] for each in tokens[:3]] == TEXT.plain(PROMPT, 0, 3)
-    assert all(
-        draft_update.timing.computed_s >= PASS_S for draft_update in new_nodes if draft_update.timing is not None
-    )
+    assert all(update.timing.computed_s >= PASS_S for update in updates if update.timing is not None)
 
 
 def test_what_the_engine_does_not_take_is_lost_to_whoever_asked():

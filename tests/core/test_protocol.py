@@ -247,7 +247,7 @@ def growing():
 
 
 def feed(known, *what_is_said):
-    """What the grower has had fed was computed."""
+    """What the tree builder has had fed was computed."""
     known.hold(what_is_said)
     known.builder.take(what_is_said)
 

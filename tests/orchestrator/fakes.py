@@ -185,7 +185,7 @@ class FakePolicy:
         chain = tree.first_chain(min(max_nodes, max_depth, self.gamma))
         return chain if tree.has_drafted else tree.best(min(max_nodes, self.gamma), max_depth)
 
-    def keeps(self, margins: Sequence[float]) -> bool:
+    def keeps(self, confidences: Sequence[float]) -> bool:
         return True
 
     def is_worth_waiting(self, *_: object, **__: object) -> bool:

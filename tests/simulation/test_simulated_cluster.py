@@ -62,7 +62,7 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
     """As on a link, however much the time of a hop varies: growth in another order would be no growth."""
 
     async def main():
-        wire, draft, new_nodes, ended = Wire(HopLaw(HOP_S, jitter=2.0), Random(1)), FakeDraft(), [], []
+        wire, draft, told, ended = Wire(HopLaw(HOP_S, jitter=2.0), Random(1)), FakeDraft(), [], []
         asked = [
             VerifyRequest(Stamp(name, 1, number), TokenLog().base(0), (5,))
             for number in range(20)
@@ -70,12 +70,12 @@ def test_nothing_overtakes_what_belongs_to_the_same_session():
         ]
 
         async def grow(request):
-            ended.append(await wire.grow(draft, request, new_nodes.append))
+            ended.append(await wire.grow(draft, request, told.append))
 
         await asyncio.gather(*map(grow, asked))
         for name in ("one", "other"):
             in_order = [request for request in asked if request.stamp.session == name]
-            for seen in (draft.asked, new_nodes, ended):
+            for seen in (draft.asked, told, ended):
                 assert [request for request in seen if request.stamp.session == name] == in_order
         assert draft.asked != asked, "sessions wait for nobody else's messages"
 

@@ -59,9 +59,9 @@ class WildPolicy(TreePolicy):
                 chosen.append(place)
         return part.take(chosen)
 
-    def keeps(self, margins):
+    def keeps(self, confidences):
         """A rule may look at all that it is shown."""
-        return self.random.random() < 0.5 + 0.5 * margins[-1]
+        return self.random.random() < 0.5 + 0.5 * confidences[-1]
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
         return self.random.random() < 0.5

@@ -48,7 +48,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._q_top_tokens = q_top_tokens
         cache = runtime.cache
         kv_tokens = cache.num_blocks * cache.block_tokens
-        self._tree_spec: dict[str, TreeJob] = {}
+        self._growing_jobs: dict[str, TreeJob] = {}
         """By session, whoever is grown for until its next message."""
         self._since_s: float | None = None
         """When the last step ended, if there was more to do at once."""
@@ -69,15 +69,15 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     @property
     def has_work(self) -> bool:
-        is_pending = any(job.pending for job in self._tree_spec.values())
+        is_pending = any(job.pending for job in self._growing_jobs.values())
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
-        """Whoever is grown for steadily is a job, too, even while nothing is worth a row."""
-        return replace(super().stats(), num_jobs=len(self._jobs) + len(self._tree_spec))
+        """Whoever is grown for continuously is a job, too, even while nothing is worth a row."""
+        return replace(super().stats(), num_jobs=len(self._jobs) + len(self._growing_jobs))
 
     def step(self) -> list[Answer[DraftReply]]:
-        """As `Engine.step`; whoever is grown for steadily takes what the pass has room for, best first over all."""
+        """As `Engine.step`; whoever is grown for continuously takes what the pass has room for, best first over all."""
         self._plan_turns()
         self._plan_growth()
         answers = super().step()
@@ -104,16 +104,16 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._end_tree(held.session, OVERTAKEN)
 
     def _end_tree(self, session: str, reason: str) -> None:
-        if (job := self._tree_spec.pop(session, None)) is not None:
+        if (job := self._growing_jobs.pop(session, None)) is not None:
             self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
 
     def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[DraftRequest]]) -> None:
         super()._preempt_whole(victim, waiting)
-        if victim.session not in waiting and (job := self._tree_spec.pop(victim.session, None)) is not None:
+        if victim.session not in waiting and (job := self._growing_jobs.pop(victim.session, None)) is not None:
             self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
 
     def _growing(self) -> list[TreeJob]:
-        return [job for job in self._tree_spec.values() if job.may_feed]
+        return [job for job in self._growing_jobs.values() if job.may_feed]
 
     def _num_growth_rows(self, growing: Sequence[TreeJob]) -> int:
         """Nodes that the next pass has room for, beside the tokens that somebody waits for.
@@ -121,7 +121,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         Each row may need a block of its own; at worst each session begins one.
         """
         cache = self._runtime.cache
-        waiting = [*self._jobs, *(job for job in self._tree_spec.values() if job.pending)]
+        waiting = [*self._jobs, *(job for job in self._growing_jobs.values() if job.pending)]
         num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
         num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
         num_wanted = max((job.tree_spec.rows_per_pass for job in growing), default=0)
@@ -129,7 +129,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _plan_growth(self) -> None:
         """Who is in the next pass, with which nodes."""
-        for job in self._tree_spec.values():
+        for job in self._growing_jobs.values():
             if job.has_lost_root:  # its guesses made room for others
                 job.builder.begin()
                 job.pending = self._store.step_back(job.held)
@@ -138,7 +138,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         feed_likeliest([job.builder for job in growing], self._num_growth_rows(growing), min_path_prob)
         for job in growing:
             job.builder.put_back(job.tree_spec.min_path_prob)
-        self._jobs += [job for job in self._tree_spec.values() if job.pending or job.builder.feeding]
+        self._jobs += [job for job in self._growing_jobs.values() if job.pending or job.builder.feeding]
 
     def _plan_turns(self) -> None:
         """What growth that ends by itself feeds next; where it finds no room, it has ended."""
@@ -155,7 +155,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._jobs.append(job)
             self._answer_if_done(job)
             return
-        self._tree_spec[held.session] = job
+        self._growing_jobs[held.session] = job
         self._answers.append((ticket, job.draft_update()))
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
@@ -173,7 +173,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         for job in jobs:
             if job.ends:
                 self._answer_if_done(job)
-            elif job.held.session in self._tree_spec:
+            elif job.held.session in self._growing_jobs:
                 self._answers.append((job.ticket, job.draft_update(self._since_s)))
         return bool(growing)
 
@@ -186,7 +186,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
         self._runtime.cache.suspect(job.held.kv)
         self._store.forget_guesses(job.held)
-        self._tree_spec.pop(job.held.session, None)
+        self._growing_jobs.pop(job.held.session, None)
 
     def _answer_if_done(self, job: TreeJob) -> None:
         if job.is_done and job in self._jobs:

@@ -1,4 +1,4 @@
-"""Drafting that never stops: what one session's steady growth adds to each pass of the draft engine."""
+"""Drafting that never stops: what one session's continuous growth adds to each pass of the draft engine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TreeJob(Job[DraftRequest]):
         return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
 
     def hold(self, found: Sequence[Candidates]) -> None:
-        """What the model says after each of `places`, of which the grower is still to be told."""
+        """What the model says after each of `places`, of which the tree builder is still to be told."""
         self.held.hold(found)
         self.builder.made_pass()
 

@@ -67,8 +67,8 @@ class GenerateFields(TypedDict, total=False):
     """Draft length at most, in tokens from the last one down; 0 decodes plainly."""
     verification: Verification | None
     policy: str | None
-    """Who decides how far to draft: "adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability"
-    or "entropy"."""
+    """How to decide how far to draft: "adaptive", "static", "static_tree", "heuristic", "confidence",
+    "path_probability" or "entropy"."""
     pipelining: bool | None
     """Whether the next block is prepared while the last one is verified."""
     trace: bool | None

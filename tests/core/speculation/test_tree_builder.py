@@ -396,7 +396,7 @@ def test_nothing_grows_where_the_draft_is_less_sure(measure, bound, is_grown):
     new_nodes = one.tell()
     assert len(new_nodes) == (2 if is_grown else 0)
     confidence = {Measure.MARGIN: 0.75, Measure.CONFIDENCE: 0.6, Measure.ENTROPY: math.exp(-0.5)}[measure]
-    assert new_nodes.margins == pytest.approx((confidence,) * len(new_nodes))
+    assert new_nodes.confidences == pytest.approx((confidence,) * len(new_nodes))
 
 
 def test_a_pass_feeds_no_more_than_there_is_room_for():
@@ -474,7 +474,7 @@ def test_whether_growth_goes_on_below_a_node_does_not_depend_on_what_was_drawn_t
     (num_fed, new_nodes), (num_others_fed, others) = (drawing(tree_spec, laws, draws) for draws in (first, other))
     assert (num_fed, len(new_nodes)) == (num_others_fed, len(others))
     assert new_nodes.q == others.q
-    for column in ("parents", "ranks", "chances", "margins"):
+    for column in ("parents", "ranks", "chances", "confidences"):
         assert getattr(new_nodes, column).tolist() == getattr(others, column).tolist()
 
 

@@ -87,11 +87,11 @@ def test_every_kind_of_record_has_all_its_fields_on_the_wire():
         assert set().union(*names) == set(message.DESCRIPTOR.fields_by_name), record
     for record, message in ((r.Verdict, pb.Verdict), (r.Missing, pb.Missing)):
         assert {field.name for field in fields(record)} - {"stamp"} == set(message.DESCRIPTOR.fields_by_name), record
-    draft_update = {field.name for record in (r.DraftUpdate, t.NewNodes) for field in fields(record)} - {
+    names = {field.name for record in (r.DraftUpdate, t.NewNodes) for field in fields(record)} - {
         "stamp",
         "new_nodes",
     }
-    assert draft_update == set(pb.DraftUpdate.DESCRIPTOR.fields_by_name)
+    assert names == set(pb.DraftUpdate.DESCRIPTOR.fields_by_name)
 
 
 def test_a_loss_says_why():
@@ -109,7 +109,7 @@ NEW_NODES = {
     "tokens": column("i", 1, 2),
     "ranks": column("i", 0, 0),
     "chances": ONES,
-    "margins": ONES,
+    "confidences": ONES,
     "root": 4,
 }
 
@@ -170,7 +170,7 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
                 {"parents": column("i", 4, 6)},
                 {"chances": column("f", 0.0, 1.0)},
                 {"chances": column("f", 1.0, math.nan)},
-                {"margins": column("f", 1.0, 1.5)},
+                {"confidences": column("f", 1.0, 1.5)},
                 {"root": 5},
                 {"q": pb.Distributions(lengths=[1])},
                 {"q": pb.Distributions(lengths=[1], token_ids=[1], probs=[1.0])},

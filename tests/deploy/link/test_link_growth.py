@@ -63,12 +63,12 @@ async def until(condition):
 
 
 async def begin(link, loop, session="a", take=None):
-    new_nodes = []
+    firsts = []
     growing = asyncio.create_task(
-        link.grow(request(session), take or (lambda each: new_nodes.append(each.new_nodes.first)))
+        link.grow(request(session), take or (lambda each: firsts.append(each.new_nodes.first)))
     )
     await until(lambda: session in loop.posted)
-    return growing, new_nodes
+    return growing, firsts
 
 
 async def test_growth_is_told_pass_by_pass_and_ends_with_a_reply(link, loop):
@@ -86,10 +86,10 @@ async def test_growth_is_told_pass_by_pass_and_ends_with_a_reply(link, loop):
 
 async def test_only_an_end_makes_room_for_another_request(link, loop, monkeypatch):
     monkeypatch.setattr(server, "MAX_OPEN_REQUESTS", 1)
-    growing, new_nodes = await begin(link, loop)
+    growing, firsts = await begin(link, loop)
     assert loop.link._num_open == 1
     loop.tell("a", 0, 1, 2)
-    await until(lambda: len(new_nodes) == 3)
+    await until(lambda: len(firsts) == 3)
     assert loop.link._num_open == 1
     loop.end("a")
     await growing
@@ -106,7 +106,7 @@ async def test_a_link_that_closes_ends_growth(link, loop):
 
 
 async def test_who_gives_up_is_told_nothing_more_and_leaves_nothing(link, loop):
-    growing, new_nodes = await begin(link, loop)
+    growing, firsts = await begin(link, loop)
     growing.cancel()
     loop.tell("a", 0)
     loop.end("a")
@@ -114,7 +114,7 @@ async def test_who_gives_up_is_told_nothing_more_and_leaves_nothing(link, loop):
     other, _ = await begin(link, loop, "b")
     loop.end("b")
     assert isinstance(await other, Missing)
-    assert not new_nodes
+    assert not firsts
     assert not link._calls
 
 
@@ -123,12 +123,12 @@ async def test_a_listener_that_fails_harms_nobody_else(link, loop):
         raise KeyError("mine")
 
     bad, _ = await begin(link, loop, "bad", fail)
-    good, new_nodes = await begin(link, loop, "good")
+    good, firsts = await begin(link, loop, "good")
     loop.tell("bad", 0, 1)
     with pytest.raises(KeyError, match="mine"):
         await bad
     loop.tell("good", 0)
     loop.end("good")
     assert isinstance(await good, Missing)
-    assert new_nodes == [0]
+    assert firsts == [0]
     assert not link.is_closed

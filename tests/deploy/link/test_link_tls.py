@@ -103,7 +103,7 @@ async def until_logged(caplog, text):
             await asyncio.sleep(0.01)
 
 
-def new_nodes(caplog):
+def logged(caplog):
     """What the engine's end has said."""
     return [record.getMessage() for record in caplog.records if record.name == server.__name__]
 
@@ -206,7 +206,7 @@ async def test_who_is_not_trusted_is_shut_out_with_one_line_and_harms_nobody(who
     with pytest.raises(LinkError):
         await call(address, tmp_path)
     await until_logged(caplog, "is closed: there is no TLS with it")
-    (line,) = new_nodes(caplog)
+    (line,) = logged(caplog)
     assert line.startswith("the link from 127.0.0.1:")
     assert any(each in line.lower().replace("_", " ") for each in reason.split("|")), line
 
@@ -216,7 +216,7 @@ async def test_a_certificate_that_has_expired_is_not_taken(address, link, author
     with pytest.raises(LinkError, match="closed the link before it was open; the engine's log says why"):
         await Link.open(address, expired)
     await until_logged(caplog, "certificate has expired")
-    assert len(new_nodes(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
 async def test_an_engine_whose_certificate_is_not_trusted_is_not_spoken_to(certificates, tmp_path, caplog):
@@ -224,13 +224,13 @@ async def test_an_engine_whose_certificate_is_not_trusted_is_not_spoken_to(certi
         with pytest.raises(LinkError, match="certificate verify failed"):
             await Link.open(address, certificates)
         await until_logged(caplog, "is closed: there is no TLS with it")
-        assert len(new_nodes(caplog)) == 1
+        assert len(logged(caplog)) == 1
 
 
 async def test_a_certificate_alone_does_not_let_in(address, link, certificates, caplog):
     with pytest.raises(LinkError, match="closed the link"):
         await Link.open(replace(address, key=b"x" * 32), certificates)
-    assert "its key is not this engine's" in new_nodes(caplog)[0]
+    assert "its key is not this engine's" in logged(caplog)[0]
 
 
 async def test_who_says_nothing_is_shut_out_after_a_while(files, caplog, monkeypatch):
@@ -239,7 +239,7 @@ async def test_who_says_nothing_is_shut_out_after_a_while(files, caplog, monkeyp
         reader, writer = await asyncio.open_connection(address.host, address.port)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
-        (line,) = new_nodes(caplog)
+        (line,) = logged(caplog)
         assert "there is no TLS with it: SSL handshake is taking longer than 0.1 seconds" in line
 
 
@@ -258,7 +258,7 @@ async def test_what_is_sent_before_the_challenge_lets_nobody_in(address, link, c
     connection = socket.create_connection((address.host, address.port))
     await loop.run_in_executor(None, lambda: early(connection, certificates.for_orchestrator()))
     await until_logged(caplog, "is closed: a frame that is no Hello")
-    assert len(new_nodes(caplog)) == 1
+    assert len(logged(caplog)) == 1
     connection.close()
 
 
@@ -297,7 +297,7 @@ async def test_an_engine_that_lies_about_tls_gets_none_of_it(certificates, caplo
         with pytest.raises(LinkError, match=r"(?i)wrong.version.number"):
             await Link.open(replace(address, has_tls=True), certificates)
         await until_logged(caplog, "at most 256")
-        assert len(new_nodes(caplog)) == 1
+        assert len(logged(caplog)) == 1
 
 
 async def test_an_orchestrator_without_tls_does_not_get_in_by_itself(address, link, monkeypatch):
@@ -441,11 +441,11 @@ def test_links_with_tls_work_on_uvloop(authority, tmp_path, caplog):
                 with pytest.raises(LinkError):
                     await call(address, tmp_path)
             async with asyncio.timeout(10):
-                while len(new_nodes(caplog)) < len(OTHERS):  # noqa: ASYNC110  the log has no event
+                while len(logged(caplog)) < len(OTHERS):  # noqa: ASYNC110  the log has no event
                     await asyncio.sleep(0.01)
             assert (await link.exchange([request(5)]))[0].next_token == 6
             link.close("the test is over")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(all_of_it())
-    assert all("there is no TLS with it" in line for line in new_nodes(caplog))
+    assert all("there is no TLS with it" in line for line in logged(caplog))

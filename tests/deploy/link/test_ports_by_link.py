@@ -126,10 +126,10 @@ BY_ACTOR = [DraftUpdate(STAMP, NewNodes(1), 1), DraftUpdate(STAMP, NewNodes(2), 
     ("answer", "firsts"), [(None, [1, 2]), (END, [7]), (FrameTooLong("a frame of 9 bytes"), [1, 2])]
 )
 async def test_growth_goes_over_the_link_if_it_can(answer, firsts):
-    new_nodes: list[int] = []
+    heard: list[int] = []
     port = growing_port(GrowingActor(*BY_ACTOR), answer)
-    assert await port.grow(GROW, lambda each: new_nodes.append(each.new_nodes.first)) == END
-    assert new_nodes == firsts
+    assert await port.grow(GROW, lambda each: heard.append(each.new_nodes.first)) == END
+    assert heard == firsts
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ def answers(monkeypatch) -> list[int | Unavailable]:
 
 def drained(timeout_s: float = 60.0, hurry: threading.Event | None = None) -> list[str]:
     """What is reported; a wait of a minute fails by the test's own limit."""
-    new_nodes: list[str] = []
-    local.drain(timeout_s, hurry or threading.Event(), new_nodes.append)
-    return new_nodes
+    told: list[str] = []
+    local.drain(timeout_s, hurry or threading.Event(), told.append)
+    return told
 
 
 def test_it_waits_until_the_last_stream_has_ended_and_says_each_number_once(answers):

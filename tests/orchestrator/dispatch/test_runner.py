@@ -145,8 +145,8 @@ class World:
 
     def _check_all_is_free(self):
         assert self.service.num_sessions == self.service.num_drafted == 0
-        assert self.service._rounds.num_engines == 0
-        assert self.service._rounds._leased == {}
+        assert self.service._runner.num_engines == 0
+        assert self.service._runner._leased == {}
         assert self.leases.held == set()
         assert self.leases.target.engine.logs == self.leases.draft.engine.logs == {}
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -379,7 +379,7 @@ async def test_a_defect_in_one_session_ends_that_session_alone(world, caplog):
     neighbour = asyncio.ensure_future(world.tokens(request((1,), 40)))
     broken = world.service.generate(request((2,), 40))
     await anext(broken)
-    running = next(r for r in world.service._rounds._running.values() if r.session.id.endswith("#1"))
+    running = next(r for r in world.service._runner._running.values() if r.session.id.endswith("#1"))
     running.session.handle = lambda event: 1 // 0
     with pytest.raises(OutriderError, match="internal error"):
         await _rest(broken)

@@ -1,4 +1,4 @@
-"""What all policies do, whatever their policy: what they learn, and that no token id reaches them."""
+"""What all policies have in common: what they learn, and that no token id reaches them."""
 
 from __future__ import annotations
 

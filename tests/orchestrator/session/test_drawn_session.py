@@ -90,7 +90,8 @@ def test_each_block_is_drawn_anew(waiting):
 def told_without(reply, **changes):
     new_nodes = reply.new_nodes
     values = {
-        name: getattr(new_nodes, name) for name in ("first", "parents", "tokens", "ranks", "chances", "margins", "root")
+        name: getattr(new_nodes, name)
+        for name in ("first", "parents", "tokens", "ranks", "chances", "confidences", "root")
     }
     return replace(reply, new_nodes=NewNodes(**{**values, "q": new_nodes.q, **changes}))
 
@@ -159,10 +160,10 @@ def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
 
 def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(tokenizer):
     """The verdict's own token is what was drawn there: what was drawn below it has another row's noise."""
-    stage = keeping(tokenizer, lambda margins: margins[-1] > 0.5)
+    stage = keeping(tokenizer, lambda confidences: confidences[-1] > 0.5)
     num_alike = 0
     for _ in range(9):
-        reply = with_margins(stage.reply(), 0.9, 0.1, 0.9)
+        reply = with_confidences(stage.reply(), 0.9, 0.1, 0.9)
         stage.grown(reply)
         drawn, num_before = reply.new_nodes.tokens.tolist(), len(stage.tokens)
         stage.session._draft_side._policy.wants_turn = lambda: False
@@ -177,10 +178,10 @@ def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(toke
 
 def test_the_targets_own_token_teaches_nothing_of_the_draft(tokenizer):
     """It is a draw of its own: that it is, or is not, what the draft drew there says nothing of acceptance."""
-    stage, seen = keeping(tokenizer, lambda margins: margins[-1] > 0.5), []
+    stage, seen = keeping(tokenizer, lambda confidences: confidences[-1] > 0.5), []
     stage.session._policy.saw_round = seen.append
     for _ in range(6):
-        stage.grown(with_margins(stage.reply(), 0.9, 0.1, 0.9))
+        stage.grown(with_confidences(stage.reply(), 0.9, 0.1, 0.9))
         stage.verdict()
     assert any(each.path for each in seen)
 
@@ -198,9 +199,9 @@ class Keeps(AdaptivePolicy):
     def _forecast(self):
         return GAMMA
 
-    def keeps(self, margins):
-        self.shown.append(list(margins))
-        return self.rule(margins)
+    def keeps(self, confidences):
+        self.shown.append(list(confidences))
+        return self.rule(confidences)
 
 
 def keeping(tokenizer, rule):
@@ -212,21 +213,21 @@ def keeping(tokenizer, rule):
     return stage
 
 
-def with_margins(reply, *margins):
-    return told_without(reply, margins=margins, chances=margins)
+def with_confidences(reply, *confidences):
+    return told_without(reply, confidences=confidences, chances=confidences)
 
 
 def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
     """What the draft thinks after a draw depends on the draw. This rule would drop all of them for the third."""
-    stage = keeping(tokenizer, lambda margins: min(margins) > 0.5)
-    stage.grown(with_margins(stage.reply(), 0.9, 0.8, 0.1))
+    stage = keeping(tokenizer, lambda confidences: min(confidences) > 0.5)
+    stage.grown(with_confidences(stage.reply(), 0.9, 0.8, 0.1))
     assert len(stage.block) == 2
     assert stage.session._draft_side._policy.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
 
 
 def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
-    stage = keeping(tokenizer, lambda margins: margins[-1] > 0.5)
-    stage.grown(with_margins(stage.reply(), 0.9, 0.1, 0.9))
+    stage = keeping(tokenizer, lambda confidences: confidences[-1] > 0.5)
+    stage.grown(with_confidences(stage.reply(), 0.9, 0.1, 0.9))
     assert len(stage.block) == 1
     assert stage.session._draft_side._policy.shown[-1] == [0.9, 0.1]
 
@@ -245,9 +246,9 @@ def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
 )
 def test_a_rule_keeps_draws_by_how_sure_the_draft_was(policy, settings, num_kept):
     policy = Controller(SpeculationConfig(policy=policy, **settings)).policy(request(**SAMPLED))
-    margins = (0.9, 0.7, 0.4, 0.9, 0.9)
+    confidences = (0.9, 0.7, 0.4, 0.9, 0.9)
     kept = 0
-    while kept < len(margins) and policy.keeps(margins[: kept + 1]):
+    while kept < len(confidences) and policy.keeps(confidences[: kept + 1]):
         kept += 1
     assert kept == num_kept
 

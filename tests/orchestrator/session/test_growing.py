@@ -1,4 +1,4 @@
-"""A session whose draft grows steadily: blocks come out of one tree, and no draft can change tokens."""
+"""A session whose draft grows continuously: blocks come out of one tree, and no draft can change tokens."""
 
 from __future__ import annotations
 

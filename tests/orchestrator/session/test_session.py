@@ -157,9 +157,9 @@ def test_a_corrupt_block_never_reaches_the_target(tokenizer, changes):
         world.deliver()
     world.waiting.pop()
     answer = DraftTree(asked[0].request.stamp, ONES, asked[0].request.num_committed)
-    new_nodes = {name: value for name, value in changes.items() if name != "held"}
+    columns = {name: value for name, value in changes.items() if name != "held"}
     held = changes.get("held", answer.held)
-    world.handle(m.DraftReplied(replace(answer, new_nodes=replace(ONES, **new_nodes), held=held)))
+    world.handle(m.DraftReplied(replace(answer, new_nodes=replace(ONES, **columns), held=held)))
     assert commands(world, m.Verify)[-1].request.block == EMPTY_BLOCK
     assert world.session.stats.num_draft_failures == 1
     assert world.run().tokens == plain((3, 1, 4), 12)

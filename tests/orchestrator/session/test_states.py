@@ -37,7 +37,7 @@ def test_every_state_can_be_reached(table, start):
 
 def test_a_machine_refuses_what_its_table_lacks_and_stays_where_it_is():
     machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
-    with pytest.raises(IllegalTransition, match=r"unplaced.*verdict"):
+    with pytest.raises(IllegalTransition, match=r"not leased.*verdict"):
         machine.fire(Trigger.VERDICT)
     assert machine.state is Target.NOT_LEASED
 

@@ -15,11 +15,11 @@ SETTINGS = Scaling(
     DraftScaling(max_replicas=16, min_replicas=0),
     TargetScaling(max_replicas=16, sessions=32),
 )
-TREE_SPEC = Demand(peak_sessions=200, night_share=1.0, noise=0.0, num_crowds=0)
+STEADY = Demand(peak_sessions=200, night_share=1.0, noise=0.0, num_crowds=0)
 
 
 def test_a_steady_load_changes_nothing_once_it_has_been_answered():
-    day = simulate_day(TREE_SPEC, SETTINGS)
+    day = simulate_day(STEADY, SETTINGS)
     settled = [moment for moment in day.moments if moment.at_s > 3600]
     assert {role: {moment.num_replicas[role] for moment in settled} for role in ROLES} == {
         "orchestrator": {4},  # 200 / 64
@@ -97,7 +97,7 @@ def test_a_crowd_is_half_the_peak_for_ten_minutes():
 
 def test_sessions_beyond_what_all_targets_hold_are_short():
     one = Scaling(SETTINGS.orchestrator, SETTINGS.draft, TargetScaling(max_replicas=1))
-    day = simulate_day(TREE_SPEC, one)
+    day = simulate_day(STEADY, one)
     assert max(day.counts("target")) == 1
     assert day.short_share() == pytest.approx(150 / 200), "a session fills a fiftieth"
 

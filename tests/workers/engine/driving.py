@@ -53,7 +53,7 @@ class Driver:
         return VerifyRequest(stamp, base, suffix, block, spec)
 
     def draft_request(self, growth):
-        """Of steady growth, or of a chain of so many tokens."""
+        """Of continuous growth, or of a chain of so many tokens."""
         stamp, base, suffix, spec = self._message()
         return DraftRequest(stamp, base, suffix, TreeSpec.chain(growth) if isinstance(growth, int) else growth, spec)
 

@@ -55,13 +55,13 @@ def fresh_candidates(engine, spec, committed, growth):
     """After this text: the tokens that the draft says, likeliest first, and how sure it is there."""
     alone = replace(growth, rows_per_pass=1, max_depth=1, num_passes=1, fanout=8, min_confidence=0.0, **CHANCES)
     new_nodes = fresh_reply(engine, spec, committed, alone).new_nodes
-    return new_nodes.tokens.tolist(), float(new_nodes.margins[0])
+    return new_nodes.tokens.tolist(), float(new_nodes.confidences[0])
 
 
 def places_of(new_nodes, text=()):
     """Of what was told of a tree anew: after each text the tokens by their ranks, and how sure the draft was there."""
     texts, found = [], {}
-    columns = (new_nodes.parents, new_nodes.tokens, new_nodes.ranks, new_nodes.margins)
+    columns = (new_nodes.parents, new_nodes.tokens, new_nodes.ranks, new_nodes.confidences)
     for parent, token, rank, margin in zip(*(column.tolist() for column in columns), strict=True):
         above = tuple(text) if parent == ROOT else texts[parent]
         texts.append((*above, token))

@@ -1,4 +1,4 @@
-"""Trees that grow steadily in the real draft engine: whatever was told is what a draft that remembers nothing says."""
+"""Trees that grow continuously in the real draft engine: it tells what a draft that remembers nothing would say."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Session:
         self.log, self.spec = TokenLog(prompt), SequenceSpec(len(prompt), sampling, verification)
         self.held = self.round = 0
         self.roots, self.texts, self.path_prob, self.said = {}, [], [], {}
-        self.ends, self.draft_update, self.anew = [], [], set()
+        self.ends, self.updates, self.anew = [], [], set()
 
     @property
     def text(self):
@@ -123,7 +123,7 @@ class Session:
             self.texts.append((*above, token))
             self.path_prob.append(chance * (1.0 if parent == ROOT else self.path_prob[parent]))
             self.said.setdefault(above, {})[rank] = token
-        self.draft_update.append(reply)
+        self.updates.append(reply)
         if reply.stamp.round == self.round:
             self.held = reply.held
 
@@ -197,10 +197,10 @@ def test_the_text_is_the_targets_and_comes_in_fewer_rounds(checkpoint, bench, sa
     num_rounds, got = 0, []
     while len(got) < 60:
         num_rounds += 1
-        session.draft_update = []
+        session.updates = []
         session.tell(*got[len(session.log) - len(PROMPT) :])
         bench.grow(6)
-        for each in session.draft_update:
+        for each in session.updates:
             tree.add(each.new_nodes, len(session.log) - len(session.roots[each.stamp.round]))
         block = tree.block(tree.best(12, 10))
         verdict = verifying.verify(block)
@@ -247,11 +247,11 @@ def test_a_verdict_that_leads_to_fed_nodes_costs_no_row_and_is_told_of_at_once(b
     num_rows = bench.engine.stats().num_rows
     first = session.said[session.text][0]
     session.tree_spec = replace(TREE_SPEC, min_path_prob=1.0)
-    session.draft_update = []
+    session.updates = []
     session.tell(first)
     bench.run()
     assert bench.engine.stats().num_rows == num_rows
-    assert [(each.stamp.round, each.held, each.timing) for each in session.draft_update] == [(2, len(PROMPT) + 1, None)]
+    assert [(each.stamp.round, each.held, each.timing) for each in session.updates] == [(2, len(PROMPT) + 1, None)]
 
 
 def test_a_text_that_leads_elsewhere_begins_again_and_numbers_go_on(bench, says):
@@ -276,8 +276,8 @@ def test_calibration_holds_for_nodes_that_are_kept_too(bench):
     begun = len(session.texts)
     bench.grow(4)
     assert all(text[: len(session.text)] == session.text for text in session.texts[begun:])
-    margin = max(session.said, key=len)
-    assert len(margin) >= len(session.text) + 2, "one that is sure of its first guesses goes down"
+    deepest = max(session.said, key=len)
+    assert len(deepest) >= len(session.text) + 2, "one that is sure of its first guesses goes down"
 
 
 def test_sessions_share_a_pass_best_first_and_none_starves(bench, says):
@@ -397,7 +397,7 @@ def test_sessions_that_throw_each_other_out_are_told_nothing_wrong(checkpoint, s
     for session in sessions:
         session.check(says)
         num_open = session.round - len(session.ends)
-        assert num_open == (session.name in bench.engine._tree_spec), "each message has one end, or is the last"
+        assert num_open == (session.name in bench.engine._growing_jobs), "each message has one end, or is the last"
 
 
 def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
@@ -449,7 +449,7 @@ def test_a_prompt_in_chunks_is_timed_by_its_passes_and_held_as_far_as_it_is(chec
     session = Session(bench, "s", list(range(200)))
     session.tell()
     bench.grow(6)
-    begun, *passes = session.draft_update
+    begun, *passes = session.updates
     assert (begun.held, begun.timing) == (0, None)
     assert [each.timing.num_passes for each in passes] == [1] * len(passes)
     assert [each.timing.num_rows for each in passes] == bench.rows_of_steps[-len(passes) :]
@@ -518,7 +518,7 @@ def test_a_message_that_overtakes_ends_the_one_before_under_its_own_stamp(bench)
     bench.add(session, late)
     bench.run()
     assert session.ends[2].stamp.round == 2
-    assert list(bench.engine._tree_spec) == ["s"], "a message that comes too late changes nothing"
+    assert list(bench.engine._growing_jobs) == ["s"], "a message that comes too late changes nothing"
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
@@ -592,7 +592,7 @@ def test_numbers_begin_anew_where_the_whole_text_is_sent_again(bench, says):
     assert len(session.texts) > 8
     session.tell(base=0)
     bench.run()
-    assert session.draft_update[-1].new_nodes.first < len(session.texts)
+    assert session.updates[-1].new_nodes.first < len(session.texts)
     tree = bench.engine._store.find("s").tree
     assert len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
     session.tell(*walk(session, Random(0), 2))
@@ -615,10 +615,10 @@ def test_a_pass_takes_as_long_as_from_the_one_before_it(bench, monkeypatch):
     for _ in range(1000):  # telling takes its time
         next(now)
     bench.grow(1)
-    assert 1000 < session.draft_update[-1].timing.computed_s < next(now) - before + 20
+    assert 1000 < session.updates[-1].timing.computed_s < next(now) - before + 20
     bench.run()
     for _ in range(1000):  # nothing is to be done
         next(now)
     session.tell(*walk(session, Random(0), 1))
     bench.grow(1)
-    assert 0 < session.draft_update[-1].timing.computed_s < 1000
+    assert 0 < session.updates[-1].timing.computed_s < 1000

@@ -1,4 +1,4 @@
-"""Where a tree ends: passes, room, sureness, nonsense; who goes first; and what a reply says that it cost."""
+"""Where a tree ends: passes, room, confidence, nonsense; who goes first; and what a reply says that it cost."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_chain_is_as_long_as_was_asked_however_unsure_the_draft_is(engine, mea
         new_nodes = driver.ask(TreeSpec.chain(8, measure)).new_nodes
         assert len(new_nodes) == 8
         if measure is not Measure.ENTROPY:
-            assert new_nodes.margins.tolist() == pytest.approx([max(q.probs) for q in new_nodes.q], rel=1e-4)
+            assert new_nodes.confidences.tolist() == pytest.approx([max(q.probs) for q in new_nodes.q], rel=1e-4)
 
 
 @pytest.mark.parametrize("verification", DRAWN)

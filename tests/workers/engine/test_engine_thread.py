@@ -193,9 +193,9 @@ async def test_what_grows_leaves_a_call_open_until_its_end():
     await receiver.has_heard(8)
     assert not loop._calls, "its end has ended it"
     for number, request in ((7, "one"), (9, "two")):
-        *draft_update, end = [reply for each, reply in receiver.said if each == number]
-        assert [reply.new_nodes.first for reply in draft_update] == [0, 1, 2]
-        assert {reply.timing for reply in draft_update} == {Timing(0.0, 0.5, 1, 2)}, "a pass has not been in the queue"
+        *updates, end = [reply for each, reply in receiver.said if each == number]
+        assert [reply.new_nodes.first for reply in updates] == [0, 1, 2]
+        assert {reply.timing for reply in updates} == {Timing(0.0, 0.5, 1, 2)}, "a pass has not been in the queue"
         assert end == Refused(STAMP, f"{request} has ended")
     await loop.close()
     assert not receiver.ends

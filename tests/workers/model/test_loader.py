@@ -63,10 +63,10 @@ def test_what_is_loaded_describes_itself(llama: Path) -> None:
 
 
 def test_nothing_is_printed_and_progress_is_told(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    new_nodes: list[str] = []
-    load(EngineConfig(model=str(llama)), new_nodes.append)
+    told: list[str] = []
+    load(EngineConfig(model=str(llama)), told.append)
     assert capfd.readouterr() == ("", "")
-    assert any("LlamaForCausalLM" in line for line in new_nodes)
+    assert any("LlamaForCausalLM" in line for line in told)
 
 
 def test_a_sharded_checkpoint_is_loaded(llama: Path) -> None:

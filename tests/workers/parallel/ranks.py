@@ -100,7 +100,7 @@ class Followers:
         for call, rank in zip(self._calls, group[1:], strict=False):
             call.send((role or followed, config, rank))
 
-    def margin(self, config: EngineConfig, rank: Rank) -> None:
+    def lead(self, config: EngineConfig, rank: Rank) -> None:
         """Let the first of them be rank 0, here and not in this process."""
         self._calls[0].send((_led, config, rank))
 

@@ -128,26 +128,26 @@ def heartbeats():
     ends = [connect("127.0.0.1", listener.port, listener.token, rank, 5.0) for rank in (1, 2)]
     answering.join()
     stranger.close()
-    new_nodes = [queue.SimpleQueue() for _ in range(3)]
-    ends = [Heartbeat(peers, heard.put) for peers, heard in zip([found.get(), *ends], new_nodes, strict=True)]
-    yield ends, new_nodes
+    told = [queue.SimpleQueue() for _ in range(3)]
+    ends = [Heartbeat(peers, heard.put) for peers, heard in zip([found.get(), *ends], told, strict=True)]
+    yield ends, told
     for line in ends:
         line.close(goodbye=False)
 
 
 def test_who_leaves_without_a_word_is_lost_to_all(heartbeats):
-    ends, new_nodes = heartbeats
+    ends, told = heartbeats
     ends[2].close(goodbye=False)
-    assert new_nodes[0].get(timeout=2) == "rank 2 is gone"
-    assert new_nodes[1].get(timeout=2) == "rank 0 is gone", "it has given up the group"
+    assert told[0].get(timeout=2) == "rank 2 is gone"
+    assert told[1].get(timeout=2) == "rank 0 is gone", "it has given up the group"
     assert [line.lost for line in ends] == ["rank 2 is gone", "rank 0 is gone", None]
 
 
 def test_who_says_goodbye_is_not_lost(heartbeats):
-    ends, new_nodes = heartbeats
+    ends, told = heartbeats
     for line in ends:
         line.close(goodbye=True)
-    assert [heard.empty() for heard in new_nodes] == [True] * 3
+    assert [heard.empty() for heard in told] == [True] * 3
     assert [line.lost for line in ends] == [None] * 3
 
 

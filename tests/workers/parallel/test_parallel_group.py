@@ -219,7 +219,7 @@ def test_followers_end_when_rank_0_dies_and_no_process_is_left(checkpoint):
     with Followers(1) as rest, Followers(1) as first:
         config, group = config_of(checkpoint, 2), ranks(2)
         rest.start(config, group)
-        first.margin(config, group[0])
+        first.lead(config, group[0])
         assert first.outcomes() == ["leading"]
         os.kill(first.pid(0), signal.SIGKILL)
         outcome = rest.outcomes(NOTICE_S)

@@ -276,14 +276,14 @@ class Verdict(_message.Message):
     def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ...) -> None: ...
 
 class DraftUpdate(_message.Message):
-    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "margins", "timing", "root", "is_over", "q")
+    __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "confidences", "timing", "root", "is_over", "q")
     HELD_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     CHANCES_FIELD_NUMBER: _ClassVar[int]
-    MARGINS_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
@@ -294,12 +294,12 @@ class DraftUpdate(_message.Message):
     tokens: bytes
     ranks: bytes
     chances: bytes
-    margins: bytes
+    confidences: bytes
     timing: Timing
     root: int
     is_over: bool
     q: Distributions
-    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., margins: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
+    def __init__(self, held: _Optional[int] = ..., first: _Optional[int] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., chances: _Optional[bytes] = ..., confidences: _Optional[bytes] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., root: _Optional[int] = ..., is_over: _Optional[bool] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("held",)
