@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bench.in_process import RealClock
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, DraftUpdate, GenerationRequest, Sampling
@@ -109,14 +110,6 @@ class LocalLeases:
     async def close(self) -> None:
         for loop in self.loops.values():
             await loop.close()
-
-
-class RealClock:
-    def now(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, duration_s: float) -> None:
-        await asyncio.sleep(max(0.0, duration_s))
 
 
 @dataclass
