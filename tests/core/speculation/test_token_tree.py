@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +135,14 @@ def test_what_was_told_differs_where_the_laws_do():
     assert drawn(LAW, OTHER) == drawn(LAW, OTHER)
     assert drawn(LAW, OTHER) != drawn(OTHER, LAW)
     assert drawn(LAW, OTHER) != drawn()
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"), [("tokens", np.float64), ("parents", np.float64), ("chances", np.complex128)]
+)
+def test_columns_that_came_pickled_are_of_their_kind(column, kind):
+    """A token of 2.5 must not pass into a block."""
+    told = NewNodes(0, (ROOT, 0), (7, 9), (0, 0), (0.75, 1.0), (0.75, 1.0))
+    object.__setattr__(told, column, getattr(told, column).astype(kind))
+    with pytest.raises(ValueError, match="which are numbers"):
+        told.check()

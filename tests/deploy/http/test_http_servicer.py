@@ -15,6 +15,7 @@ from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
 from deploy.api.request import sample_seed
+from deploy.http import servicer as module
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import DONE, Call, Head
 from deploy.ingress import MonotonicClock
@@ -78,6 +79,15 @@ async def test_a_whole_completion():
     assert choice["outrider"]["speculation"]["drafted_tokens"] == 6
     num_tokens = len(choice["token_ids"])
     assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": num_tokens, "total_tokens": 3 + num_tokens}
+
+
+async def test_a_whole_reply_that_cannot_be_made_has_the_status_of_its_error(monkeypatch):
+    def broken(_content):
+        raise Unavailable("nothing can be said")
+
+    monkeypatch.setattr(module, "encoded", broken)
+    status, reply = await whole(servicer(Script(*greeting())), call())
+    assert (status, reply["error"]["message"]) == (503, "nothing can be said")
 
 
 async def test_a_stream_of_a_completion():

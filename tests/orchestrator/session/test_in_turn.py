@@ -338,3 +338,14 @@ def test_a_draft_that_comes_back_is_given_its_turn_however_long_it_was_away(toke
     stage.event(m.DraftLeased("d", 1))
     stage.verdict()
     assert stage.count(m.ReleaseDraft) == num_released
+
+
+def test_trials_after_a_rest_are_not_used_up_while_there_is_no_draft(tokenizer, monkeypatch):
+    monkeypatch.setattr(AdaptivePolicy, "_forecast", lambda self: 0)
+    config = SpeculationConfig(policy="adaptive", pipelining=False, max_draft_tokens=GAMMA, lookup=False)
+    stage = Stage(tokenizer, max_tokens=300, config=config)
+    stage.event(m.DraftLost(1))
+    stage.session._policy.rest()
+    for _ in range(2 * TRIAL_ROUNDS):
+        stage.verdict()
+    assert stage.session._policy._num_trials == TRIAL_ROUNDS
