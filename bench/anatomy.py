@@ -21,11 +21,13 @@ class Round:
     verify: pb.CallTrace
     end_s: float
     drafts: tuple[pb.CallTrace, ...]
+    before: pb.CallTrace | None = None
+    """The verification before: a pass that is heard of behind this one may have begun behind that one."""
 
     @property
     def is_hit(self) -> bool:
-        """The block that follows had grown while this one was verified."""
-        return self.picked is not None
+        """The block that follows had grown while this one was verified: nobody waited for it."""
+        return self.picked is not None and self.picked.received_s <= self.verify.received_s
 
     @property
     def picked(self) -> pb.CallTrace | None:
@@ -39,6 +41,11 @@ class Round:
     @property
     def num_tokens(self) -> int:
         return self.verify.used + 1
+
+    @property
+    def waited_s(self) -> float:
+        """Time after the verdict in which the target had nothing to do for this stream."""
+        return self.end_s - self.verify.received_s
 
     @property
     def not_model_s(self) -> float:
@@ -61,8 +68,8 @@ def rounds_of(calls: Iterable[pb.CallTrace]) -> list[Round]:
         if verified and call.call != pb.CALL_VERIFY:
             drafts[_round_of(call, verified)].append(call)
     return [
-        Round(verify, following.sent_s, tuple(own))
-        for verify, following, own in zip(verified[1:], verified[2:], drafts[1:], strict=False)
+        Round(verify, following.sent_s, tuple(own), before)
+        for before, verify, following, own in zip(verified, verified[1:], verified[2:], drafts[1:], strict=False)
     ]
 
 
@@ -74,12 +81,22 @@ def _round_of(call: pb.CallTrace, verified: Sequence[pb.CallTrace]) -> int:
 
 def hidden_share(rounds: Iterable[Round]) -> float:
     """Of the time that picked passes took, from begin to having them, the share while the target was verifying."""
-    picked = [(round_.picked, round_.verify) for round_ in rounds if round_.picked is not None]
+    picked = [(round_.picked, round_) for round_ in rounds if round_.picked is not None]
     total_s = sum(grown.received_s - grown.sent_s for grown, _ in picked)
-    hidden_s = sum(
-        _covered([(verify.sent_s, verify.received_s)], (grown.sent_s, grown.received_s)) for grown, verify in picked
-    )
+    hidden_s = sum(_covered(_verified(round_), (grown.sent_s, grown.received_s)) for grown, round_ in picked)
     return hidden_s / total_s if total_s else 0.0
+
+
+def waiting_share(rounds: Iterable[Round]) -> float:
+    """Of the time of all rounds, the share in which the target waits: for the draft, the wire or the orchestrator."""
+    measured = list(rounds)
+    total_s = sum(round_.end_s - round_.verify.sent_s for round_ in measured)
+    return sum(round_.waited_s for round_ in measured) / total_s if total_s else 0.0
+
+
+def _verified(round_: Round) -> list[Interval]:
+    calls = [round_.verify] if round_.before is None else [round_.before, round_.verify]
+    return [(call.sent_s, call.received_s) for call in calls]
 
 
 def _busy(call: pb.CallTrace) -> Interval:

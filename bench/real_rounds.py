@@ -41,6 +41,7 @@ from bench.ways import (
     rounds_by_way,
     say,
     unlike_plain,
+    waits,
 )
 from core.config import DraftConfig, Dtype, EngineConfig, ServiceConfig, TargetConfig
 from deploy.launch import served
@@ -129,6 +130,7 @@ def _results(
         ratio(f"{title}: sequential over plain", repeats, PLAIN, best, {}),
         at_least(HIDDEN_GOAL, hidden_on_hits(title, rounds[PIPELINED])),
         *hits(title, rounds[PIPELINED]),
+        *waits(title, rounds[PIPELINED]),
         *_overhead_results(title, rounds, best, hop_ms),
         spread(f"{title}: bare actor round trip", hops_ms, "ms"),
         Result(f"{title}: cost ratio c, served", _cost_ratio(rounds), "x"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.anatomy import Round, hidden_share, rounds_of
+from bench.anatomy import Round, hidden_share, rounds_of, waiting_share
 from bench.results import Result, spread
 from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, request, run
 
@@ -103,9 +103,22 @@ def rounds_by_way(repeats: Sequence[Runs]) -> Mapping[str, Sequence[Round]]:
 
 
 def hidden_on_hits(title: str, rounds: Sequence[Round]) -> Result:
-    """Of pipelined rounds."""
+    """Of pipelined rounds whose next block was there at the verdict."""
     share = hidden_share(round_ for round_ in rounds if round_.was_asked and round_.is_hit)
     return Result(f"{title}: draft time hidden on hits", round(share, 3), "share")
+
+
+def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
+    """What is not hidden, of all pipelined rounds: those that waited for a pass after their verdict included."""
+    waited = [round_ for round_ in rounds if round_.picked is not None and not round_.is_hit]
+    share_waited = len(waited) / len(rounds) if rounds else 0.0
+    return [
+        Result(
+            f"{title}: draft time hidden, passes that were waited for included", round(hidden_share(rounds), 3), "share"
+        ),
+        Result(f"{title}: rounds that waited for a pass", round(share_waited, 3), "share"),
+        Result(f"{title}: time in which the target waited", round(waiting_share(rounds), 3), "share"),
+    ]
 
 
 def hits(title: str, rounds: Sequence[Round]) -> list[Result]:

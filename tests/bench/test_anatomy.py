@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.anatomy import hidden_share, rounds_of
+from bench.anatomy import hidden_share, rounds_of, waiting_share
 from protos.outrider.v1 import generation_pb2 as pb
 
 
@@ -87,6 +87,15 @@ def test_tables_belong_to_the_verification_that_they_were_sent_with():
     assert second.drafts == ()
 
 
+def test_a_pass_that_was_waited_for_is_no_hit():
+    calls = [PREFILL, verify(2, 3), grew(2.5, 3.5, used=1), verify(3.5, 4)]
+    (round_,) = rounds_of(calls)
+    assert not round_.is_hit
+    assert round_.waited_s == pytest.approx(0.5)
+    assert waiting_share([round_]) == pytest.approx(0.5 / 1.5)
+    assert waiting_share([]) == 0.0
+
+
 def test_the_share_hidden_is_of_the_tables_that_were_picked():
     calls = [
         *(PREFILL, verify(2, 3), grew(2, 2.5, used=1)),  # hidden whole
@@ -96,6 +105,14 @@ def test_the_share_hidden_is_of_the_tables_that_were_picked():
     ]
     assert hidden_share(rounds_of(calls)) == pytest.approx((0.5 + 1.0) / 2.0)
     assert hidden_share([]) == 0.0
+
+
+def test_a_pass_that_began_behind_the_verification_before_was_hidden_then_too():
+    """From 2.9 on: all but the 0.1 between the two verifications."""
+    calls = [PREFILL, verify(2, 3), verify(3.1, 4), grew(2.9, 3.4, used=1), verify(4.1, 5)]
+    *_, round_ = rounds_of(calls)
+    assert round_.is_hit
+    assert hidden_share([round_]) == pytest.approx(0.4 / 0.5)
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 6), min_size=1, max_size=8))
