@@ -33,8 +33,10 @@ MAX_NUMBERS = 1 << 30
 """That a draft may use until it is asked to tell all anew, from 0: a message has room for twice as many."""
 MAX_TRAIL = 512
 """Committed tokens that are remembered: what a draft tells hangs below one of the last few of them."""
-SPARE_PLACES = 128
-"""Of what was told and never looked at, until that is looked for to which no verdict can lead any more."""
+SPARE_PLACES = 512
+"""Places that were told and never looked at, beyond twice the live ones, before the dead ones are searched for and
+forgotten. The search is then paid by what was told since the last one; it was 40% of a message's cost with 128 places
+beyond the live ones."""
 
 
 Run = tuple[int, range, Sequence[Sequence[Any]]]
@@ -173,7 +175,7 @@ class SpeculationTree:
             if runs is not None:
                 kept[number] = runs
                 numbers += chain.from_iterable(range(first, first + len(places)) for first, places, _ in runs)
-        self._unseen, self._most_unseen = kept, len(kept) + SPARE_PLACES
+        self._unseen, self._most_unseen = kept, 2 * len(kept) + SPARE_PLACES
 
     def guess(self, guesses: Guesses) -> None:
         """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""

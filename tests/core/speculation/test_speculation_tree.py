@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.speculation.guesser import Guesses
-from core.speculation.speculation_tree import SpeculationTree
+from core.speculation.speculation_tree import SPARE_PLACES, SpeculationTree
 from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree
 
 
@@ -381,3 +381,20 @@ def test_what_no_verdict_can_lead_to_is_forgotten_in_time(monkeypatch):
     assert len(tree._unseen) < 100
     assert len(tree._passed) < 50
     assert sum(each() is not None for each in gone) == 0, "without waiting for the collector of cycles"
+
+
+def test_what_is_told_below_nodes_that_are_gone_is_bounded():
+    """By the live places and a number, however much is told: each message grows below the sibling that was rejected."""
+    tree, most = SpeculationTree(), 0
+    for _ in range(1000):
+        first = tree.num_told
+        tree.add(new_nodes(first, (ROOT, 1, 0.5), (ROOT, 2, 0.4)))
+        tree.reroot([1])
+        below = first + 1
+        tree.add(
+            new_nodes(
+                tree.num_told, *((below if index == 0 else tree.num_told + index - 1, 5, 0.5) for index in range(8))
+            )
+        )
+        most = max(most, len(tree._unseen))
+    assert SPARE_PLACES - 8 < most <= SPARE_PLACES
