@@ -7,6 +7,7 @@ round takes the sum over its events; a verdict alone is what stands between it a
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ from unittest.mock import patch
 from bench.results import Result, at_most
 from core.config import SpeculationConfig
 from core.records import Verdict
+from deploy.ingress import YOUNG_OBJECTS
 from orchestrator.session import Session
 from orchestrator.session import messages as m
 from simulation.engines import PRESETS
@@ -58,10 +60,16 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 @contextmanager
 def _timed() -> Iterator[Times]:
-    """Every event of every session, while this lasts."""
+    """Every event of every session, while this lasts; garbage is collected as seldom as in a served orchestrator."""
     times: defaultdict[str, list[float]] = defaultdict(list)
-    with patch.object(Session, "handle", _timing(Session.handle, times)):
-        yield times
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
+    try:
+        with patch.object(Session, "handle", _timing(Session.handle, times)):
+            yield times
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _timing(
