@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> list[Result]:
     """Serve the demo pair with few places, and crowd it."""
     config = demo_config()
-    config = replace(config, limits=replace(config.limits, max_sessions=args.streams))
+    config = replace(config, limits=replace(config.limits, max_sessions=args.streams, max_queued=0))
     with served(config, lambda line: print(line, flush=True)) as endpoints:
         return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", args))
 

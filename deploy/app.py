@@ -72,7 +72,8 @@ def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines:
         **replicas(front.num_replicas, front.autoscaling),
         ray_actor_options={"num_cpus": front.num_cpus, "resources": front.resources, "label_selector": front.labels},
         max_surge_percent=front.surge_percent,
-        max_ongoing_requests=sum(model.limits.max_sessions for model in fleet.models) + SPARE_REQUESTS,
+        max_ongoing_requests=sum(model.limits.max_sessions + model.limits.max_queued for model in fleet.models)
+        + SPARE_REQUESTS,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
     )

@@ -148,6 +148,7 @@ class _Host:
     def _show_control(self) -> None:
         meters = self.hosted.meters
         meters.saw_control(self._service.report())
+        meters.saw_queue(self._service.queue_report())
         meters.saw_links(self.leases.link_troubles)
         if self._config.draft is not None:
             is_ready = self.hosted.served.draft is not None

@@ -10,7 +10,7 @@ from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
 from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, QueueReport
 from orchestrator.dispatch import Runner
 from orchestrator.policy import Controller, ControlReport, Policies
 from orchestrator.session import DraftWait, Pair, Session
@@ -34,7 +34,7 @@ class Service:
         self._tokenizer = tokenizer
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)
-        self._admission = Admission(config.limits)
+        self._admission = Admission(config.limits, clock)
         self._runner = Runner(leases, clock)
         self._is_closing = False
         self._num_started = 0
@@ -61,6 +61,15 @@ class Service:
         """How far is drafted at the moment, why, and the estimates behind it."""
         return self._policies.report()
 
+    @property
+    def expected_wait_s(self) -> float:
+        """Until a request that came now would have a place."""
+        return self._admission.expected_wait_s
+
+    def queue_report(self) -> QueueReport:
+        """The queue at the moment, and what has left it since the last report."""
+        return self._admission.report()
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """The pieces of one completion as they are committed; the last has a finish reason.
 
@@ -71,7 +80,7 @@ class Service:
             raise Unavailable("this orchestrator is shutting down")
         if request.deadline is not None and request.deadline <= self._clock.now():
             raise DeadlinePassed("the request's time had run out when it arrived")
-        with self._admission:
+        async with self._admission.place(request):
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
             session = Session(
                 request,
@@ -81,15 +90,19 @@ class Service:
                 self._new_session_id(request),
             )
             self._runner.start(session, pieces.put_nowait, request.deadline)
+            num_tokens = 0
             try:
                 async for chunk in _until_the_last(pieces):
+                    num_tokens += len(chunk.token_ids)
                     yield chunk
             finally:
+                self._admission.ended(request, num_tokens)
                 self._runner.abandon(session.id, RequestCancelled("the client went away"))
 
     def wind_down(self) -> int:
         """Refuse what comes from now on; returns how many completions are in progress, the last piece taken not yet."""
         self._is_closing = True
+        self._admission.refuse_waiting(Unavailable("this orchestrator is shutting down; ask another"))
         return self._admission.num_admitted
 
     async def close(self) -> None:

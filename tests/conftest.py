@@ -100,5 +100,9 @@ def running(cluster: Any) -> Any:
     from tests.system.served import MAX_SESSIONS, deployed
 
     speculation = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=30")
-    settings = [*(f"speculation.{each}" for each in speculation), f"limits.max_sessions={MAX_SESSIONS}"]
+    settings = [
+        *(f"speculation.{each}" for each in speculation),
+        f"limits.max_sessions={MAX_SESSIONS}",
+        "limits.max_queued=0",
+    ]
     return deployed(demo_config(settings), cluster)

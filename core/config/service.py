@@ -90,9 +90,19 @@ class Limits:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     max_sessions: int = 128
-    """Completions in progress on one orchestrator; more are refused at once."""
+    """Completions in progress on one orchestrator; more wait in its queue."""
+    max_queued: int = 128
+    """Completions that wait for a place on one orchestrator, at least 0; more are refused at once, of the least
+    priority and of the caller with most first. 0 refuses whatever finds no place, which suits callers that try
+    elsewhere. Raise it where bursts are long and callers patient."""
+    max_requests_per_minute: int = 0
+    """Completions that one caller may ask one orchestrator for in a minute; 0 sets no limit. Callers are told apart by
+    the token that they send; without tokens all are one."""
+    max_tokens_per_minute: int = 0
+    """Tokens that one caller may ask one orchestrator for in a minute, prompts and outputs together; 0 sets no limit.
+    A request counts with its `max_tokens` until it ends, and with its output after that."""
     retry_after_s: float = 1.0
-    """What a refused caller is told to wait."""
+    """What a refused caller is told to wait at least; more, where the queue is expected to take longer."""
     default_max_tokens: int = 256
     max_stop_strings: int = 16
     max_stop_chars: int = 256
@@ -112,6 +122,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_sessions", "default_max_tokens", "max_stop_chars", "max_message_bytes"):
             check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("max_queued", "max_requests_per_minute", "max_tokens_per_minute"):
+            check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         for name in ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_logprobs", "max_target_retries"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)

@@ -89,3 +89,7 @@ class GenerationRequest:
     """Report each call to an engine with the chunk that it led to."""
     deadline: float | None = None
     """On the service's clock, in seconds."""
+    priority: int = 0
+    """Of those who wait for a place, who has a lower one is served first."""
+    caller: str = ""
+    """Whose share of places, queue and quota it takes; empty for all who are not told apart."""

@@ -22,6 +22,8 @@ TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
 HEADER = "authorization"
 """In lower case, as gRPC has all names."""
 SCHEME = "bearer"
+CALLER_CHARS = 16
+"""Of a token's digest, as a caller's name: enough to tell callers apart."""
 
 
 def tokens_path(setting: str | None) -> Path | None:
@@ -46,10 +48,13 @@ class Authenticator:
         if path is not None:
             self._read(path)
 
-    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Raises: Unauthenticated."""
+    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+        """A name for the caller that does not give its token away; empty where no token is asked for.
+
+        Raises: Unauthenticated.
+        """
         if self._path is None:
-            return
+            return ""
         try:
             self._read(self._path)
             self._complaint = ""
@@ -59,9 +64,10 @@ class Authenticator:
             self._complaint = str(error)
         sent = [hashlib.sha256(token).digest() for token in _tokens(metadata)]
         # All are compared, and digests at that: how long it takes tells nothing about a token.
-        matches = [hmac.compare_digest(mine, theirs) for mine in self._digests for theirs in sent]
-        if not any(matches):
+        matches = [mine for mine in self._digests for theirs in sent if hmac.compare_digest(mine, theirs)]
+        if not matches:
             raise Unauthenticated("a valid token is needed: 'authorization: Bearer TOKEN'")
+        return matches[0].hex()[:CALLER_CHARS]
 
     def _read(self, path: Path) -> None:
         """Take the tokens from the file, if it is not the one that was read last. Raises: ConfigError."""

@@ -27,6 +27,9 @@ class Completions(Protocol):
 
     def report(self) -> ControlReport: ...
 
+    @property
+    def expected_wait_s(self) -> float: ...
+
     def wind_down(self) -> int: ...
 
     async def close(self) -> None: ...
@@ -93,11 +96,12 @@ class Models:
 
     @property
     def places(self) -> Places:
-        """How many completions are taken at once."""
+        """How many completions are taken at once, or queued."""
         limits = [model.served.config.limits for model in self.all]
+        waits_s = [model.completions.expected_wait_s for model in self.all]
         return Places(
-            sum(each.max_sessions for each in limits),
-            max(each.retry_after_s for each in limits),
+            sum(each.max_sessions + each.max_queued for each in limits),
+            max(*waits_s, *(each.retry_after_s for each in limits)),
             self.max_request_bytes,
             self._default.name,
         )

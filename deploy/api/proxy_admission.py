@@ -38,7 +38,9 @@ class Places:
     """What one orchestrator takes at once."""
 
     num_completions: int
+    """Those that wait for a place in its queue included."""
     retry_after_s: float
+    """Until there is a place for one more, as far as is known."""
     max_request_bytes: int
     """No longer message is of use to it, whatever model it is for."""
     model_name: str

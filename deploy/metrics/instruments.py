@@ -63,7 +63,14 @@ FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 # Requests
-REQUESTS_RUNNING = Metric("num_requests_running", "Requests in progress.", MetricKind.GAUGE)
+REQUESTS_RUNNING = Metric(
+    "num_requests_running", "Requests in progress, those in the queue included.", MetricKind.GAUGE
+)
+REQUESTS_WAITING = Metric("num_requests_waiting", "Requests that wait in the queue for a place.", MetricKind.GAUGE)
+QUEUE_TIME = Metric(
+    "request_queue_time_seconds", "From a request's arrival to its place, 0 where one was free.", MetricKind.HISTOGRAM,
+    buckets=FIRST_TOKEN_BUCKETS_S,
+)  # fmt: skip
 REQUEST_SUCCESS = Metric(
     "request_success_total", "Requests that came to their end.", label="finished_reason",
     label_values=tuple(FinishReason),

@@ -15,6 +15,7 @@ from core.errors import OutriderError
 from core.records import Chunk, FinishReason, SpeculationStats
 from deploy.link.address import LinkTroubles
 from deploy.metrics import instruments as m
+from orchestrator.admission import QueueReport
 from orchestrator.policy import ControlReport
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class Meters:
         for metric, times in ((m.ESTIMATED_VERIFY, report.verify_s), (m.ESTIMATED_DRAFT, report.draft_s)):
             for rows, time_s in times.items():
                 record(metric, time_s, str(rows))
+
+    def saw_queue(self, report: QueueReport) -> None:
+        """Show who waits for a place, and how long those waited who have one now."""
+        self._record(m.REQUESTS_WAITING, report.num_waiting)
+        for waited_s in report.waited_s:
+            self._record(m.QUEUE_TIME, waited_s)
 
     def saw_draft(self, *, is_ready: bool, num_drafted: int) -> None:
         """Show whether the draft of this model has come, and how many requests in progress have a place at it."""

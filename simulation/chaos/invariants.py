@@ -137,7 +137,7 @@ class Watch:
             case DeadlinePassed():
                 is_explained = deadline is not None and self.loop.time() >= deadline
             case Overloaded():
-                is_explained = num_others >= limits.max_sessions
+                is_explained = num_others >= limits.max_sessions + limits.max_queued
             case Unavailable():
                 no_target = self.happened.count("target lease refused") + self.happened.count("shutdown")
                 is_explained = no_target > 0 or self._can_have_failed(limits.max_target_retries + 1)

@@ -86,6 +86,7 @@ def _blueprint(random: Random, law: SteadyLaw, speculation: SpeculationConfig) -
         speculation=speculation,
         limits=Limits(
             max_sessions=random.choice((1, 2, *[16] * 6)),
+            max_queued=random.choice((0, 1, 128)),
             max_target_retries=random.choice((0, 3, *[20] * 6)),
             lease_timeout_s=random.uniform(0.5, 3.0),
             reply_timeout_s=random.uniform(1.0, 3.0),

@@ -39,7 +39,7 @@ def endpoints(tmp_path_factory):
 
 
 def _few(config):
-    return replace(config, limits=Limits(max_sessions=MAX_SESSIONS, retry_after_s=0.5))
+    return replace(config, limits=Limits(max_sessions=MAX_SESSIONS, max_queued=0, retry_after_s=0.5))
 
 
 @pytest.fixture

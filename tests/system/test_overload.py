@@ -16,23 +16,37 @@ from deploy.settings import demo_config
 pytestmark = [pytest.mark.ray, pytest.mark.ci, pytest.mark.timeout(300)]
 
 
-async def test_a_full_service_refuses_at_once_and_says_when_to_come_back():
+async def test_a_full_service_queues_some_and_refuses_the_rest_at_once_and_says_when_to_come_back():
     config = demo_config()
-    config = replace(config, draft=None, limits=replace(config.limits, max_sessions=2))
+    config = replace(config, draft=None, limits=replace(config.limits, max_sessions=2, max_queued=1))
     with server(config) as running:
         async with running.channel() as channel:
             stub = running.stub(channel)
             streams = [stub.GenerateStream(request(PROMPTS[0], 1000)) for _ in range(2)]
             for stream in streams:
                 await stream.read()
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Generate(request(PROMPTS[0], 4))
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "try again in 1 s" in caught.value.details()
-            for stream in streams:
-                stream.cancel()
+            waiting = asyncio.ensure_future(tokens(stub, request(PROMPTS[0], 4)))
+            await asyncio.sleep(1.0)  # it is to be the one in the queue
+            error = await refusal(stub)
+            assert "places are taken" in error.details()
+            assert "try again in 1 s" in error.details()
+            assert not waiting.done()
+            streams[0].cancel()
+            assert len(await waiting) == 4, "it has the place that was left"
+            streams[1].cancel()
             await assert_nothing_is_held_by_target(running)
             assert len(await tokens(stub, request(PROMPTS[0], 4))) == 4
+
+
+async def refusal(stub):
+    """Of a call that finds the queue full; one that comes before whoever is to fill it gives up in time."""
+    for _ in range(60):
+        try:
+            await stub.Generate(request(PROMPTS[0], 4), timeout=0.5)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return error
+    pytest.fail("the queue is never full")
 
 
 async def assert_nothing_is_held_by_target(running):

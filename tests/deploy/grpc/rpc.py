@@ -92,6 +92,8 @@ class Script:
     def report(self) -> ControlReport:
         return REPORT
 
+    expected_wait_s = 0.0
+
     def wind_down(self) -> int:
         return self.num_open
 

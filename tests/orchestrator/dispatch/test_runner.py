@@ -254,7 +254,7 @@ async def test_a_deadline_ends_the_stream_and_frees_everything(world):
 
 
 async def test_the_next_session_is_refused_at_once_when_all_places_are_taken():
-    world = World(max_sessions=2)
+    world = World(max_sessions=2, max_queued=0)
     world.leases.target.gate.clear()
     streams = [asyncio.ensure_future(world.tokens(request((n,), 5))) for n in (1, 2)]
     await settle()

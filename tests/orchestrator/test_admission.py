@@ -1,0 +1,248 @@
+"""The queue for places, on a clock that stands still until it is told to go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.config import Limits
+from core.errors import DeadlinePassed, Overloaded, Unavailable
+from core.records import GenerationRequest, Sampling
+from orchestrator.admission import Admission
+
+
+class HandClock:
+    """Time that passes when a test says so."""
+
+    def __init__(self):
+        self._now_s = 0.0
+        self._sleepers = []
+
+    def now(self):
+        return self._now_s
+
+    async def sleep(self, duration_s):
+        done = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now_s + duration_s, done))
+        await done
+
+    async def advance(self, duration_s):
+        self._now_s += duration_s
+        for end_s, done in self._sleepers:
+            if end_s <= self._now_s and not done.done():
+                done.set_result(None)
+        await settled()
+
+
+async def settled():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def request(name, caller="", priority=0, deadline=None, max_tokens=10, prompt=(1,)):
+    return GenerationRequest(name, prompt, Sampling(), max_tokens, caller=caller, priority=priority, deadline=deadline)
+
+
+class World:
+    """Requests that hold their place until they are told to end."""
+
+    def __init__(self, **limits):
+        self.clock = HandClock()
+        self.admission = Admission(Limits(**limits), self.clock)
+        self.served = []
+        self._ends = {}
+        self._tasks = {}
+
+    async def ask(self, name, **fields):
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.ensure_future(self._hold(request(name, **fields)))
+        await settled()
+
+    async def _hold(self, asked):
+        async with self.admission.place(asked):
+            self.served.append(asked.request_id)
+            await self._ends[asked.request_id].wait()
+
+    async def end(self, name):
+        self._ends[name].set()
+        await settled()
+        await self._tasks[name]
+
+    async def cancel(self, name):
+        self._tasks[name].cancel()
+        await settled()
+        assert self._tasks[name].cancelled()
+
+    async def error(self, name):
+        with pytest.raises(Exception) as caught:
+            await self._tasks[name]
+        return caught.value
+
+
+async def test_who_finds_no_place_waits_and_is_served_in_order():
+    world = World(max_sessions=1, max_queued=2)
+    for name in "abc":
+        await world.ask(name)
+    assert world.served == ["a"]
+    await world.end("a")
+    assert world.served == ["a", "b"]
+    await world.end("b")
+    assert world.served == ["a", "b", "c"]
+
+
+async def test_the_refusal_says_how_long_the_queue_takes():
+    """Two places, each taken for 6 s: with two waiting, the third would wait for 9 s."""
+    world = World(max_sessions=2, max_queued=2)
+    await world.ask("past")
+    await world.clock.advance(6.0)
+    await world.end("past")
+    for name in "abcd":
+        await world.ask(name)
+    assert world.admission.report().num_waiting == 2
+    await world.ask("e")
+    error = await world.error("e")
+    assert isinstance(error, Overloaded)
+    assert str(error) == ("all 2 places are taken and 2 requests wait for one; try again in 9 s, the expected wait")
+    assert error.retry_after_s == pytest.approx(9.0)
+
+
+async def test_without_a_queue_all_are_refused_that_find_no_place():
+    world = World(max_sessions=1, max_queued=0, retry_after_s=2.5)
+    await world.ask("a")
+    await world.ask("b")
+    error = await world.error("b")
+    assert str(error) == "all 1 places are taken; try again in 2.5 s, the expected wait"
+    await world.end("a")
+    await world.ask("c")
+    assert world.served == ["a", "c"]
+
+
+async def test_a_lower_priority_number_is_served_first_and_refused_last():
+    world = World(max_sessions=1, max_queued=2)
+    await world.ask("running")
+    await world.ask("late", priority=5)
+    await world.ask("usual")
+    await world.ask("urgent", priority=-1)
+    assert isinstance(await world.error("late"), Overloaded)
+    await world.ask("later", priority=7)
+    assert isinstance(await world.error("later"), Overloaded)
+    await world.end("running")
+    await world.end("urgent")
+    await world.end("usual")
+    assert world.served == ["running", "urgent", "usual"]
+
+
+async def test_a_caller_with_many_requests_delays_its_own():
+    world = World(max_sessions=2, max_queued=4)
+    for number in range(5):
+        await world.ask(f"many{number}", caller="many")
+    await world.ask("one", caller="one")
+    await world.end("many0")
+    assert world.served == ["many0", "many1", "one"]
+
+
+async def test_a_full_queue_has_room_for_a_caller_that_has_less():
+    """The newest of the caller with most is refused for it; the same caller's next is refused itself."""
+    world = World(max_sessions=1, max_queued=2)
+    for number in range(3):
+        await world.ask(f"many{number}", caller="many")
+    await world.ask("one", caller="one")
+    assert isinstance(await world.error("many2"), Overloaded)
+    await world.ask("many3", caller="many")
+    assert isinstance(await world.error("many3"), Overloaded)
+    await world.end("many0")
+    await world.end("many1")
+    assert world.served == ["many0", "many1", "one"]
+
+
+async def test_a_deadline_ends_the_wait():
+    world = World(max_sessions=1)
+    await world.ask("a")
+    await world.ask("b", deadline=3.0)
+    await world.ask("c", deadline=30.0)
+    await world.clock.advance(4.0)
+    assert isinstance(await world.error("b"), DeadlinePassed)
+    await world.end("a")
+    assert world.served == ["a", "c"]
+
+
+async def test_a_call_that_is_cancelled_in_the_queue_leaves_it():
+    world = World(max_sessions=1)
+    await world.ask("a")
+    await world.ask("b")
+    await world.ask("c")
+    await world.cancel("b")
+    await world.end("a")
+    assert world.served == ["a", "c"]
+
+
+async def test_a_place_that_is_given_to_a_call_that_is_just_cancelled_goes_on():
+    """Both in one turn of the loop, in either order: else a place would be lost for good."""
+    for cancel_first in (True, False):
+        world = World(max_sessions=1)
+        await world.ask("a")
+        await world.ask("b")
+        await world.ask("c")
+        steps = [world._tasks["b"].cancel, world._ends["a"].set]
+        for step in steps if cancel_first else reversed(steps):
+            step()
+        await settled()
+        assert world.served == ["a", "c"]
+        await world.end("c")
+        assert world.admission.num_admitted == 0
+
+
+async def test_those_who_wait_are_told_of_the_end():
+    world = World(max_sessions=1)
+    await world.ask("a")
+    await world.ask("b")
+    world.admission.refuse_waiting(Unavailable("shutting down"))
+    assert isinstance(await world.error("b"), Unavailable)
+    await world.end("a")
+    assert world.admission.num_admitted == 0
+
+
+async def test_the_report_tells_each_wait_once():
+    world = World(max_sessions=1)
+    await world.ask("a")
+    await world.ask("b")
+    await world.clock.advance(2.0)
+    await world.end("a")
+    assert world.admission.report().waited_s == (0.0, 2.0)
+    assert world.admission.report().waited_s == ()
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["ask", "end", "cancel", "time"]), st.integers(0, 7)), max_size=40))
+def test_no_place_is_ever_lost_or_given_twice(steps):
+    """However requests come, end and leave: at most two run, and nobody waits while a place is free."""
+
+    async def run():
+        world, num = World(max_sessions=2, max_queued=3), 0
+        for step, index in steps:
+            names = list(world._tasks)
+            live = [name for name in names if not world._tasks[name].done()]
+            if step == "ask":
+                num += 1
+                await world.ask(f"{num}", caller="xyz"[index % 3], deadline=world.clock.now() + 2 + index)
+            elif step == "time":
+                await world.clock.advance(1.0)
+            elif live:
+                name = live[index % len(live)]
+                if step == "cancel":
+                    world._tasks[name].cancel()
+                elif name in world.served:
+                    world._ends[name].set()
+            await settled()
+            running = sum(not world._tasks[name].done() for name in world.served)
+            assert running == world.admission.num_admitted <= 2
+            assert not world.admission.report().num_waiting or running == 2
+        for name in world._tasks:
+            world._tasks[name].cancel()
+        await asyncio.gather(*world._tasks.values(), return_exceptions=True)
+        assert world.admission.num_admitted == 0
+
+    asyncio.run(run())

@@ -1,0 +1,81 @@
+"""Token buckets, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.config import Limits
+from core.errors import Overloaded
+from core.records import GenerationRequest, Sampling
+from orchestrator import quotas
+from orchestrator.quotas import Quotas
+
+
+class Time:
+    now_s = 0.0
+
+    def now(self):
+        return self.now_s
+
+
+def request(caller="a", prompt_tokens=10, max_tokens=50):
+    return GenerationRequest("r", (1,) * prompt_tokens, Sampling(), max_tokens, caller=caller)
+
+
+def test_requests_of_a_minute_are_counted_for_each_caller():
+    time = Time()
+    counted = Quotas(Limits(max_requests_per_minute=2), time)
+    for caller in ("a", "a", "b"):
+        counted.take(request(caller))
+    with pytest.raises(Overloaded, match="quota of 2 requests a minute is used up; try again in 30 s") as caught:
+        counted.take(request("a"))
+    assert caught.value.retry_after_s == pytest.approx(30.0)
+    time.now_s = 30.0
+    counted.take(request("a"))
+    with pytest.raises(Overloaded):
+        counted.take(request("a"))
+
+
+def test_tokens_count_as_asked_for_until_the_end_and_as_used_after_it():
+    counted = Quotas(Limits(max_tokens_per_minute=100), Time())
+    counted.take(request())
+    with pytest.raises(Overloaded, match="100 tokens a minute"):
+        counted.take(request())
+    counted.give_back(request(), 40)
+    counted.take(request())
+
+
+def test_what_is_refused_counts_against_no_quota():
+    time = Time()
+    counted = Quotas(Limits(max_requests_per_minute=1, max_tokens_per_minute=100), time)
+    counted.take(request(max_tokens=80))
+    with pytest.raises(Overloaded):
+        counted.take(request())
+    counted.undo(request(max_tokens=80))
+    counted.take(request(max_tokens=80))
+
+
+def test_a_request_larger_than_a_quota_needs_a_whole_one():
+    time = Time()
+    counted = Quotas(Limits(max_tokens_per_minute=100), time)
+    counted.take(request(max_tokens=5000))
+    with pytest.raises(Overloaded, match="in 60 s"):
+        counted.take(request(max_tokens=5000))
+    time.now_s = 60.0
+    counted.take(request(max_tokens=5000))
+
+
+def test_without_quotas_nothing_is_refused():
+    counted = Quotas(Limits(), Time())
+    for _ in range(1000):
+        counted.take(request())
+
+
+def test_callers_that_have_their_whole_quota_are_forgotten(monkeypatch):
+    monkeypatch.setattr(quotas, "MAX_CALLERS", 3)
+    time = Time()
+    counted = Quotas(Limits(max_requests_per_minute=60), time)
+    for number in range(50):
+        counted.take(request(f"caller {number}"))
+        time.now_s += 1.0
+    assert len(counted._buckets) <= 4
