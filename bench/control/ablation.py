@@ -18,8 +18,8 @@ from itertools import product
 from typing import Any, Final
 from unittest.mock import patch
 
-from bench.control import EASY, HARD, MODES, Alternating, Case
-from bench.control import adaptive as run_adaptive
+from bench.control.control import EASY, HARD, MODES, Alternating, Case
+from bench.control.control import adaptive as run_adaptive
 from bench.results import Result
 from core.costs import engine_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder

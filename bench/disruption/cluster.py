@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.load import Expected, Load, Tally
-from bench.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
-from bench.prompts import held_out_prompts
+from bench.harness.load import Expected, Load, Tally
+from bench.harness.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
+from bench.harness.traffic import PLAINLY, connected, request, run
+from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
-from bench.traffic import PLAINLY, connected, request, run
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 from deploy.settings import override
 from outrider_client import AsyncClient

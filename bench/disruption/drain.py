@@ -1,7 +1,7 @@
 """A node that is to stop, as a pod's preStop hook says it: how soon its health tells, and what its streams notice.
 
-Two hosts (bench/hosts.py), each with a gRPC proxy of its own as on Kubernetes: near has the models and an orchestrator,
-far the other orchestrator. A stream comes in through far while `ray drain-node` is called there.
+Two hosts (bench/harness/hosts.py), each with a gRPC proxy of its own as on Kubernetes: near has the models and an
+orchestrator, far the other orchestrator. A stream comes in through far while `ray drain-node` is called there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.hosts import Host, missing, two_hosts
-from bench.nodes import Nodes, manifest, nodes, num_running, until
-from bench.prompts import held_out_prompts
+from bench.harness.hosts import Host, missing, two_hosts
+from bench.harness.nodes import Nodes, manifest, nodes, num_running, until
+from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
+from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
-from bench.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from core.errors import StartupError
 from deploy.api import STOP_FILE
 from deploy.settings import override

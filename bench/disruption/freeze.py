@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+from bench.harness.traffic import AS_SERVED, PLAINLY, Arrival, Way, request, run
+from bench.harness.victims import engine_pid, stopped
 from bench.results import Result, at_least, at_most
-from bench.traffic import AS_SERVED, PLAINLY, Arrival, Way, request, run
-from bench.victims import engine_pid, stopped
 
 MAX_TOKENS = 512
 PLAIN_S = 10.0

@@ -18,11 +18,11 @@ from typing import Any
 import grpc
 import numpy as np
 
-from bench.freeze import measure_freeze
-from bench.prompts import held_out_prompts
+from bench.disruption.freeze import measure_freeze
+from bench.harness.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
+from bench.harness.victims import kill_engine, kill_replica, serving, until_replaced
+from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_most, spread
-from bench.traffic import AS_SERVED, PLAINLY, Arrival, Way, connected, request, run
-from bench.victims import kill_engine, kill_replica, serving, until_replaced
 from deploy.launch import served
 from deploy.settings import demo_config
 from outrider_client import AsyncClient, OutriderError

@@ -19,10 +19,10 @@ from typing import Any
 
 import grpc
 
-from bench.prompts import held_out_prompts
+from bench.harness.traffic import AS_SERVED, PLAINLY, Way, connected, request, run
+from bench.harness.victims import engine_pids
+from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_most
-from bench.traffic import AS_SERVED, PLAINLY, Way, connected, request, run
-from bench.victims import engine_pids
 from deploy.launch import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb

@@ -19,8 +19,8 @@ from typing import get_args
 import torch
 from transformers import AutoTokenizer
 
-from bench.engines import GREEDY, Stream, load_engine, new_stream, play
-from bench.prompts import held_out_prompts
+from bench.engine.driver import GREEDY, Stream, load_engine, new_stream, play
+from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_most
 from core.config import Dtype, EngineConfig
 from core.records import Sampling

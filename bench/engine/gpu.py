@@ -20,15 +20,15 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from bench.devices import device_name, memory_loop, open_device, token_s, waits_per_token
-from bench.divergence import explain
-from bench.engines import GREEDY
-from bench.grow import DEFAULT_CACHE, cached
-from bench.pair import Pair
-from bench.peer import Peer
-from bench.prompts import held_out_prompts
+from bench.engine.devices import device_name, memory_loop, open_device, token_s, waits_per_token
+from bench.engine.divergence import explain
+from bench.engine.driver import GREEDY
+from bench.engine.pair import Pair
+from bench.engine.peer import Peer
+from bench.models.grow import DEFAULT_CACHE, cached
+from bench.models.prompts import held_out_prompts
+from bench.models.sizes import Shape, parse_size, read_shape, shape_of_size
 from bench.results import Result, at_most, spread
-from bench.sizes import Shape, parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine

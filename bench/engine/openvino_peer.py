@@ -1,8 +1,8 @@
 """OpenVINO GenAI as a peer: plain decoding, in an environment of its own, a completion whenever it is asked for one.
 
-`bench runtime --openvino PYTHON DIR` runs it as `PYTHON bench/openvino_peer.py DIR PRECISION THREADS PROMPT TOKENS`,
-where DIR was made of the same checkpoint by `optimum-cli export openvino --task text-generation-with-past`. Each line
-on stdin is answered by a line: seconds per token after the first. Imports nothing of the project.
+`bench runtime --openvino PYTHON DIR` runs it as `PYTHON bench/engine/openvino_peer.py DIR PRECISION THREADS PROMPT
+TOKENS`, where DIR was made of the same checkpoint by `optimum-cli export openvino --task text-generation-with-past`.
+Each line on stdin is answered by a line: seconds per token after the first. Imports nothing of the project.
 """
 
 import random

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.engines import EPOCH, Stream, load_engine, new_stream, play
+from bench.engine.driver import EPOCH, Stream, load_engine, new_stream, play
 from core.config import EngineConfig
 from core.records import DraftRequest, DraftTree, SequenceSpec, Stamp
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec

@@ -21,12 +21,12 @@ from typing import Any, get_args
 
 import torch
 
-from bench.devices import timed, token_s
-from bench.engines import Stream, load_engine, new_stream, play
-from bench.grow import DEFAULT_CACHE, cached
-from bench.peer import Peer
+from bench.engine.devices import timed, token_s
+from bench.engine.driver import Stream, load_engine, new_stream, play
+from bench.engine.peer import Peer
+from bench.models.grow import DEFAULT_CACHE, cached
+from bench.models.sizes import parse_size, read_shape, shape_of_size
 from bench.results import Result, at_least, at_most, spread
-from bench.sizes import parse_size, read_shape, shape_of_size
 from core.config import Dtype, EngineConfig
 from core.errors import StartupError
 from core.records import Verdict

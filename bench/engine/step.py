@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.engines import GREEDY, Stream, load_engine, new_stream, play
+from bench.engine.driver import GREEDY, Stream, load_engine, new_stream, play
 from bench.results import Result, at_most, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict

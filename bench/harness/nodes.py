@@ -23,7 +23,7 @@ from deploy.launch import OBJECT_STORE_BYTES
 
 ROLE = "outrider.dev/role"
 ROLES = ("orchestrator", "draft", "target")
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 MANIFEST = REPOSITORY / "k8s" / "overlays" / "cpu-demo" / "serve.yaml"
 IMAGE_ROOT = "/opt/outrider"
 HEAD_ONLY = "HeadOnly"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from bench.grow import cached
-from bench.sizes import Shape, read_shape
+from bench.models.grow import cached
+from bench.models.sizes import Shape, read_shape
 from core.config import Dtype, EngineConfig
 from workers.model import loader
 from workers.runtime import ModelRuntime

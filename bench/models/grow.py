@@ -1,6 +1,6 @@
 """Makes a larger Llama checkpoint of a small one that computes the same function at the cost of the size named.
 
-    python -m bench.grow --model models/demo/target --size 123M --out DIR
+    python -m bench.models.grow --model models/demo/target --size 123M --out DIR
 
 So a benchmark has the acceptance of two trained models and the cost of large ones. Knows the tensors of a Llama and
 what may be added to them unseen; must not know who runs the result: any engine that reads safetensors can.
@@ -37,7 +37,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.sizes import SIZES, CannotGrow, Shape, Size, parse_size, read_shape, shape_of_size
+from bench.models.sizes import SIZES, CannotGrow, Shape, Size, parse_size, read_shape, shape_of_size
 from core.config import Dtype
 
 FORMAT = 1
@@ -204,7 +204,7 @@ class _Builder:
 def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.grow", description="Grow a Llama without changing its function."
+        prog="python -m bench.models.grow", description="Grow a Llama without changing its function."
     )
     parser.add_argument("--model", type=Path, required=True, help="directory of the checkpoint to grow")
     parser.add_argument("--size", type=parse_size, required=True, help=f"{', '.join(SIZES)}, or a count like 10M")

@@ -1,4 +1,4 @@
-"""`python -m bench.traces --out FILE` records how the demo pair agrees, token by token, for the simulator to replay.
+"""`python -m bench.models.traces --out FILE` records the demo pair's agreement by token, for the simulator to replay.
 
 The target writes on after held-out prompts; along its own text the draft is asked what it would have said at each place
 (`simulation.engines.texts.Agreement` says what is kept). From each place a chain is drawn from the draft too, and
@@ -60,7 +60,7 @@ class Pair:
 
 def main() -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.traces", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.models.traces", description=__doc__)
     parser.add_argument("--models", type=Path, default=Path("models/demo"), metavar="DIR", help="target and draft")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the traces go (.npz)")
     args = parser.parse_args()

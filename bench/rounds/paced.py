@@ -1,9 +1,9 @@
 """Pipelined rounds against sequential ones by real processes, with engines as slow as large models on GPUs.
 
 The service is the one that serves: Serve, links, orchestrator, gRPC, a process for each part. Its engines have no
-models: they agree as was recorded, and their passes last as long as a preset says (`bench.recorded_engines`), while a
-processor is free. So the figures are those of `bench rounds --only simulated` but for what the real service adds to a
-round, which is given with them: by engine, link and orchestrator, and as processor time by process.
+models: they agree as was recorded, and their passes last as long as a preset says (bench/rounds/recorded_engines.py)
+while a processor is free. So the figures are those of `bench rounds --only simulated` but for what the real service
+adds to a round, which is given with them: by engine, link and orchestrator, and as processor time by process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.anatomy import Round
-from bench.links import cpu_s
-from bench.prompts import held_out_prompts
-from bench.recorded_engines import RECORDED
+from bench.harness.traffic import Way, connected
+from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
-from bench.simulated_rounds import CHAINS, TREES
-from bench.traffic import Way, connected
-from bench.ways import (
+from bench.rounds.anatomy import Round
+from bench.rounds.recorded_engines import RECORDED
+from bench.rounds.simulated import CHAINS, TREES
+from bench.rounds.ways import (
     PIPELINED,
     PLAIN,
     Plan,
@@ -39,6 +38,7 @@ from bench.ways import (
     say,
     unlike_plain,
 )
+from bench.service.links import cpu_s
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.costs import PASS_LAWS, PassLaw
 from deploy.launch import served

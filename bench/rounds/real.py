@@ -17,15 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from bench.anatomy import Round
-from bench.calibrate import draft_of_cost
-from bench.grow import DEFAULT_CACHE, cached
-from bench.hops import round_trips_ms
-from bench.prompts import held_out_prompts
+from bench.harness.traffic import connected
+from bench.models.calibrate import draft_of_cost
+from bench.models.grow import DEFAULT_CACHE, cached
+from bench.models.prompts import held_out_prompts
+from bench.models.sizes import Size, parse_size, read_shape, shape_of_size
 from bench.results import Result, at_least, at_most, spread
-from bench.sizes import Size, parse_size, read_shape, shape_of_size
-from bench.traffic import connected
-from bench.ways import (
+from bench.rounds.anatomy import Round
+from bench.rounds.ways import (
     PIPELINED,
     PLAIN,
     STATIC,
@@ -43,6 +42,7 @@ from bench.ways import (
     unlike_plain,
     waits,
 )
+from bench.service.hops import round_trips_ms
 from core.config import DraftConfig, Dtype, EngineConfig, ServiceConfig, TargetConfig
 from deploy.launch import served
 from deploy.settings import DEMO_DIRECTORY

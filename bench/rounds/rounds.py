@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from bench import paced_rounds, real_rounds, simulated_rounds
 from bench.results import Result
+from bench.rounds import paced, real, simulated
 
-PARTS = {"simulated": simulated_rounds, "paced": paced_rounds, "real": real_rounds}
+PARTS = {"simulated": simulated, "paced": paced, "real": real}
 """In this order: the simulated one needs nothing, and the real one all of the machine."""
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from bench.in_process import RealClock, ThreadLeases
+from bench.engine.in_process import RealClock, ThreadLeases
 from bench.results import Result
-from bench.tree_svg import picture
-from bench.tree_trace import SeenRound, TreeWatch, WatchedController, read, written
+from bench.rounds.tree_svg import picture
+from bench.rounds.tree_trace import SeenRound, TreeWatch, WatchedController, read, written
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from workers.engine import DraftEngine, TargetEngine
 
-DEMO = Path(__file__).parents[1] / "models" / "demo"
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 PROMPT = 'def find(name, path):\n    """Return the'
 TEMPERATURE = 0.7
 """With shared noise: greedily the demo target soon repeats itself."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from bench.tree_trace import SeenNode, SeenRound
+from bench.rounds.tree_trace import SeenNode, SeenRound
 
 BLOCK, KEPT, PRUNED, PATH, OWN = "#cfe3f5", "#ffffff", "#f4f4f4", "#2e7d4f", "#c2543c"
 INK, GREY = "#222", "#a9adb3"

@@ -1,7 +1,8 @@
 """An engine on another host, some milliseconds away: what the way costs drafting in turn, and what is hidden of it.
 
-Head and orchestrator are on one host, and so is one engine's node; the other engine's is on another (bench/hosts.py). A
-grown pair is served there. Each prompt is completed pipelined and in turn, with and without delay.
+Head and orchestrator are on one host, and so is one engine's node; the other engine's is on another
+(bench/harness/hosts.py). A grown pair is served there. Each prompt is completed pipelined and in turn, with and without
+delay.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.anatomy import Round, hidden_share, rounds_of
-from bench.grow import DEFAULT_CACHE
-from bench.hosts import Wire, missing, two_hosts
-from bench.nodes import ROLE, ROLES, nodes
-from bench.prompts import held_out_prompts
-from bench.real_rounds import grown_pair
+from bench.harness.hosts import Wire, missing, two_hosts
+from bench.harness.nodes import ROLE, ROLES, nodes
+from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
+from bench.models.grow import DEFAULT_CACHE
+from bench.models.prompts import held_out_prompts
+from bench.models.sizes import parse_size
 from bench.results import Result, at_least, at_most, spread
-from bench.sizes import parse_size
-from bench.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
-from bench.ways import PIPELINED, SEQUENTIAL, say
+from bench.rounds.anatomy import Round, hidden_share, rounds_of
+from bench.rounds.real import grown_pair
+from bench.rounds.ways import PIPELINED, SEQUENTIAL, say
 from core.config import DraftConfig, EngineConfig, TargetConfig
 from core.errors import StartupError
 

@@ -24,8 +24,8 @@ from typing import Any
 import grpc
 import numpy as np
 
+from bench.harness.traffic import AS_SERVED, connected, request, run
 from bench.results import Result, at_most
-from bench.traffic import AS_SERVED, connected, request, run
 from deploy.launch import served
 from deploy.settings import demo_config
 from protos.outrider.v1 import generation_pb2 as pb

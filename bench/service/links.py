@@ -22,8 +22,8 @@ from typing import Any
 
 from ray import serve
 
+from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from bench.results import Result, spread
-from bench.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
 from core.config import FleetConfig
 from deploy.app import APPLICATION, build, fleet_resources
 from deploy.launch import local_cluster

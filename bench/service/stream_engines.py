@@ -1,4 +1,4 @@
-"""The engine's end of `bench.streams`: a process that waits for its passes, and speaks one of several ways.
+"""The engine's end of `bench.service.streams`: a process that waits for its passes, and speaks one of several ways.
 
 Its thread does what an engine's does: it takes requests between passes, and tells after each pass what has grown.
 """

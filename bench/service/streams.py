@@ -26,7 +26,7 @@ import grpc.aio
 import uvloop
 
 from bench.results import Result, spread
-from bench.stream_engines import GRPC, LINK, METHOD, ONE_THREAD, PASS_S, PASSES, serve
+from bench.service.stream_engines import GRPC, LINK, METHOD, ONE_THREAD, PASS_S, PASSES, serve
 from core.records import Base, DraftRequest, DraftUpdate, Stamp, VerifyRequest
 from core.speculation import ROOT, TokenTree, TreeSpec
 from deploy.link.client import Link

@@ -1,4 +1,4 @@
-"""Agreement as it was measured on a real pair: `bench.traces` records it, `TraceLaw` replays it.
+"""Agreement as it was measured on a real pair: `bench.models.traces` records it, `TraceLaw` replays it.
 
 Knows the file and what its numbers mean; must not know the models they came from.
 """

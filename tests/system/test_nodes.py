@@ -9,10 +9,10 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
-from bench.cluster import settings
-from bench.load import Expected, Load
-from bench.nodes import ROLE, ROLES, nodes, num_running, only_running, until
-from bench.traffic import PLAINLY, connected, request, run
+from bench.disruption.cluster import settings
+from bench.harness.load import Expected, Load
+from bench.harness.nodes import ROLE, ROLES, nodes, num_running, only_running, until
+from bench.harness.traffic import PLAINLY, connected, request, run
 from outrider_client import AsyncClient, Client
 
 pytestmark = pytest.mark.ray

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from bench import ablation
+from bench.control import ablation
 from simulation.scenario import Closed, Scenario
 
 

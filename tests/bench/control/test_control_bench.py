@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench import control
-from bench.control import MODES, Case, judged, sweep, trees
+from bench.control import control
+from bench.control.control import MODES, Case, judged, sweep, trees
 from simulation.scenario import Closed, Scenario
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.freeze import Pace
-from bench.traffic import Arrival
+from bench.disruption.freeze import Pace
+from bench.harness.traffic import Arrival
 
 
 def ticks(start_s, end_s, step_s, num_guessed=0):

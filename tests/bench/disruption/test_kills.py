@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.kills import Death, Stream, _results
-from bench.traffic import Arrival, Run
+from bench.disruption.kills import Death, Stream, _results
+from bench.harness.traffic import Arrival, Run
 from protos.outrider.v1 import generation_pb2 as pb
 
 

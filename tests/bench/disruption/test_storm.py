@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.storm import Listener, _results
+from bench.disruption.storm import Listener, _results
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import argparse
 import pytest
 import torch
 
-from bench import divergence
+from bench.engine import divergence
 from deploy.settings import DEMO_DIRECTORY
 from workers.runtime.runtime import ModelRuntime
 from workers.step.rows import Step

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import families
-from bench.families import DIFFERENT, NOT_BUILT, REFUSED, SERVED, try_family
+from bench.engine import families
+from bench.engine.families import DIFFERENT, NOT_BUILT, REFUSED, SERVED, try_family
 from workers.runtime.runtime import ModelRuntime
 
 
@@ -28,7 +28,7 @@ def test_what_cannot_be_rolled_back_is_refused_with_the_reason() -> None:
 def test_the_page_says_what_is_found(family: str) -> None:
     """The first three are built with sizes of their own, and refused: none of them is just not tried."""
     finding = try_family(family)
-    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "families.md").read_text()
     section = page.partition(f"## {finding.outcome.capitalize()}")[2].partition("\n## ")[0]
     detail = re.escape(finding.detail) if finding.outcome == REFUSED else r"\de[-+]\d\d"
     assert re.search(rf"^\| `{family}` \| {detail} \|$", section, re.MULTILINE)

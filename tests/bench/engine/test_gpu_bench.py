@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench import devices, gpu
 from bench.__main__ import main
-from bench.grow import cached
-from bench.pair import Pair
-from bench.peer import Peer
-from bench.sizes import parse_size, read_shape, shape_of_size
+from bench.engine import devices, gpu
+from bench.engine.pair import Pair
+from bench.engine.peer import Peer
+from bench.models.grow import cached
+from bench.models.sizes import parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import runtime
 from bench.__main__ import main
-from bench.sizes import parse_size, read_shape, shape_of_size
+from bench.engine import runtime
+from bench.models.sizes import parse_size, read_shape, shape_of_size
 from core.errors import StartupError
 from deploy.settings import DEMO_DIRECTORY
 from workers.runtime.backend import BackendUnavailable

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import step
 from bench.__main__ import main
-from bench.step import Cost, Times
+from bench.engine import step
+from bench.engine.step import Cost, Times
 
 
 @pytest.mark.ci

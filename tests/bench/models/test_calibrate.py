@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import calibrate
-from bench.sizes import read_shape
+from bench.models import calibrate
+from bench.models.sizes import read_shape
 from deploy.settings import DEMO_DIRECTORY
 
 TARGET, DRAFT = Path("target"), DEMO_DIRECTORY / "draft"

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.grow import FILLER_STD, INDEX, cached, grow
-from bench.sizes import SIZES, UNIT_MULTIPLE, CannotGrow, Shape, Size, parse_size, read_shape, shape_of_size
+from bench.models.grow import FILLER_STD, INDEX, cached, grow
+from bench.models.sizes import SIZES, UNIT_MULTIPLE, CannotGrow, Shape, Size, parse_size, read_shape, shape_of_size
 from core.config import EngineConfig
 from core.records import Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.text.token_log import TokenLog
 from workers.engine.target import TargetEngine
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 TARGET, DRAFT = read_shape(DEMO / "target"), read_shape(DEMO / "draft")
 SOURCES = {"target": TARGET, "draft": DRAFT}
 PROMPTS = [

@@ -6,17 +6,17 @@ import argparse
 
 import pytest
 
-from bench import paced_rounds, real_rounds
+from bench.rounds import paced, real
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_passes_last_as_long_as_they_should_and_no_completion_differs(tmp_path):
     parser = argparse.ArgumentParser()
-    real_rounds.add_arguments(parser)
-    paced_rounds.add_arguments(parser)
+    real.add_arguments(parser)
+    paced.add_arguments(parser)
     size = "--paced 8b+0.5b --paced-temperatures 0 --prompts 2 --tokens 24 --repeats 1"
-    measured = paced_rounds.measure(parser.parse_args([*size.split(), "--cache", str(tmp_path)]))
+    measured = paced.measure(parser.parse_args([*size.split(), "--cache", str(tmp_path)]))
     results = {each.name.partition(": ")[2]: each for each in measured}
     assert results["completions unlike plain decoding"].met
     assert 0 < results["plain over 1/t_v"].value <= 1

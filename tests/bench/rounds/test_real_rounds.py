@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.real_rounds import _results
-from bench.traffic import Arrival, Run
-from bench.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC
+from bench.harness.traffic import Arrival, Run
+from bench.rounds.real import _results
+from bench.rounds.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC
 from protos.outrider.v1 import generation_pb2 as pb
 
 TOKENS = (5, 6, 7, 8)

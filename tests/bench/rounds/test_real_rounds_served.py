@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from bench.real_rounds import add_arguments, measure
+from bench.rounds.real import add_arguments, measure
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

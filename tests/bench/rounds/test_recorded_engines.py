@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 
-from bench.recorded_engines import RecordedLoop
+from bench.rounds.recorded_engines import RecordedLoop
 from core.costs.pass_law import PassLaw
 from core.records import (
     DraftRequest,

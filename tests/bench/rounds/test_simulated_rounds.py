@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from bench import rounds, simulated_rounds
-from bench.simulated_rounds import CHAIN_GOALS, TREE_GOALS, add_arguments, measure
+from bench.rounds import rounds, simulated
+from bench.rounds.simulated import CHAIN_GOALS, TREE_GOALS, add_arguments, measure
 from simulation.report.comparison import Run
 
 
@@ -60,12 +60,12 @@ def test_the_best_in_turn_is_looked_for_under_every_verification(monkeypatch):
     tried = []
 
     def remember(scenario):
-        for found in simulated_rounds_sweep(scenario):
+        for found in simulated_sweep(scenario):
             tried.append((scenario.temperature, found))
             yield found
 
-    simulated_rounds_sweep = simulated_rounds.sweep
-    monkeypatch.setattr(simulated_rounds, "sweep", remember)
+    simulated_sweep = simulated.sweep
+    monkeypatch.setattr(simulated, "sweep", remember)
     results = measure(arguments("--texts", "1", "--text-tokens", "12"))
     for temperature in (0.0, 1.0):
         best = max((run for at, run in tried if at == temperature), key=lambda run: run.rate)

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import tree
-from bench.tree_svg import MOST_NODES, picture
-from bench.tree_trace import SeenNode, SeenRound, read, written
+from bench.rounds import tree
+from bench.rounds.tree_svg import MOST_NODES, picture
+from bench.rounds.tree_trace import SeenNode, SeenRound, read, written
 
 TRACE = Path(__file__).with_name("tree_trace.json")
-DRAWN = Path(__file__).parents[2] / "docs" / "tree.svg"
+DRAWN = Path(__file__).parents[3] / "docs" / "tree.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import session_events
+from bench.service import session_events
 from orchestrator.session import Session
 
 
