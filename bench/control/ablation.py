@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any, Final
 from unittest.mock import patch
 
-from bench.control.control import EASY, HARD, MODES, Alternating, Case
+from bench.control.control import EASY, HARD, MODES, Alternating, ControlCase
 from bench.control.control import adaptive as run_adaptive
 from bench.results import Result
 from core.costs import engine_cost
@@ -83,14 +83,14 @@ def _said(result: Result) -> Result:
     return result
 
 
-def _rates(loads: list[Case], part: str) -> list[float]:
+def _rates(loads: list[ControlCase], part: str) -> list[float]:
     with ExitStack() as stack:
         for where, name, other in PARTS.get(part, ()):
             stack.enter_context(patch.object(where, name, other))
         return [run_adaptive(case)[0] for case in loads]
 
 
-def _worth(part: str, loads: list[Case], whole: list[float], without: list[float]) -> Result:
+def _worth(part: str, loads: list[ControlCase], whole: list[float], without: list[float]) -> Result:
     ratios = {case.name: with_it / rate for case, with_it, rate in zip(loads, whole, without, strict=True)}
     most, least = max(ratios, key=lambda name: ratios[name]), min(ratios, key=lambda name: ratios[name])
     settings = {
@@ -101,7 +101,7 @@ def _worth(part: str, loads: list[Case], whole: list[float], without: list[float
     return Result(f"ablation/{part}", round(statistics.geometric_mean(ratios.values()), 3), "x", settings=settings)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[ControlCase]:
     """Steady loads, changing ones, and hard text where rows cost."""
     for hardware, mode, num, is_pipelined in product(HARDWARE, ("greedy", "coupled"), (1, 4, 16), (True, False)):
         if (mode == "greedy") == (num == 4) and not is_pipelined:
@@ -126,8 +126,8 @@ def cases() -> Iterator[Case]:
     yield _case("load rises and falls", load)
 
 
-def _case(name: str, scenario: Scenario, *, is_pipelined: bool = True) -> Case:
-    return Case("ablation", name if is_pipelined else f"{name} in turn", scenario, is_pipelined)
+def _case(name: str, scenario: Scenario, *, is_pipelined: bool = True) -> ControlCase:
+    return ControlCase("ablation", name if is_pipelined else f"{name} in turn", scenario, is_pipelined)
 
 
 def _hard(num: int) -> Scenario:

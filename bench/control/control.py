@@ -68,7 +68,7 @@ class Alternating:
 
 
 @dataclass(frozen=True)
-class Case:
+class ControlCase:
     """A scenario, whose policy is still open."""
 
     kind: str
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 # Cases
 
 
-def stationary(*, full: bool) -> Iterator[Case]:
+def stationary(*, full: bool) -> Iterator[ControlCase]:
     """Loads that stay as they are: texts of the demo pair, on each hardware, with each number of streams.
 
     Not in `full`, the ways to verify and to pipeline take turns instead of being crossed with all that.
@@ -122,10 +122,10 @@ def stationary(*, full: bool) -> Iterator[Case]:
                 max_tokens=160 if num_at_once < NUM_AT_ONCE[-1] else 96,
             )
             name = f"{hardware} {mode} {num_at_once} streams {'pipelined' if is_pipelined else 'in turn'}"
-            yield Case("stationary", name, scenario, is_pipelined)
+            yield ControlCase("stationary", name, scenario, is_pipelined)
 
 
-def changing() -> Iterator[Case]:
+def changing() -> Iterator[ControlCase]:
     """Loads that ask for one draft length now and for another later."""
     texts = Scenario(law=Alternating(EASY, HARD, 160), load=Closed(1, 4), max_tokens=960)
     waves = ((50.0, 0.4), (8.0, 2.5), (50.0, 0.4), (8.0, 2.5), (30.0, 0.4))
@@ -136,10 +136,10 @@ def changing() -> Iterator[Case]:
     for name, scenario in (("easy and hard text", texts), ("load rises and falls", load), ("draft slows down", slow)):
         for is_pipelined in (True, False):
             way = "pipelined" if is_pipelined else "in turn"
-            yield Case("changing", f"{name} {way}", scenario, is_pipelined)
+            yield ControlCase("changing", f"{name} {way}", scenario, is_pipelined)
 
 
-def loaded() -> Iterator[Case]:
+def loaded() -> Iterator[ControlCase]:
     """Many streams of hard text where rows cost: plain decoding is hard to beat."""
     for num_at_once, is_pipelined in product((16, 32), (True, False)):
         scenario = Scenario(
@@ -149,13 +149,13 @@ def loaded() -> Iterator[Case]:
             prompt_tokens=24,
         )
         name = f"hard text {num_at_once} streams {'pipelined' if is_pipelined else 'in turn'}"
-        yield Case("loaded", name, scenario, is_pipelined)
+        yield ControlCase("loaded", name, scenario, is_pipelined)
 
 
 # Judgement
 
 
-def judged(case: Case) -> list[Result]:
+def judged(case: ControlCase) -> list[Result]:
     """What adaptive control yields there, against the goal of its kind; and against each of the fixed policies."""
     if case.kind == "loaded":
         return _against_plain(case)
@@ -177,7 +177,7 @@ def judged(case: Case) -> list[Result]:
     return [of_all, *apart]
 
 
-def _over(name: str, rate: float, rates: Rates, case: Case) -> Result:
+def _over(name: str, rate: float, rates: Rates, case: ControlCase) -> Result:
     best = _best(rates)
     return Result(name, round(rate / rates[best], 3), "x", settings={**case.settings, "best": best})
 
@@ -190,7 +190,7 @@ def _rounded(rates: Rates) -> Rates:
     return {size: round(rate, 2) for size, rate in rates.items()}
 
 
-def _against_plain(case: Case) -> list[Result]:
+def _against_plain(case: ControlCase) -> list[Result]:
     plain, fixed = static(case, 0), static(case, LOADED_GAMMA)
     rate, reason = adaptive(case)
     settings = {**case.settings, "plain_tokens_per_s": round(plain, 2)}
@@ -200,7 +200,7 @@ def _against_plain(case: Case) -> list[Result]:
     return [at_least(LOADED_GOAL, steady), at_most(LOADED_STATIC, falls)]
 
 
-def sweep(case: Case) -> dict[str, Rates]:
+def sweep(case: ControlCase) -> dict[str, Rates]:
     """Tokens per second of a stream under each fixed policy, by its sizes. Rejection verifies no trees."""
     swept = {"static": chains(case), "path_probability": paths(case)}
     if case.scenario.verification is Verification.COUPLED:
@@ -208,7 +208,7 @@ def sweep(case: Case) -> dict[str, Rates]:
     return swept
 
 
-def chains(case: Case) -> Rates:
+def chains(case: ControlCase) -> Rates:
     """By draft length, as far as longer ones can be of use."""
     rates: Rates = {}
     for gamma in GAMMAS:
@@ -218,12 +218,12 @@ def chains(case: Case) -> Rates:
     return rates
 
 
-def paths(case: Case) -> Rates:
+def paths(case: ControlCase) -> Rates:
     """By the least product of the draft's chances."""
     return {f"{floor:g}": path(case, floor) for floor in PATH_FLOORS}
 
 
-def trees(case: Case) -> Rates:
+def trees(case: ControlCase) -> Rates:
     """By nodes and depth, as far as more nodes can be of use."""
     rates: Rates = {}
     for nodes in TREE_NODES:
@@ -235,31 +235,31 @@ def trees(case: Case) -> Rates:
     return rates
 
 
-def static(case: Case, gamma: int) -> float:
+def static(case: ControlCase, gamma: int) -> float:
     """Tokens per second of a stream with blocks of always `gamma` guesses."""
     return _fixed(case, policy="static", max_draft_tokens=gamma)
 
 
-def path(case: Case, floor: float) -> float:
+def path(case: ControlCase, floor: float) -> float:
     """The same with chains that end where the product of the draft's own chances falls below `floor`."""
     return _fixed(case, policy="path_probability", min_path_probability=floor, max_draft_tokens=GAMMAS[-1])
 
 
-def tree(case: Case, nodes: int, depth: int) -> float:
+def tree(case: ControlCase, nodes: int, depth: int) -> float:
     """The same with the `nodes` nodes that are likeliest by the draft's own chances."""
     return _fixed(case, policy="static_tree", max_block_tokens=nodes, max_draft_tokens=depth)
 
 
-def adaptive(case: Case) -> tuple[float, str]:
+def adaptive(case: ControlCase) -> tuple[float, str]:
     """Tokens per second of a stream under adaptive control, and why it last changed its mind."""
     return _run(case, SpeculationConfig(max_draft_tokens=GAMMAS[-1], pipelining=case.is_pipelined))
 
 
-def _fixed(case: Case, **settings: Any) -> float:
+def _fixed(case: ControlCase, **settings: Any) -> float:
     return _run(case, SpeculationConfig(**settings, pipelining=case.is_pipelined))[0]
 
 
-def _run(case: Case, speculation: SpeculationConfig) -> tuple[float, str]:
+def _run(case: ControlCase, speculation: SpeculationConfig) -> tuple[float, str]:
     """Only the draft model guesses: lookups would help all alike."""
     report = simulate(replace(case.scenario, speculation=replace(speculation, lookup=False)))
     if report.num_failed:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.harness.load import Expected, Load, Tally
+from bench.harness.load import Expected, SteadyLoad, Tally
 from bench.harness.nodes import ROLES, Nodes, manifest, nodes, num_running, only_running, until
 from bench.harness.traffic import PLAINLY, connected, request, run
 from bench.models.prompts import held_out_prompts
@@ -96,8 +96,8 @@ async def _expected(stub: Any, prompt: str, index: int) -> Expected:
 
 
 @asynccontextmanager
-async def _load(up: Nodes, jobs: Sequence[Expected]) -> AsyncIterator[Load]:
-    async with AsyncClient(up.address) as client, Load(client, jobs) as load:
+async def _load(up: Nodes, jobs: Sequence[Expected]) -> AsyncIterator[SteadyLoad]:
+    async with AsyncClient(up.address) as client, SteadyLoad(client, jobs) as load:
         load.keep(NUM_STREAMS)
         yield load
 
@@ -124,7 +124,7 @@ async def _ramp(up: Nodes, jobs: Sequence[Expected], args: argparse.Namespace) -
     return [*_counts(samples), *_tallied("load rises and falls", load.tally)]
 
 
-async def _watch(load: Load, duration_s: float) -> list[Sample]:
+async def _watch(load: SteadyLoad, duration_s: float) -> list[Sample]:
     samples = []
     end_s = time.monotonic() + duration_s
     while time.monotonic() < end_s:

@@ -58,7 +58,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Stream:
+class WatchedStream:
     """One stream under which something is killed."""
 
     expected: tuple[int, ...]
@@ -89,7 +89,7 @@ class Death:
     """One kill, and the streams that were under way when it came."""
 
     at_s: float
-    streams: tuple[Stream, ...]
+    streams: tuple[WatchedStream, ...]
     replaced_s: float
 
 
@@ -156,11 +156,11 @@ async def _try(trial: Trial, expected: Sequence[tuple[int, ...]], chooser: rando
     deaths = []
     for number in range(trial.num_kills):
         _say(f"{trial.role}: death {number + 1} of {trial.num_kills}")
-        deaths.append(await _die(trial, [Stream(tokens) for tokens in expected], chooser))
+        deaths.append(await _die(trial, [WatchedStream(tokens) for tokens in expected], chooser))
     return _results(f"{trial.role} killed {trial.num_kills} times", deaths) if deaths else []
 
 
-async def _die(trial: Trial, streams: Sequence[Stream], chooser: random.Random) -> Death:
+async def _die(trial: Trial, streams: Sequence[WatchedStream], chooser: random.Random) -> Death:
     """Kill while all of `streams` run, let them end, and wait until the dead has been replaced."""
     tasks = [asyncio.create_task(_follow(trial, index, stream)) for index, stream in enumerate(streams)]
     await asyncio.gather(*(stream.has_begun.wait() for stream in streams))
@@ -173,7 +173,7 @@ async def _die(trial: Trial, streams: Sequence[Stream], chooser: random.Random) 
     return Death(at_s, under_way, await until_replaced(trial.role, before, since_s=at_s))
 
 
-async def _follow(trial: Trial, index: int, stream: Stream) -> None:
+async def _follow(trial: Trial, index: int, stream: WatchedStream) -> None:
     try:
         stream.has_felt = await trial.complete(index, stream.take)
     except (grpc.aio.AioRpcError, OutriderError) as error:

@@ -19,7 +19,7 @@ from typing import get_args
 import torch
 from transformers import AutoTokenizer
 
-from bench.engine.driver import GREEDY, Stream, load_engine, new_stream, play
+from bench.engine.driver import GREEDY, DrivenStream, load_engine, new_stream, play
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_most
 from core.config import Dtype, EngineConfig
@@ -123,7 +123,7 @@ def _complete(
     return [stream.output[:num_tokens] for stream in streams]
 
 
-def _guesses(stream: Stream, truth: Sequence[int], rng: random.Random, num_tokens: int) -> TokenTree:
+def _guesses(stream: DrivenStream, truth: Sequence[int], rng: random.Random, num_tokens: int) -> TokenTree:
     done = len(stream.output)
     right = truth[done : min(done + rng.randint(0, MAX_GUESSES), num_tokens - 1)]
     tokens = [token if rng.random() < RIGHT else (token + 1) % 256 for token in right]

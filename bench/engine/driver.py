@@ -20,7 +20,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(eq=False)
-class Stream:
+class DrivenStream:
     """One session."""
 
     name: str
@@ -46,9 +46,9 @@ class Stream:
         self.held = verdict.held
 
 
-def new_stream(name: str, prompt: Sequence[int], sampling: Sampling = GREEDY) -> Stream:
+def new_stream(name: str, prompt: Sequence[int], sampling: Sampling = GREEDY) -> DrivenStream:
     """A session that has said nothing yet."""
-    return Stream(name, TokenLog(prompt), len(prompt), sampling)
+    return DrivenStream(name, TokenLog(prompt), len(prompt), sampling)
 
 
 def load_engine(config: EngineConfig) -> TargetEngine:
@@ -58,7 +58,7 @@ def load_engine(config: EngineConfig) -> TargetEngine:
     return engine
 
 
-def play(engine: TargetEngine, streams: Sequence[Stream], blocks: Sequence[TokenTree] | None = None) -> None:
+def play(engine: TargetEngine, streams: Sequence[DrivenStream], blocks: Sequence[TokenTree] | None = None) -> None:
     """A verdict for each stream on its block: on the empty one if none are given, which is plain decoding."""
     blocks = blocks or [EMPTY_BLOCK] * len(streams)
     for ticket, (stream, block) in enumerate(zip(streams, blocks, strict=True)):

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from bench.engine.devices import device_name, memory_loop, open_device, token_s, waits_per_token
 from bench.engine.divergence import explain
 from bench.engine.driver import GREEDY
-from bench.engine.pair import Pair
+from bench.engine.pair import EnginePair
 from bench.engine.peer import Peer
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.prompts import held_out_prompts
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
     _say(f"growing the target to {size}, unless that has been done")
     target = cached(source, shape, args.dtype, args.cache)
     _say("loading")
-    pair = Pair.load(_config(target, args), _config(draft, args))
+    pair = EnginePair.load(_config(target, args), _config(draft, args))
     peer, assistant = Peer(target, args.dtype, device), Peer(draft, args.dtype, device)
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts = [tokenizer.encode(text) for text in held_out_prompts(args.prompts)]
@@ -104,7 +104,7 @@ def _config(model: Path, args: argparse.Namespace) -> EngineConfig:
 # Sides
 
 
-def _sides(pair: Pair, peer: Peer, assistant: Peer, gamma: int) -> Mapping[str, Complete]:
+def _sides(pair: EnginePair, peer: Peer, assistant: Peer, gamma: int) -> Mapping[str, Complete]:
     return {
         PLAIN: pair.plain,
         VERIFYING: partial(pair.rejected, num_guesses=NUM_GUESSES),
@@ -180,7 +180,7 @@ def _median_ms(times_s: Sequence[float]) -> float:
 # Texts
 
 
-def _texts(pair: Pair, peer: Peer, prompts: Sequence[Prompt], num_tokens: int, gamma: int) -> list[Result]:
+def _texts(pair: EnginePair, peer: Peer, prompts: Sequence[Prompt], num_tokens: int, gamma: int) -> list[Result]:
     """Complete every prompt plainly, by transformers and with guesses."""
     plain = [pair.plain(prompt, num_tokens).tokens for prompt in prompts]
     generated = [peer.complete(prompt, num_tokens) for prompt in prompts]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.engine.driver import EPOCH, Stream, load_engine, new_stream, play
+from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream, play
 from core.config import EngineConfig
 from core.records import DraftRequest, DraftTree, SequenceSpec, Stamp
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
@@ -38,7 +38,7 @@ class _Drafting:
     held: int = 0
     num_rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def block(self, stream: Stream, num_guesses: int) -> TokenTree:
+    def block(self, stream: DrivenStream, num_guesses: int) -> TokenTree:
         """The draft's own next tokens after what the stream has committed."""
         base = min(self.held, len(stream.log) - 1)
         spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
@@ -57,7 +57,7 @@ class _Drafting:
                 return reply
 
 
-class Pair:
+class EnginePair:
     """Completes prompts greedily; the ways to do so differ in the blocks that are verified."""
 
     def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
@@ -65,7 +65,7 @@ class Pair:
         self.draft = draft
 
     @classmethod
-    def load(cls, target: EngineConfig, draft: EngineConfig) -> Pair:
+    def load(cls, target: EngineConfig, draft: EngineConfig) -> EnginePair:
         """Both engines, warm. Raises: StartupError."""
         drafting = DraftEngine.load(draft, EPOCH, Q_TOP_TOKENS, lambda _: None)
         drafting.warm_up(lambda _: None)
@@ -78,7 +78,7 @@ class Pair:
     def rejected(self, prompt: Sequence[int], num_tokens: int, num_guesses: int) -> Completion:
         """With random guesses, which are hardly ever right: what verifying them costs."""
 
-        def guesses(_: Stream) -> TokenTree:
+        def guesses(_: DrivenStream) -> TokenTree:
             return TokenTree.chain([random.randrange(self.target.info.vocab_size) for _ in range(num_guesses)])
 
         return self._complete(new_stream(next(NAMES), prompt), num_tokens, guesses)
@@ -87,7 +87,7 @@ class Pair:
         """With the draft's guesses: `gamma` of them, or as many as are still of use."""
         stream, drafting = new_stream(next(NAMES), prompt), _Drafting(self.draft)
 
-        def guesses(stream: Stream) -> TokenTree:
+        def guesses(stream: DrivenStream) -> TokenTree:
             num_guesses = min(gamma, num_tokens - len(stream.output) - 1)
             return drafting.block(stream, num_guesses) if num_guesses else EMPTY_BLOCK
 
@@ -102,7 +102,9 @@ class Pair:
         self.draft.release([stream.name])
         return tokens
 
-    def _complete(self, stream: Stream, num_tokens: int, guesses: Callable[[Stream], TokenTree]) -> Completion:
+    def _complete(
+        self, stream: DrivenStream, num_tokens: int, guesses: Callable[[DrivenStream], TokenTree]
+    ) -> Completion:
         play(self.target, [stream])
         num_rounds = 0
         while len(stream.output) < num_tokens:

@@ -22,7 +22,7 @@ from typing import Any, get_args
 import torch
 
 from bench.engine.devices import timed, token_s
-from bench.engine.driver import Stream, load_engine, new_stream, play
+from bench.engine.driver import DrivenStream, load_engine, new_stream, play
 from bench.engine.peer import Peer
 from bench.models.grow import DEFAULT_CACHE, cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
@@ -115,7 +115,7 @@ def _tokens(count: int) -> list[int]:
     return [random.randrange(1000) for _ in range(count)]
 
 
-def _round(engine: TargetEngine, streams: Sequence[Stream], num_guesses: int = 0) -> None:
+def _round(engine: TargetEngine, streams: Sequence[DrivenStream], num_guesses: int = 0) -> None:
     """One verdict for each stream, on guesses that are hardly ever right."""
     play(engine, streams, [TokenTree.chain(_tokens(num_guesses)) if num_guesses else EMPTY_BLOCK for _ in streams])
 

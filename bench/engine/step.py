@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.engine.driver import GREEDY, Stream, load_engine, new_stream, play
+from bench.engine.driver import GREEDY, DrivenStream, load_engine, new_stream, play
 from bench.results import Result, at_most, spread
 from core.config import EngineConfig
 from core.records import Sampling, Verdict
@@ -81,7 +81,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """What a target engine is asked for in each step of a turn."""
 
     name: str
@@ -131,14 +131,14 @@ def _note(times: Times, costs: Sequence[tuple[Cost, Cost]]) -> None:
 # Steps of a target
 
 
-def _loads() -> Iterator[Load]:
+def _loads() -> Iterator[StepLoad]:
     tree = (*[ROOT] * 4, *((node - 4) // 2 for node in range(4, TREE_NODES)))
     for num_streams in (1, NUM_STREAMS):
-        yield Load("plain step", num_streams)
-        yield Load("plain step at T = 1", num_streams, SAMPLED)
-        yield Load("block of 8", num_streams, GREEDY, tuple(range(ROOT, CHAIN_NODES - 1)), (0, 1, 2, 3))
-    yield Load("tree of 32", 1, GREEDY, tree, (3, 11, 27))
-    yield Load("tree of 32 at T = 1", 1, SAMPLED, tree, (3, 11, 27))
+        yield StepLoad("plain step", num_streams)
+        yield StepLoad("plain step at T = 1", num_streams, SAMPLED)
+        yield StepLoad("block of 8", num_streams, GREEDY, tuple(range(ROOT, CHAIN_NODES - 1)), (0, 1, 2, 3))
+    yield StepLoad("tree of 32", 1, GREEDY, tree, (3, 11, 27))
+    yield StepLoad("tree of 32 at T = 1", 1, SAMPLED, tree, (3, 11, 27))
 
 
 def _step_sides(is_deterministic: bool) -> list[StepSide]:
@@ -151,7 +151,7 @@ def _step_sides(is_deterministic: bool) -> list[StepSide]:
 class StepSide:
     """Steps of one engine under one load."""
 
-    def __init__(self, engine: TargetEngine, meter: Meter, load: Load, mode: str) -> None:
+    def __init__(self, engine: TargetEngine, meter: Meter, load: StepLoad, mode: str) -> None:
         self.load = load
         self.name = f"{load.name}, {load.num_streams} stream{'s'[: load.num_streams > 1]}{mode}"
         self._engine = engine
@@ -170,7 +170,7 @@ class StepSide:
         self._engine.release([stream.name for stream in streams])
         return costs
 
-    def _step(self, streams: Sequence[Stream]) -> tuple[Cost, Cost]:
+    def _step(self, streams: Sequence[DrivenStream]) -> tuple[Cost, Cost]:
         blocks = [self._block(known, stream) for known, stream in zip(self._known, streams, strict=True)]
         requests = [stream.request(block) for stream, block in zip(streams, blocks, strict=True)]
         self._meter.total, began = NOTHING, Cost.now()
@@ -183,7 +183,7 @@ class StepSide:
             streams[ticket].take(blocks[ticket], verdict)
         return whole, whole - self._meter.total
 
-    def _prefilled(self) -> list[Stream]:
+    def _prefilled(self) -> list[DrivenStream]:
         self._num_turns += 1
         random_tokens = random.Random(0)
         prompts = [random_tokens.choices(range(1000), k=NUM_PROMPT_TOKENS) for _ in range(self.load.num_streams)]
@@ -194,7 +194,7 @@ class StepSide:
         play(self._engine, streams)
         return streams
 
-    def _block(self, known: Sequence[int], stream: Stream) -> TokenTree:
+    def _block(self, known: Sequence[int], stream: DrivenStream) -> TokenTree:
         tokens = [random.randrange(1000) for _ in self.load.parents]
         for node, token in zip(self.load.right, known[len(stream.output) :], strict=False):
             tokens[node] = token

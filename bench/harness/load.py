@@ -34,7 +34,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
 
-class Load:
+class SteadyLoad:
     """A number of streams that is kept up until it is changed; use it as a context manager."""
 
     def __init__(self, client: AsyncClient, jobs: Sequence[Expected]) -> None:
@@ -45,7 +45,7 @@ class Load:
         self._running: set[asyncio.Task[None]] = set()
         self._numbers = count()
 
-    async def __aenter__(self) -> Load:
+    async def __aenter__(self) -> SteadyLoad:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -45,14 +45,14 @@ Traces = dict[str, NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """Both models, in float32."""
 
     target: Any
     draft: Any
 
     @classmethod
-    def load(cls, directory: Path) -> Pair:
+    def load(cls, directory: Path) -> ModelPair:
         """The models below `directory`, as `models/demo` holds them."""
         models = [AutoModelForCausalLM.from_pretrained(directory / name).float().eval() for name in ("target", "draft")]
         return cls(*models)
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the traces go (.npz)")
     args = parser.parse_args()
     started_s = time.monotonic()
-    traces = record(Pair.load(args.models), prompts(args.models / "target"))
+    traces = record(ModelPair.load(args.models), prompts(args.models / "target"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(args.out, **traces)  # type: ignore[arg-type]  # numpy's stub mixes up its keywords
     print(f"{args.out}: {args.out.stat().st_size:,} bytes in {time.monotonic() - started_s:.0f} s")
@@ -79,7 +79,7 @@ def prompts(directory: Path) -> torch.Tensor:
     return held_out_prompts(stream, PROMPT_SEED)[:NUM_PROMPTS]
 
 
-def record(pair: Pair, windows: torch.Tensor) -> Traces:
+def record(pair: ModelPair, windows: torch.Tensor) -> Traces:
     """For each column and temperature an array [prompts, tokens]; shares and block acceptance have one axis more."""
     traces: Traces = {}
     for temperature in RECORDED_TEMPERATURES:
@@ -91,7 +91,7 @@ def record(pair: Pair, windows: torch.Tensor) -> Traces:
 
 
 @torch.no_grad()
-def _record_one(pair: Pair, window: torch.Tensor, temperature: float, seed: int) -> dict[str, NDArray[np.uint8]]:
+def _record_one(pair: ModelPair, window: torch.Tensor, temperature: float, seed: int) -> dict[str, NDArray[np.uint8]]:
     """What is kept of one text."""
     tokens = torch.cat([window, _write(pair.target, window, temperature, seed)])
     logits = pair.draft(tokens[None]).logits[0, PROMPT_TOKENS - 1 : -1]  # [NUM_TOKENS, V]
@@ -168,7 +168,7 @@ def _shares(scores: Float64) -> dict[str, NDArray[np.uint8]]:
 # Chains that are judged as a whole
 
 
-def _judged_chains(pair: Pair, tokens: torch.Tensor, temperature: float, seed: int) -> NDArray[np.uint8]:
+def _judged_chains(pair: ModelPair, tokens: torch.Tensor, temperature: float, seed: int) -> NDArray[np.uint8]:
     """Guesses that block verification accepts of the first 1, 2, ... of a chain at each place, [NUM_TOKENS, gamma]."""
     random = np.random.default_rng([seed, 2])
     chains, q = _draw_chains(pair.draft, tokens, temperature, random)

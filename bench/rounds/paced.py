@@ -58,7 +58,7 @@ Parts = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PacedPair:
     """A pair, how slow it is, and what is expected of it. Goals are by temperature."""
 
     target_pace: str
@@ -88,9 +88,9 @@ def _most_of(figures: Mapping[float, float]) -> Mapping[float, float]:
 
 
 CASES = {
-    "70b+1b-chains": Case("70b", "1b", CHAINS, _most_of(SIMULATED_CHAINS)),
-    "70b+1b-trees": Case("70b", "1b", TREES, _most_of(SIMULATED_TREES)),
-    "8b+0.5b": Case("8b", "0.5b", TREES, {0.0: 1.3}, {0.0: 2.2}, {0.0: 0.85}),
+    "70b+1b-chains": PacedPair("70b", "1b", CHAINS, _most_of(SIMULATED_CHAINS)),
+    "70b+1b-trees": PacedPair("70b", "1b", TREES, _most_of(SIMULATED_TREES)),
+    "8b+0.5b": PacedPair("8b", "0.5b", TREES, {0.0: 1.3}, {0.0: 2.2}, {0.0: 0.85}),
 }
 TEMPERATURES = tuple(RECORDED)
 
@@ -147,7 +147,7 @@ async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way
 
 def _results(
     title: str,
-    case: Case,
+    case: PacedPair,
     temperature: float,
     repeats: Sequence[Runs],
     settings: Mapping[str, Any],

@@ -41,7 +41,7 @@ PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LinkSample:
     """One stream."""
 
     round_ms: float
@@ -76,7 +76,7 @@ def _fleet() -> FleetConfig:
 
 
 async def _measure(address: str, num_repeats: int) -> list[Result]:
-    samples: dict[tuple[str, str], list[Sample]] = {(name, way): [] for way in WAYS for name in PORTS}
+    samples: dict[tuple[str, str], list[LinkSample]] = {(name, way): [] for way in WAYS for name in PORTS}
     async with connected(address) as stub:
         for repeat in range(num_repeats + 1):
             for name, way in samples:
@@ -86,14 +86,14 @@ async def _measure(address: str, num_repeats: int) -> list[Result]:
     return [result for way in WAYS for result in _results(way, {name: samples[name, way] for name in PORTS})]
 
 
-async def _sample(stub: Any, model: str, way: Way, seed: int) -> Sample:
+async def _sample(stub: Any, model: str, way: Way, seed: int) -> LinkSample:
     message = request(PROMPT, TOKENS, temperature=0.8, way=way, seed=seed, trace=True)
     message.model = model
     before = cpu_s(os.getpid())
     stream = await run(stub, message)
     after = cpu_s(os.getpid())
     num_rounds = stream.stats.target_passes
-    return Sample(
+    return LinkSample(
         stream.decode_s * 1e3 / num_rounds,
         _outside_ms(stream),
         {name: (seconds - before.get(name, 0.0)) * 1e3 / num_rounds for name, seconds in after.items()},
@@ -143,7 +143,7 @@ def _kind(command: str) -> str:
     return actor[1] if actor else Path(command.split(" ")[0] or "kernel").name
 
 
-def _results(way: str, samples: Mapping[str, Sequence[Sample]]) -> list[Result]:
+def _results(way: str, samples: Mapping[str, Sequence[LinkSample]]) -> list[Result]:
     results = []
     for name, of_name in samples.items():
         spent = {

@@ -30,7 +30,7 @@ NUM_ROUND_TRIPS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class OverheadSample:
     """One run: seconds, all streams together."""
 
     wall_s: float
@@ -61,7 +61,7 @@ async def _measure(address: str) -> list[Result]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         cases = [(gamma, num_streams) for num_streams in (1, 16) for gamma in (GAMMA, 0)]
-        samples: dict[tuple[int, int], list[Sample]] = {case: [] for case in cases}
+        samples: dict[tuple[int, int], list[OverheadSample]] = {case: [] for case in cases}
         for run in range(NUM_RUNS + 1):
             for case in cases:
                 sample = await _run(stub, engines, *case)
@@ -72,12 +72,12 @@ async def _measure(address: str) -> list[Result]:
     return [*results, spread("bare actor round trip", round_trips, "ms"), *_ratios(samples)]
 
 
-async def _run(stub: Any, engines: Sequence[Any], gamma: int, num_streams: int) -> Sample:
+async def _run(stub: Any, engines: Sequence[Any], gamma: int, num_streams: int) -> OverheadSample:
     before = [await engine.stats.remote() for engine in engines]
     streams = await asyncio.gather(*(_stream(stub, gamma, seed) for seed in range(num_streams)))
     after = [await engine.stats.remote() for engine in engines]
     pairs = list(zip(before, after, strict=True))
-    return Sample(
+    return OverheadSample(
         wall_s=max(end for _, end, _ in streams) - min(start for start, _, _ in streams),
         forward_s=sum(new.forward_time_s - old.forward_time_s for old, new in pairs),
         step_s=sum(new.step_time_s - old.step_time_s for old, new in pairs),
@@ -109,7 +109,7 @@ async def _round_trips(engine: Any) -> list[float]:
     return times
 
 
-def _results(gamma: int, num_streams: int, samples: Sequence[Sample]) -> list[Result]:
+def _results(gamma: int, num_streams: int, samples: Sequence[OverheadSample]) -> list[Result]:
     settings = {"gamma": gamma, "streams": num_streams, "max_tokens": MAX_TOKENS}
     name = f"{'drafted' if gamma else 'plain'} x{num_streams}"
     per_round = [(sample, 1e3 / sample.num_rounds) for sample in samples]
@@ -128,7 +128,7 @@ def _results(gamma: int, num_streams: int, samples: Sequence[Sample]) -> list[Re
     ]
 
 
-def _ratios(samples: dict[tuple[int, int], list[Sample]]) -> list[Result]:
+def _ratios(samples: dict[tuple[int, int], list[OverheadSample]]) -> list[Result]:
     """Plain over drafted, pair by pair: these ran one after the other."""
     return [
         spread(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.control import control
-from bench.control.control import MODES, Case, judged, sweep, trees
+from bench.control.control import MODES, ControlCase, judged, sweep, trees
 from simulation.scenario import Closed, Scenario
 
 
@@ -14,7 +14,7 @@ def case(mode="greedy", *, is_pipelined=True):
     scenario = Scenario(
         temperature=temperature, verification=verification, load=Closed(1, 2), max_tokens=24, prompt_tokens=8
     )
-    return Case("stationary", f"short {mode}", scenario, is_pipelined)
+    return ControlCase("stationary", f"short {mode}", scenario, is_pipelined)
 
 
 @pytest.fixture

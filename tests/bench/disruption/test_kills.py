@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.disruption.kills import Death, Stream, _results
+from bench.disruption.kills import Death, WatchedStream, _results
 from bench.harness.traffic import Arrival, Run
 from protos.outrider.v1 import generation_pb2 as pb
 
 
 def stream(times, tokens=(1, 2, 3), expected=(1, 2, 3), failure=""):
-    found = Stream(expected, failure=failure)
+    found = WatchedStream(expected, failure=failure)
     for at_s, token in zip(times, tokens, strict=True):
         found.take(Arrival(at_s, (token,), 0))
     return found

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.__main__ import main
 from bench.engine import devices, gpu
-from bench.engine.pair import Pair
+from bench.engine.pair import EnginePair
 from bench.engine.peer import Peer
 from bench.models.grow import cached
 from bench.models.sizes import parse_size, read_shape, shape_of_size
@@ -46,7 +46,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def pair():
-    return Pair.load(
+    return EnginePair.load(
         *(EngineConfig(str(model), kv_cache_tokens=512, share_prefixes=False) for model in (TARGET, DRAFT))
     )
 

@@ -9,7 +9,7 @@ import pytest
 from bench.harness.traffic import Arrival, Run
 from bench.rounds import paced
 from bench.rounds.anatomy import rounds_of
-from bench.rounds.paced import CASES, Case, _results, add_arguments, parts
+from bench.rounds.paced import CASES, PacedPair, _results, add_arguments, parts
 from bench.rounds.simulated import CHAINS
 from bench.rounds.ways import PIPELINED, PLAIN, SEQUENTIAL, STATIC
 from core.costs.pass_law import PASS_LAWS, PassLaw
@@ -47,7 +47,7 @@ def repeat(pipelined_s=2.0, static_s=3.0, plain_s=6.0, tokens=TOKENS):
 @pytest.fixture
 def case(monkeypatch):
     monkeypatch.setattr(paced, "PASS_LAWS", {"70b": LAW, "1b": LAW})
-    return Case("70b", "1b", CHAINS, {0.0: 1.4}, {0.0: 2.9}, {0.0: 0.3})
+    return PacedPair("70b", "1b", CHAINS, {0.0: 1.4}, {0.0: 2.9}, {0.0: 0.3})
 
 
 def results(case, *repeats, temperature=0.0):
