@@ -5,7 +5,7 @@ Knows SVG alone. The same calls give the same text, byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
 
@@ -19,10 +19,10 @@ class Canvas:
     Further attributes of a shape are keyword arguments, with `_` for SVG's `-` (`stroke_width=2`, `class_="arrow"`).
     """
 
-    def __init__(self, width: float, height: float) -> None:
+    def __init__(self, width: float, height: float, font_px: float = 11) -> None:
         self._lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            'font-family="sans-serif" font-size="11" fill="#222">'
+            f'font-family="sans-serif" font-size="{number(font_px)}" fill="#222">'
         ]
         self.rect(0, 0, width, height, fill="#fff")
 
@@ -54,22 +54,24 @@ class Canvas:
         self.text(-6, y + 4, label, "end")
 
     @contextmanager
-    def moved(self, x: float, y: float) -> Iterator[None]:
+    def moved(self, x: float, y: float, **attributes: Value) -> Iterator[None]:
         """What is drawn meanwhile has its origin there."""
-        self.raw(f'<g transform="translate({number(x)} {number(y)})">')
+        self.raw(f'<g transform="translate({number(x)} {number(y)})"{_written(attributes)}>')
         yield
         self.raw("</g>")
 
     def _add(self, tag: str, content: str, **attributes: Value) -> None:
-        written = "".join(
-            f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"' for name, value in attributes.items()
-        )
+        written = _written(attributes)
         self.raw(f"<{tag}{written}>{content}</{tag}>" if content else f"<{tag}{written}/>")
 
 
 def number(value: float) -> str:
     """To a hundredth of a pixel."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _written(attributes: Mapping[str, Value]) -> str:
+    return "".join(f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"' for name, value in attributes.items())
 
 
 def _value(value: Value) -> str:

@@ -1,27 +1,28 @@
 """Draws draft trees, one row a round: the block filled, the accepted path thick, what the verdict prunes grey.
 
-Knows recorded rounds and SVG; nothing of how they came to be.
+Knows recorded rounds and canvases; nothing of how they came to be.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
 
-from bench.rounds.tree_trace import SeenNode, SeenRound
+from bench.rounds.tree_trace import SeenRound
+from core.canvas import Canvas, number
 
 BLOCK, KEPT, PRUNED, PATH, OWN = "#cfe3f5", "#ffffff", "#f4f4f4", "#2e7d4f", "#c2543c"
-INK, GREY = "#222", "#a9adb3"
+INK, GREY, NOTE = "#222", "#a9adb3", "#666"
 MOST_NODES = 22
 """Of a row; the likeliest, and whatever the verdict met."""
 LINE_PX, GAP_PX, MARGIN_PX = 27, 34, 14
 TITLE_PX, LEGEND_PX = 22, 34
-CHAR_PX, PAD_PX, HEIGHT_PX = 7.3, 16, 20
+CHAR_PX, PAD_PX, HEIGHT_PX, CORNER_PX = 7.3, 16, 20, 4
 COLUMN_GAP_PX = 58
 MIN_WIDTH_PX = 960
 LONG_BLANK = re.compile(" {3,}")
+LABEL = {"font_family": "monospace", "xml:space": "preserve"}
 SHOWN = {ord(" "): "\N{OPEN BOX}", ord("\n"): "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"}
 
 
@@ -30,18 +31,15 @@ def picture(rounds: Sequence[SeenRound]) -> str:
     rows = [_Row(number, seen) for number, seen in enumerate(rounds, start=1)]
     width = max([MIN_WIDTH_PX, *(row.width for row in rows)]) + 2 * MARGIN_PX
     tops = [LEGEND_PX + sum(row.height + GAP_PX for row in rows[:index]) for index in range(len(rows) + 1)]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {tops[-1]:.0f}" width="{width:.0f}" '
-        f'font-family="sans-serif" font-size="12" fill="{INK}">',
-        f'<rect width="{width:.0f}" height="{tops[-1]:.0f}" fill="#fff"/>',
-        *_legend(),
-    ]
+    canvas = Canvas(width, tops[-1], font_px=12)
+    _draw_legend(canvas)
     for row, top in zip(rows, tops, strict=False):
-        parts += [f'<g class="round" transform="translate({MARGIN_PX} {top:.0f})">', *row.parts(), "</g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        with canvas.moved(MARGIN_PX, top, class_="round"):
+            row.draw(canvas)
+    return str(canvas)
 
 
-def _legend() -> Iterator[str]:
+def _draw_legend(canvas: Canvas) -> None:
     x = float(MARGIN_PX)
     meanings = (
         (BLOCK, INK, "in the block"),
@@ -51,10 +49,30 @@ def _legend() -> Iterator[str]:
         (PRUNED, GREY, "pruned"),
     )
     for fill, stroke, meaning in meanings:
-        yield _box(x, 8, 16, 14, fill, stroke, 2 if stroke in (PATH, OWN) else 1)
-        yield _text(x + 22, 19, meaning)
+        stroke_px = 2 if stroke in (PATH, OWN) else 1
+        canvas.rect(x, 8, 16, 14, rx=CORNER_PX, fill=fill, stroke=stroke, stroke_width=stroke_px)
+        canvas.text(x + 22, 19, meaning)
         x += 40 + len(meaning) * 6.6
-    yield _text(x, 19, "dashed: looked up; numbers: path probability in %", fill="#666")
+    canvas.text(x, 19, "dashed: looked up; numbers: path probability in %", fill=NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """What a node or the edge to it looks like; the kind is its class in the SVG."""
+
+    kind: str
+    fill: str
+    stroke: str
+    node_px: float = 1.0
+    edge_px: float = 1.2
+    ink: str = INK
+
+
+ROOT_STYLE = _Style("root", "#fff7df", INK, node_px=1.2)
+PATH_STYLE = _Style("path", BLOCK, PATH, 2.5, 3.5)
+OWN_STYLE = _Style("own", KEPT, OWN, 2.2, 2.5)
+KEPT_STYLE = _Style("kept", KEPT, INK)
+PRUNED_STYLE = _Style("pruned", PRUNED, GREY, ink=GREY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +169,20 @@ class _Row:
         """Where the accepted path ends."""
         return self._places[self._seen.path[-1]] if self._seen.path else self._root
 
-    def parts(self) -> Iterator[str]:
-        yield _text(0, 12, self._title, more='font-weight="bold"')
-        yield f'<g transform="translate(0 {TITLE_PX})">'
-        for node in sorted(self._places, key=lambda node: node in self._met):  # the path over the rest
-            yield self._edge(node, self._places[node])
-        if self._seen.next_node is None:
-            yield _edge(self._end, self._own, OWN, 2.5, "own")
-        yield from _node(self._root, "#fff7df", INK, 1.2, "root")
-        for node, place in self._places.items():
-            yield from self._drawn(node, place)
-        if self._seen.next_node is None:
-            yield from _node(self._own, KEPT, OWN, 2.2, "own")
-        yield "</g>"
+    def draw(self, canvas: Canvas) -> None:
+        """The title, then edges, then nodes over them."""
+        has_own_place = self._seen.next_node is None
+        canvas.text(0, 12, self._title, font_weight="bold")
+        with canvas.moved(0, TITLE_PX):
+            for node in sorted(self._places, key=lambda node: node in self._met):  # the path over the rest
+                _draw_edge(canvas, self._above(node), self._places[node], self._style(node))
+            if has_own_place:
+                _draw_edge(canvas, self._end, self._own, OWN_STYLE)
+            _draw_node(canvas, self._root, ROOT_STYLE)
+            for node in self._places:
+                self._draw_node(canvas, node)
+            if has_own_place:
+                _draw_node(canvas, self._own, OWN_STYLE)
 
     @property
     def _title(self) -> str:
@@ -176,72 +195,41 @@ class _Row:
         then = f"then {_label(seen.next_text)}"
         return f"Round {self._number}: {what}, {then}. {found} of {seen.num_nodes} nodes kept{more}"
 
-    def _edge(self, node: int, place: _Place) -> str:
+    def _above(self, node: int) -> _Place:
         parent = self._seen.nodes[node].parent
-        above = self._root if parent < 0 else self._places[parent]
+        return self._root if parent < 0 else self._places[parent]
+
+    def _style(self, node: int) -> _Style:
         if node in self._seen.path:
-            return _edge(above, place, PATH, 3.5, "path")
+            return PATH_STYLE
         if node == self._seen.next_node:
-            return _edge(above, place, OWN, 2.5, "own")
-        return _edge(above, place, INK if node in self._kept else GREY, 1.2, "kept" if node in self._kept else "pruned")
+            return OWN_STYLE
+        return KEPT_STYLE if node in self._kept else PRUNED_STYLE
 
-    def _drawn(self, node: int, place: _Place) -> Iterator[str]:
-        seen: SeenNode = self._seen.nodes[node]
-        fill, stroke, width, kind = PRUNED, GREY, 1.0, "pruned"
-        if node in self._seen.path:
-            fill, stroke, width, kind = BLOCK, PATH, 2.5, "path"
-        elif node == self._seen.next_node:
-            fill, stroke, width, kind = KEPT, OWN, 2.2, "own"
-        elif node in self._kept:
-            fill, stroke, kind = KEPT, INK, "kept"
-        is_pruned = kind == "pruned"
-        yield from _node(
-            place,
-            BLOCK if seen.is_in_block else fill,
-            stroke,
-            width,
-            f"{kind} block" if seen.is_in_block else kind,
-            ink=GREY if is_pruned else INK,
-            dashes="" if seen.is_drafted else ' stroke-dasharray="4 2"',
-        )
-        yield _text(
-            place.x + place.width + 3,
-            place.y + 7,
-            f"{100 * seen.probability:.0f}",
-            fill=GREY if is_pruned else "#666",
-            more='font-size="9"',
-        )
+    def _draw_node(self, canvas: Canvas, node: int) -> None:
+        seen, place, style = self._seen.nodes[node], self._places[node], self._style(node)
+        note = GREY if style is PRUNED_STYLE else NOTE
+        if seen.is_in_block:
+            style = replace(style, kind=f"{style.kind} block", fill=BLOCK)
+        _draw_node(canvas, place, style, **({} if seen.is_drafted else {"stroke_dasharray": "4 2"}))
+        x, y = place.x + place.width + 3, place.y + 7
+        canvas.text(x, y, f"{100 * seen.probability:.0f}", fill=note, font_size=9)
 
 
-def _edge(above: _Place, below: _Place, color: str, width: float, kind: str) -> str:
-    x, y = above.x + above.width, above.y + HEIGHT_PX / 2
-    to_x, to_y = below.x, below.y + HEIGHT_PX / 2
+def _draw_edge(canvas: Canvas, above: _Place, below: _Place, style: _Style) -> None:
+    x, y = above.x + above.width, number(above.y + HEIGHT_PX / 2)
+    to_x, to_y = below.x, number(below.y + HEIGHT_PX / 2)
     bend = to_x - COLUMN_GAP_PX / 2
-    return (
-        f'<path class="edge {kind}" d="M{x:.1f} {y:.1f}H{bend - 10:.1f}C{bend + 4:.1f} {y:.1f} {bend - 4:.1f} '
-        f'{to_y:.1f} {bend + 10:.1f} {to_y:.1f}H{to_x:.1f}" fill="none" stroke="{color}" stroke-width="{width}"/>'
-    )
+    curve = f"C{number(bend + 4)} {y} {number(bend - 4)} {to_y} {number(bend + 10)} {to_y}"
+    steps = f"M{number(x)} {y}H{number(bend - 10)}{curve}H{number(to_x)}"
+    canvas.path(steps, class_=f"edge {style.kind}", fill="none", stroke=style.stroke, stroke_width=style.edge_px)
 
 
-def _node(
-    place: _Place, fill: str, stroke: str, width: float, kind: str, ink: str = INK, dashes: str = ""
-) -> Iterator[str]:
-    yield _box(place.x, place.y, place.width, HEIGHT_PX, fill, stroke, width, f' class="node {kind}"{dashes}')
+def _draw_node(canvas: Canvas, place: _Place, style: _Style, **more: str) -> None:
+    look = {"fill": style.fill, "stroke": style.stroke, "class_": f"node {style.kind}", **more}
+    canvas.rect(place.x, place.y, place.width, HEIGHT_PX, rx=CORNER_PX, stroke_width=style.node_px, **look)
     middle = place.x + place.width / 2
-    yield _text(middle, place.y + 14, place.label, "middle", ink, 'font-family="monospace" xml:space="preserve"')
-
-
-def _box(
-    x: float, y: float, width: float, height: float, fill: str, stroke: str, stroke_width: float, more: str = ""
-) -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" fill="{fill}" '
-        f'stroke="{stroke}" stroke-width="{stroke_width}"{more}/>'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", fill: str = INK, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" {more}>{escape(text)}</text>'
+    canvas.text(middle, place.y + 14, place.label, "middle", fill=style.ink, **LABEL)
 
 
 def _label(text: str) -> str:
