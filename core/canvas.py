@@ -14,7 +14,7 @@ Value = str | float
 
 
 class Canvas:
-    """A white sheet of so many pixels. Later shapes lie over earlier ones; `str` of it is the text of the file.
+    """A white sheet, measured in pixels. Later shapes lie over earlier ones; `str` of it is the text of the file.
 
     Further attributes of a shape are keyword arguments, with `_` for SVG's `-` (`stroke_width=2`, `class_="arrow"`).
     """
@@ -30,7 +30,7 @@ class Canvas:
         return "\n".join([*self._lines, "</svg>"]) + "\n"
 
     def raw(self, line: str) -> None:
-        """SVG as it is."""
+        """One line of SVG, unchanged."""
         self._lines.append(line)
 
     def rect(self, x: float, y: float, width: float, height: float, title: str = "", **attributes: Value) -> None:
@@ -49,13 +49,13 @@ class Canvas:
         self._add("text", escape(text), x=x, y=y, text_anchor=anchor, **attributes)
 
     def grid_line(self, y: float, width: float, label: str) -> None:
-        """A level of a plot whose axis is at x = 0, labelled to the left of it."""
+        """A horizontal line of a plot whose axis is at x = 0, labelled to the left of it."""
         self.path(f"M0 {number(y)}H{number(width)}", stroke=GRID_COLOR)
         self.text(-6, y + 4, label, "end")
 
     @contextmanager
     def moved(self, x: float, y: float, **attributes: Value) -> Iterator[None]:
-        """What is drawn meanwhile has its origin there."""
+        """Shapes drawn inside the context have their origin at (x, y)."""
         self.raw(f'<g transform="translate({number(x)} {number(y)})"{_written(attributes)}>')
         yield
         self.raw("</g>")
@@ -66,7 +66,7 @@ class Canvas:
 
 
 def number(value: float) -> str:
-    """To a hundredth of a pixel."""
+    """As text, to a hundredth of a pixel."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
