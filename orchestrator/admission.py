@@ -1,4 +1,4 @@
-"""Who may come in: refused at once, before any model work, or served to the end."""
+"""Admission: a request is refused at once, before any model work, or served to the end."""
 
 from __future__ import annotations
 
