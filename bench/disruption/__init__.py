@@ -1,1 +1,1 @@
-"""What streams see when processes die, stop or are replaced."""
+"""Streams while processes die, stop or are replaced."""

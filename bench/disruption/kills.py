@@ -40,7 +40,7 @@ MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
 """Of the streams, in turn."""
 MAX_DELAY_S = 0.5
-"""A kill comes at a moment drawn from so long, after every stream has begun."""
+"""Longest random delay of a kill in seconds, after every stream has begun."""
 STALL_GOAL_S = 1.0
 
 Show = Callable[[Arrival], None]
@@ -54,7 +54,7 @@ class Trial:
     num_kills: int
     kill: Callable[[], Awaitable[None]]
     complete: Callable[[int, Show], Awaitable[bool]]
-    """Streams the prompt of that number, shows each chunk, and answers whether the stream has felt a death."""
+    """Streams the prompt of that number, shows each chunk, and returns whether the stream was affected by a death."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class WatchedStream:
         self.has_begun.set()
 
     def stall_s(self, since_s: float) -> float:
-        """The longest time between two chunks of which the later came after `since_s`."""
+        """The longest time between two chunks, the later of which came after `since_s`."""
         times = [arrival.at_s for arrival in self.arrivals]
         return max((later - earlier for earlier, later in pairwise(times) if later > since_s), default=0.0)
 

@@ -39,7 +39,7 @@ SETTLE_S = 0.2
 
 @dataclass(slots=True)
 class Listener:
-    """Who streams the same completion again and again, and what that was like."""
+    """A client that streams the same completion again and again, and its results."""
 
     expected: tuple[int, ...]
     began_s: float
@@ -58,7 +58,7 @@ class Listener:
         self.num_changed += tuple(tokens) != self.expected[position : position + len(tokens)]
 
     def longest_gap_s(self, until_s: float) -> float:
-        """Without a token, whatever was the reason."""
+        """The longest time without a token, for any reason."""
         times_s = [self.began_s, *self.times_s, until_s]
         return max(later - earlier for earlier, later in pairwise(times_s))
 

@@ -29,7 +29,7 @@ def open_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What its maker calls it; of a CPU the kind alone."""
+    """The device's product name; of a CPU the kind alone."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
@@ -43,7 +43,7 @@ def timed(device: torch.device, act: Callable[[], object]) -> float:
 
 
 def token_s(device: torch.device, complete: Callable[[int], object], num_tokens: int) -> float:
-    """Seconds for each token after the first, of what writes so many tokens."""
+    """Seconds for each token after the first of `complete`, which takes a number of tokens."""
     one_s = timed(device, lambda: complete(1))
     return (timed(device, lambda: complete(1 + num_tokens)) - one_s) / num_tokens
 

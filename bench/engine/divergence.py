@@ -54,7 +54,7 @@ class Divergence:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What decodes, and how much."""
+    """The model, and the number of completions."""
     parser.add_argument("--model", type=Path, default=DEMO_DIRECTORY / "target")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
     parser.add_argument("--deterministic", action="store_true")
@@ -142,7 +142,7 @@ def explain(engine: TargetEngine, number: int, job: Job, one: Sequence[int], oth
 def _scores(
     runtime: ModelRuntime, prompt: Sequence[int], output: Sequence[int], sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the next token is the largest of, by a step of one row and by one of nine.  # [vocab] twice"""
+    """The scores of the next token, by a step of one row and by one of nine.  # [vocab] twice"""
     context = [*prompt, *output]
     rows = [Row(sampling, len(context), (), len(prompt))]
     kv = runtime.cache.new_sequence()

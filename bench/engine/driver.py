@@ -1,6 +1,6 @@
-"""Target engines driven by hand, in this process, without Ray: what an orchestrator says to one, and no more.
+"""Target engines driven by hand, in this process, without Ray: an orchestrator's messages to one, and no more.
 
-Knows engines and their messages; must not know what is measured.
+Knows engines and their messages; must not know the measurements.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DrivenStream:
 
 
 def new_stream(name: str, prompt: Sequence[int], sampling: Sampling = GREEDY) -> DrivenStream:
-    """A session that has said nothing yet."""
+    """A session without output."""
     return DrivenStream(name, TokenLog(prompt), len(prompt), sampling)
 
 

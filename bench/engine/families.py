@@ -120,7 +120,7 @@ TESTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_ne
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one architecture."""
+    """The result of one architecture."""
 
     family: str
     outcome: str

@@ -45,13 +45,13 @@ MEMORY = "memory"
 
 Prompt = Sequence[int]
 Complete = Callable[[Prompt, int], object]
-"""Writes so many tokens after a prompt."""
+"""Writes a number of tokens after a prompt."""
 Times = Mapping[str, Sequence[float]]
 """By side, a value for each repeat: seconds per token, and of the memory per byte."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, on what, and how often."""
+    """The device, the models, and the number of repeats."""
     parser.add_argument("--device", default="cuda", help="as torch names it")
     parser.add_argument("--size", type=parse_size, default="7B", metavar="SIZE", help="of the target")
     parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def _config(model: Path, args: argparse.Namespace) -> EngineConfig:
-    """Prefixes are not shared: each side reads the prompt itself, whoever has read it before."""
+    """Prefixes are not shared: each side computes the whole prompt."""
     return EngineConfig(
         str(model),
         dtype=args.dtype,
@@ -135,13 +135,13 @@ def take_turns(
 
 
 def bytes_read(shape: Shape, dtype: Dtype) -> int:
-    """Of weights, by a step: all but the embedding, of which it looks up a row."""
+    """Bytes of weights that a step reads: all but the embedding, where it looks up one row."""
     num_weights = shape.num_parameters - shape.vocab_size * shape.hidden_size
     return num_weights * torch.finfo(getattr(torch, dtype)).bits // 8
 
 
 def ratios(times: Times, num_bytes: int) -> list[Result]:
-    """What a step costs, how fast text comes, and what the draft costs."""
+    """The cost of a step, the speed of text, and the cost of the draft."""
 
     def cost(name: str, side: str, other: str) -> Result:
         values = [a / b for a, b in zip(times[side], times[other], strict=True)]

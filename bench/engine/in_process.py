@@ -1,6 +1,6 @@
 """A pair of real engines in this process, each on a thread of its own, without Ray and gRPC.
 
-Knows engines and the orchestrator's ports; must not know what is decided.
+Knows engines and the orchestrator's ports; must not know decisions.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ThreadPort:
         raise AssertionError("the last reply is no growth")
 
     async def release(self, sessions: Sequence[str]) -> None:
-        """Free what they hold."""
+        """Free the memory of these sessions."""
         await self._loop.release(sessions)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadLease:
-    """A place that nobody else wants."""
+    """A lease without competitors."""
 
     name: str
     engine_id: str
@@ -51,7 +51,7 @@ class ThreadLease:
     port: ThreadPort
 
     def release(self) -> None:
-        """There is nothing to give back but what the engine holds."""
+        """Free the session on the engine."""
 
 
 class ThreadLeases:

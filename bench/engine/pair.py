@@ -1,6 +1,6 @@
 """A target and a draft engine in this process, without Ray, which verify and draft in turn.
 
-Knows what an orchestrator says to each where nothing is pipelined; must not know what is measured.
+Knows an orchestrator's messages without pipelining; must not know the measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = (f"stream {number}" for number in itertools.count())
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was written after a prompt, and in how many verifications after the one that read it."""
+    """A completion, and its number of verifications after the prompt's."""
 
     tokens: tuple[int, ...]
     num_rounds: int
@@ -76,7 +76,7 @@ class EnginePair:
         return self._complete(new_stream(next(NAMES), prompt), num_tokens, lambda _: EMPTY_BLOCK)
 
     def rejected(self, prompt: Sequence[int], num_tokens: int, num_guesses: int) -> Completion:
-        """With random guesses, which are hardly ever right: what verifying them costs."""
+        """With random guesses, which are hardly ever right: the cost of verification."""
 
         def guesses(_: DrivenStream) -> TokenTree:
             return TokenTree.chain([random.randrange(self.target.info.vocab_size) for _ in range(num_guesses)])
@@ -84,7 +84,7 @@ class EnginePair:
         return self._complete(new_stream(next(NAMES), prompt), num_tokens, guesses)
 
     def speculative(self, prompt: Sequence[int], num_tokens: int, gamma: int) -> Completion:
-        """With the draft's guesses: `gamma` of them, or as many as are still of use."""
+        """With the draft's guesses: `gamma` of them, or the remaining number of tokens."""
         stream, drafting = new_stream(next(NAMES), prompt), _Drafting(self.draft)
 
         def guesses(stream: DrivenStream) -> TokenTree:

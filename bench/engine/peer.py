@@ -1,4 +1,4 @@
-"""transformers' own loop over a checkpoint: what the engines are compared with.
+"""transformers' own loop over a checkpoint: the baseline of the engines.
 
 Knows `generate`; must not know our engines.
 """

@@ -133,7 +133,7 @@ def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int 
 
 
 def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Seconds:
-    """Of a prompt of which all but the end has, or has not, been seen before."""
+    """Prefill of a prompt whose tokens but the last have, or have not, been computed before."""
     shared = _tokens(SHARED_TOKENS)
     _round(engine, [new_stream(f"first {next(names)}", shared)])
 

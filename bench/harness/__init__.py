@@ -1,1 +1,1 @@
-"""What benchmarks of a served pair share: traffic, load, processes to kill, hosts and nodes."""
+"""The common parts of benchmarks of a served pair: traffic, load, processes to kill, hosts and nodes."""

@@ -1,7 +1,7 @@
 """Two hosts on this machine with a delay between them: network namespaces, and a wire that takes its time.
 
 A kernel with netem could delay packets by itself; this works without it: the two ends are TUN devices, and a process of
-its own carries packets from one to the other, each after so many seconds. Needs root, or user namespaces, and `ip`.
+its own carries packets from one to the other, each after a delay. Needs root, or user namespaces, and `ip`.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Host:
 
 
 class Wire:
-    """What joins two hosts."""
+    """The link between two hosts."""
 
     def __init__(self, carrier: subprocess.Popen[str]) -> None:
         self._carrier = carrier
 
     def delay(self, seconds: float) -> None:
-        """Packets take so long from now on, each way."""
+        """Set the delay of packets, in each direction."""
         assert self._carrier.stdin is not None
         print(seconds, file=self._carrier.stdin, flush=True)
 
 
 def missing() -> str | None:
-    """What this machine lacks for two hosts, or None."""
+    """The missing requirement for two hosts on this machine, or None."""
     if shutil.which("ip") is None:
         return "there is no `ip` command"
     if not os.access("/dev/net/tun", os.W_OK):
@@ -97,7 +97,7 @@ def two_hosts() -> Iterator[tuple[Host, Host, Wire]]:
 
 
 def _sweep() -> None:
-    """Delete what processes that were killed have left."""
+    """Delete the namespaces of killed processes."""
     names = [path.name for path in Path("/var/run/netns").glob(f"{PREFIX}*")]
     for name in names:
         if not Path("/proc", name.removeprefix(PREFIX).partition("-")[0]).exists():

@@ -1,6 +1,6 @@
-"""Streams that follow one another without a pause, as many at a time as is said, each compared with plain decoding.
+"""A settable number of concurrent streams, one after the other, each compared with plain decoding.
 
-Knows the client and what its streams should bring; must not know what happens to the server meanwhile.
+Knows the client and the expected tokens; must not know what happens to the server meanwhile.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Expected:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the streams."""
+    """The results of the streams."""
 
     num_done: int = 0
     num_wrong: int = 0
     num_resumed: int = 0
-    """Those that took more than one call."""
+    """Number of streams that took more than one call."""
     failures: list[str] = field(default_factory=list)
 
 
 class SteadyLoad:
-    """A number of streams that is kept up until it is changed; use it as a context manager."""
+    """Keeps a number of streams running until it is changed; a context manager."""
 
     def __init__(self, client: AsyncClient, jobs: Sequence[Expected]) -> None:
         self.tally = Tally()
@@ -57,7 +57,7 @@ class SteadyLoad:
         return len(self._running)
 
     def keep(self, num_streams: int) -> None:
-        """From now on so many; those that are too many end by themselves."""
+        """Keep `num_streams` running from now on; surplus streams end by themselves."""
         self._num_wanted = num_streams
         while len(self._running) < self._num_wanted:
             task = asyncio.create_task(self._go_on())

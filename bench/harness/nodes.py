@@ -32,7 +32,7 @@ POLL_S = 0.2
 
 
 def manifest() -> dict[str, Any]:
-    """What serveConfigV2 of k8s/overlays/cpu-demo holds, with the models where they are here."""
+    """The content of serveConfigV2 of k8s/overlays/cpu-demo, with this machine's paths of the models."""
     config: dict[str, Any] = yaml.safe_load(MANIFEST.read_text().replace(IMAGE_ROOT, str(REPOSITORY)))
     return config
 
@@ -97,8 +97,10 @@ class Nodes:
 
 @contextmanager
 def nodes(roles: Sequence[str] = ROLES, ip: str | None = None, **head: Any) -> Iterator[Nodes]:
-    """A head that runs no models unless `head` gives it CPUs, and one node of each role; all with the address `ip`,
-    or the machine's own."""
+    """A head, and one node of each role, with the address `ip` or the machine's own.
+
+    The head runs no models unless `head` gives it CPUs.
+    """
     placed = {} if ip is None else {"node_ip_address": ip}
     dashboard_port = free_port()
     cluster = Cluster(
@@ -141,20 +143,20 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def num_running(role: str) -> int:
-    """Replicas of `role` that serve."""
+    """Number of replicas of `role` that serve."""
     count: int = serve.status().applications[APPLICATION].deployments[role].replica_states.get("RUNNING", 0)
     return count
 
 
 def only_running(counts: Mapping[str, int]) -> bool:
-    """Whether so many replicas of each role serve, and no other is starting or stopping."""
+    """Whether this number of replicas of each role serves, and no other is starting or stopping."""
     deployments = serve.status().applications[APPLICATION].deployments
     states = {role: {name: n for name, n in deployments[role].replica_states.items() if n} for role in counts}
     return states == {role: {"RUNNING": count} if count else {} for role, count in counts.items()}
 
 
 def free_port() -> int:
-    """One that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

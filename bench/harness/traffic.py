@@ -1,6 +1,6 @@
 """Streams from a server as a client sees them: tokens, when they came, and what the server traced of itself.
 
-Knows the wire format and the clock; must not know what is measured with it.
+Knows the wire format and the clock; must not know the measurements.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def run(stub: Any, request: pb.GenerateRequest, show: Callable[[Arrival], 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How guesses are made, where it is not left to the service."""
+    """A way of decoding: the request's fields for it."""
 
     gamma: int | None = None
     """Bounds the draft length; 0 decodes plainly."""

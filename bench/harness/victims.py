@@ -1,4 +1,4 @@
-"""Kills and stops processes of the cluster that this process has started, and waits for what Serve puts in their place.
+"""Kills and stops processes of this process's cluster, and waits for Serve's replacements.
 
 Knows Serve's replicas and the engines' processes; must not know streams.
 """
@@ -48,7 +48,7 @@ def engine_pids(role: str) -> list[int]:
 
 
 async def kill_engine(role: str) -> None:
-    """SIGKILL to the engine of `role` that most sessions are on: a probe would be led to the one that has fewest."""
+    """SIGKILL to the engine of `role` with the most sessions: a probe would find the one with the fewest."""
     engines = await engines_of(role, len(replicas(role)))
     stats = await asyncio.gather(*(engine.stats.remote() for engine in engines))
     busiest = max(range(len(engines)), key=lambda index: stats[index].num_sessions)
@@ -96,7 +96,7 @@ async def _is_replaced(role: str, before: set[str]) -> bool:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still (SIGSTOP) while the block runs."""
+    """Stop the process (SIGSTOP) while the block runs."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

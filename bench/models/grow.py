@@ -3,7 +3,7 @@
     python -m bench.models.grow --model models/demo/target --size 123M --out DIR
 
 So a benchmark has the acceptance of two trained models and the cost of large ones. Knows the tensors of a Llama and
-what may be added to them unseen; must not know who runs the result: any engine that reads safetensors can.
+what may be added to them unseen; must not know the engine: any one that reads safetensors can run it.
 
 How the function is kept, with d hidden dimensions in the source and D in the grown model:
 

@@ -1,6 +1,6 @@
 """Sizes of Llamas: by name, by parameters, by shape.
 
-Knows how many parameters a shape has and which shape is usual for so many; must not know weights.
+Knows the number of parameters of a shape, and the usual shape for a number of parameters; must not know weights.
 """
 
 from __future__ import annotations

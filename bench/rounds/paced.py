@@ -54,7 +54,7 @@ SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
 SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
 """Over the best in turn (README.md), with 1 ms of wire to each engine and back."""
 Parts = Mapping[str, float]
-"""Seconds of a round, by who takes them."""
+"""Seconds of a round, by the part that takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _anatomy(title: str, law: PassLaw, rounds: Mapping[str, Sequence[Round]], be
 
 
 def parts(round_: Round, law: PassLaw) -> Parts:
-    """Who takes the time of a round, from sending its block to sending the next one."""
+    """Seconds of a round by part, from sending its block to sending the next one."""
     call = round_.verify
     timing, took_s = call.timing, call.received_s - call.sent_s
     pass_s = timing.passes * law(round(timing.rows / max(1, timing.passes)))
@@ -232,8 +232,10 @@ def _beside_passes(name: str, rounds: Sequence[Parts]) -> Result:
 
 
 def _after_rounds(name: str, repeats: Sequence[Runs]) -> Result:
-    """From first chunk to last as the client sees it, but for the rounds and the last verification: what the first
-    chunk's way takes less than the last one's."""
+    """The difference of the ways of the last and the first chunk to the client.
+
+    From first chunk to last as the client sees it, without the rounds and the last verification.
+    """
     outside_ms = [
         1e3 * (each.decode_s - (verified[-1].received_s - verified[0].received_s))
         for runs in repeats

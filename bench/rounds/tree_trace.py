@@ -153,7 +153,7 @@ class _Note:
 
 
 class WatchedPolicy(AdaptivePolicy):
-    """The adaptive policy, with somebody who looks on. It offers nothing, so that each choice is of the next block."""
+    """The adaptive policy, observed. It offers no continuation, so that each choice is of the next block."""
 
     num_outcomes = 0
 

@@ -33,7 +33,7 @@ class Plan:
 
 
 def static(gamma: int) -> Way:
-    """Always so many guesses, drafted after the verdict on those before."""
+    """A fixed number of guesses, drafted after the verdict on those before."""
     return Way(gamma, policy="static", pipelining=False)
 
 

@@ -1,1 +1,1 @@
-"""What the service adds to its engines: time outside the models, links, proxy, network."""
+"""The service around its engines: time outside the models, links, proxy, network."""

@@ -41,7 +41,7 @@ Runs = dict[tuple[str, float], list[Run]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which engine is away and how far, and how much is measured."""
+    """The distant engine, its distance, and the number of measurements."""
     parser.add_argument(
         "--far", choices=ENGINES, nargs="+", default=[*ENGINES], metavar="ENGINE", help="on another host"
     )
@@ -94,8 +94,10 @@ async def _measure(far: str, address: str, wire: Wire, args: argparse.Namespace)
 async def _repeat(
     stub: Any, wire: Wire, prompts: Sequence[str], delays_s: Sequence[float], max_tokens: int, number: int
 ) -> Runs:
-    """Who begins changes from prompt to prompt; the first prompt is completed once more, and not counted, for policies
-    to learn what the delay is."""
+    """The first way changes from prompt to prompt.
+
+    The first prompt is completed once more, not counted, for policies to learn the delay.
+    """
     runs: Runs = {}
     for delay_s in delays_s:
         wire.delay(delay_s)
@@ -161,7 +163,7 @@ def _decode_s(runs: Sequence[Run]) -> float:
 
 
 def _times_ms(rounds: Sequence[Round]) -> Mapping[str, float]:
-    """What the target, and what the draft takes in a round, as the orchestrator sees them."""
+    """Seconds of the target and of the draft in a round, as the orchestrator sees them."""
     if not rounds:
         return {}
     verify_s = statistics.median(round_.verify.received_s - round_.verify.sent_s for round_ in rounds)

@@ -1,9 +1,9 @@
 """What callers can do to each other: how fast a full service refuses, how floods stall streams, how late deadlines are.
 
-Streams run in a process of their own, so that reading them does not slow the caller that is timed. Who floods runs in
-another, which takes only the processor time that nobody else wants, as callers on another machine would: on two cores
-three callers with messages of 100 MB hold up streams as long when another server gets them (docs/log/2026-11.md).
-`streams_alone` is what the longest gap comes to without anybody else.
+Streams run in a process of their own, so that reading them does not slow the caller that is timed. The flooding caller
+runs in another, which takes only idle processor time, as callers on another machine would: on two cores three callers
+with messages of 100 MB hold up streams as long when another server gets them (docs/log/2026-11.md). `streams_alone` is
+the longest gap without other callers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Refusals:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much of it there is."""
+    """The number of calls and repeats."""
     parser.add_argument("--streams", type=int, default=32, metavar="N", help="in progress at most, and beside refusals")
     parser.add_argument("--refusals", type=int, default=300, metavar="N", help="that are timed one by one")
     parser.add_argument("--burst", type=int, default=320, metavar="N", help="calls at the same moment")
@@ -133,7 +133,7 @@ def _with(refusals: Refusals, outcome: str, took_s: float) -> Refusals:
 
 
 async def _floods(address: str, args: argparse.Namespace) -> list[Result]:
-    """The longest gap of streams: with nobody beside them, and beside callers who send the most they may, or more.
+    """The longest gap of streams: alone, and beside callers that send the longest message allowed, or more.
 
     Each several times, in turn: on few cores one gap in thousands is as long with nobody there.
     """

@@ -1,4 +1,4 @@
-"""What a bare call of an actor takes: the measure of everything that a round does beside computing."""
+"""The duration of a bare actor call: the unit for everything that a round does beside computing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ray
 
 
 class Echo:
-    """The least that an actor call can be: the engines' actors are asynchronous, and report no events, too."""
+    """The shortest possible actor call: like the engines' actors, asynchronous and without event reports."""
 
     async def echo(self, message: object) -> object:
         return message

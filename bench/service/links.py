@@ -46,13 +46,13 @@ class LinkSample:
 
     round_ms: float
     outside_ms: float
-    """Of a round, what the target neither computes nor keeps the request waiting for."""
+    """Milliseconds of a round in which the target neither computes nor lets the request wait."""
     cpu_ms: Mapping[str, float]
-    """A round, by process."""
+    """Milliseconds of a round, by process."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is measured."""
+    """The number of repeats."""
     parser.add_argument("--repeats", type=int, default=7)
 
 

@@ -59,7 +59,7 @@ class Engine:
         return self._verifying is not None
 
     def add(self, batch: Numbered) -> None:
-        """What is asked for from now on."""
+        """Take a request."""
         for number, request in batch:
             if isinstance(request, DraftRequest):
                 self._growing = number, request
@@ -90,7 +90,7 @@ class Engine:
 
 
 def serve(way: str, parent: Connection) -> None:
-    """Until this process is killed; whoever writes to `parent` is told the processor time so far."""
+    """Serve until this process is killed; each message of `parent` is answered with the processor time so far."""
     if way == ONE_THREAD:
         threading.Thread(target=_talk_alone, args=(parent,), daemon=True).start()
         _tell_cpu(parent)

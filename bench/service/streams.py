@@ -35,14 +35,14 @@ from deploy.link.requests import encode_requests
 
 WAYS = (LINK, GRPC, ONE_THREAD)
 NUM_BUSY = 2
-"""Processes that compute beside the two, on the machine of two cores that this was made for."""
+"""Number of processes that compute beside the two, on a machine of two cores."""
 BLOCK = TokenTree(tuple(range(1, 9)), tuple(range(ROOT, 7)))
 SPIN = "while True: pass"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """So many rounds by one way."""
+    """A number of rounds by one way."""
 
     outside_ms: tuple[float, ...]
     """Of each round, from sending one verification to the next, beyond the engine's passes."""
@@ -88,13 +88,13 @@ class GrpcStream:
                     future.set_result(reply)
 
     async def close(self) -> None:
-        """Whoever waits is forgotten."""
+        """Close; open calls get no answer."""
         self._reading.cancel()
         await self._channel.close()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much is measured."""
+    """The number of repeats."""
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=200, help="of each turn")
 
@@ -165,7 +165,7 @@ class Line:
         self._num_heard += 1
 
     async def turn(self, num_rounds: int) -> Turn:
-        """So many rounds, one after the other."""
+        """Run `num_rounds` rounds, one after the other."""
         heard, before, sent_s = self._num_heard, (time.process_time(), self._engine_cpu_s()), [time.perf_counter()]
         for round_ in islice(self._rounds, num_rounds):
             await self._stream.exchange([_verify(round_)])
