@@ -8,28 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench import (
-    ablation,
-    cluster,
-    control,
-    distant,
-    divergence,
-    drain,
-    edge,
-    families,
-    gpu,
-    kills,
-    links,
-    overhead,
-    rounds,
-    runtime,
-    session_events,
-    step,
-    storm,
-    streams,
-    tree,
-)
+from bench.control import ablation, control
+from bench.disruption import cluster, drain, kills, storm
+from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
+from bench.rounds import rounds, tree
+from bench.service import distant, edge, links, overhead, session_events, streams
 
 
 class Benchmark(Protocol):

@@ -59,7 +59,7 @@ class UnknownModel(RequestError):
 
 
 class UnknownService(RequestError):
-    """Health is asked about a service that there is none of."""
+    """Health is asked about a service that does not exist."""
 
     status = "NOT_FOUND"
 
@@ -110,11 +110,11 @@ class WorkerLost(ServiceError):
 
 
 class WorkerStopping(WorkerLost):
-    """An engine is to stop: its sessions move on as if it had died, but that is no failure."""
+    """An engine is about to stop: its sessions move as if it had died, but that is no failure."""
 
 
 class UnsoundScores(OutriderError):
-    """The model gives no distribution for this sequence. A token of such a row would be made up, so there is none.
+    """The model gives no distribution for this sequence, so no token can be sampled from it.
 
     Not a ServiceError: clients repeat those, and the same tokens would lead to the same scores.
     """
@@ -131,7 +131,7 @@ class StartupError(OutriderError):
 class ConfigError(StartupError, ValueError):
     """A setting is unknown, of the wrong type, or out of range.
 
-    A ValueError too, so that whoever reads settings from a file can say where in the file it was.
+    A ValueError too, so that pydantic reports the path of the setting in its file.
     """
 
 
@@ -148,6 +148,6 @@ class VocabularyMismatch(StartupError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error of somebody else's says, as much as fits into one of ours."""
+    """The message of a library's error, shortened to what fits into one of ours."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)

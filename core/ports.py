@@ -1,4 +1,4 @@
-"""What the orchestrator asks of the outside world.
+"""The interfaces that the orchestrator needs from outside.
 
 `deploy` answers over Ray, tests answer with fakes, a simulator with a virtual clock.
 """
@@ -31,8 +31,9 @@ class DraftPort(Protocol):
         ...
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
-        """Have the draft grow continuously, and `take` told after each pass. The reply comes when that has ended:
-        overtaken by a later message, or `Missing`. Raises: WorkerLost when the engine is gone.
+        """Grow the draft tree continuously and call `take` after each pass.
+
+        The reply ends it: a later message has replaced it, or `Missing`. Raises: WorkerLost when the engine is gone.
         """
         ...
 
@@ -45,11 +46,11 @@ Port_co = TypeVar("Port_co", covariant=True)
 
 
 class Lease(Protocol[Port_co]):
-    """A session's place on one engine, from grant to release."""
+    """A session's lease of one engine, from grant to release."""
 
     @property
     def name(self) -> str:
-        """What the engine calls the session; another for each lease, so that the end of one cannot free the next."""
+        """The session's name on the engine; each lease has another, so that the end of one cannot free the next."""
         ...
 
     @property
@@ -59,34 +60,35 @@ class Lease(Protocol[Port_co]):
 
     @property
     def epoch(self) -> int:
-        """Goes into the stamp of every message; a restarted engine has another one."""
+        """Part of the stamp of every message; a restarted engine has another one."""
         ...
 
     @property
     def port(self) -> Port_co: ...
 
     def release(self) -> None:
-        """Give the place back; returns at once, may be called twice, and survives the caller's cancellation."""
+        """End the lease; returns at once, may be called twice, and survives the caller's cancellation."""
         ...
 
 
 class Leases(Protocol):
-    """Where places on engines come from."""
+    """Grants leases on engines."""
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:
-        """If possible on a replica that has computed what `tokens` begin with.
+        """If possible on a replica that has computed a prefix of `tokens`.
 
-        Raises: Unavailable when no replica grants a place in time.
+        Raises: Unavailable when no replica grants a
+        lease in time.
         """
         ...
 
     async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> Lease[DraftPort]:
-        """Raises: Unavailable when there is no draft, or none grants a place in time."""
+        """Raises: Unavailable when there is no draft, or none grants a lease in time."""
         ...
 
 
 class Clock(Protocol):
-    """Time, so that tests can own it."""
+    """The clock, so that tests can replace it."""
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""

@@ -1,7 +1,7 @@
-"""What an engine makes of a message before anything is computed: it is refused, lacks its base, or is taken.
+"""How an engine judges a message before it computes: it refuses it, misses its base, or takes it.
 
 The real engines and the simulated ones run these rules: `refusal_of`, then `missing_of`, then `HeldTokens.rebase_to_…`.
-Knows records, tokens and trees; must not know models, KV, time, or who waits for the answer.
+Knows records, tokens and trees; must not know models, KV, time, or the callers that wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OVERTAKEN = "the message was overtaken by a later one"
 UNUSED = "the verdict was none that this continuation answers"
 
 MAX_ENDED = 4096
-"""Sessions whose end is remembered; no message is on its way for as long as that number of sessions takes."""
+"""Number of ended sessions that are remembered; no message is under way while this number of sessions ends."""
 
 
 class EndedSessions:
-    """The sessions that ended last: a message that its session's end has overtaken must not bring it back."""
+    """The sessions that ended last: a late message of an ended session must not open it again."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[str, None] = OrderedDict()
@@ -49,40 +49,41 @@ class EndedSessions:
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
-    """What a message leaves of the rows that an engine holds, for KV to follow, and what is still to be computed."""
+    """The rows that an engine keeps after a message, which KV follows, and the tokens still to be computed."""
 
     num_tokens: int
-    """Rows of committed tokens that stay where they are."""
+    """Number of rows of committed tokens that stay where they are."""
     guesses: Sequence[int]
-    """Of the rows of guesses those that come right behind them, by where they were; the others are forgotten."""
+    """Former indices of the rows of guesses that move right behind them; the other rows are dropped."""
     pending: list[int]
-    """Committed tokens that are still to be computed."""
+    """Number of committed tokens that are still to be computed."""
 
 
 @dataclass(eq=False, slots=True)
 class HeldTokens:
-    """What an engine has computed of one session: committed tokens, and a tree of guesses below them."""
+    """The computed state of one session: committed tokens, and a tree of guesses below them."""
 
     spec: SequenceSpec
     log: TokenLog = field(default_factory=TokenLog)
     tree: HeldTree = field(default_factory=HeldTree)
     builder: TreeBuilder = field(default_factory=TreeBuilder)
-    """What may follow, where a draft grows continuously: of its nodes those in `tree` are fed."""
+    """The growing draft tree of a draft that grows continuously; the nodes in `tree` are the fed ones."""
     last_round: int = -1
 
     def take_spec(self, spec: SequenceSpec) -> None:
-        """Sample by `spec` from now on. What was guessed by another one is forgotten."""
+        """Sample by `spec` from now on; guesses under another one are dropped."""
         if self.spec != spec:
             self.tree.clear()
             self.spec = spec
 
     def rebase_to_verify(self, request: VerifyRequest) -> Rebased:
-        """Agree with the request's tokens; the last one is pending at least, for what is said after it."""
+        """Agree with the request's tokens. At least the last one stays pending, since the scores behind it are
+        needed."""
         rebased = self._rebase(request.base, request.suffix, keeps_guesses=False)
         return rebased if rebased.pending else self._without_last(rebased)
 
     def rebase_to_grow(self, request: DraftRequest, tree_spec: TreeSpec) -> Rebased:
-        """Agree with the request's tokens and keep all that has grown below them; grow by `tree_spec` from now on."""
+        """Agree with the request's tokens and keep the nodes below them; grow by `tree_spec` from now on."""
         self.builder.go_on(tree_spec)
         if self.spec.needs_q:
             return self._rebase_to_draw(request)
@@ -97,8 +98,9 @@ class HeldTokens:
         return rebased
 
     def _rebase_to_draw(self, request: DraftRequest) -> Rebased:
-        """Agree with the request's tokens. What was drawn before is of no use, the draw at the root neither: draws are
-        numbered from the root on (docs/exactness.md, section 4).
+        """Agree with the request's tokens, without the earlier draws.
+
+        The draw at the root goes too: draws are numbered from the root (docs/exactness.md, section 4).
         """
         self.builder.begin()
         self.builder.tell_anew()
@@ -106,7 +108,7 @@ class HeldTokens:
         return rebased if rebased.pending else self._without_last(rebased)
 
     def hold(self, said: Sequence[Candidates]) -> None:
-        """The nodes that the tree builder has chosen were fed; it is still to be told what the model says there."""
+        """Note that the chosen nodes were fed; the tree builder still needs the model's candidates there."""
         builder = self.builder
         if not builder.has_root:
             self.tree.root = said[0]
@@ -115,20 +117,20 @@ class HeldTokens:
             self.tree.add(builder.held_parent(node), builder.tokens[node], candidates)
 
     def step_back(self) -> list[int]:
-        """Forget the last token, which is to be computed again for what is said after it; that token."""
+        """Drop the last token, whose scores are to be computed again, and return it."""
         last = self.log.tokens[-1]
         self.truncate(len(self.log) - 1)
         return [last]
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens` tokens."""
+        """Drop all but the first `num_tokens` tokens."""
         self.tree.clear()
         self.log.truncate(num_tokens)
 
     def _rebase(self, base: Base, suffix: Sequence[int], *, keeps_guesses: bool) -> Rebased:
-        """Keep what agrees with base and suffix and, where it is wanted, the guesses below them.
+        """Keep the tokens that agree with base and suffix and, if wanted, the guesses below them.
 
-        Guesses that turned out right are kept: they agree.
+        Accepted guesses agree, so they are kept.
         """
         num_agreeing = base.num_tokens + self.log.common_prefix_len(base.num_tokens, suffix)
         rest = list(suffix[num_agreeing - base.num_tokens :])
@@ -149,8 +151,8 @@ class HeldTokens:
         return Rebased(num_tokens, rebased.guesses[: len(self.log) - num_tokens], pending)
 
     def _reroot(self, request: DraftRequest) -> bool:
-        """Make the end of the request's text the root of what has grown, where its tree leads there; whether below the
-        root there may be nodes that are fed.
+        """Re-root the draft tree at the end of the request's text, if the tree leads there; returns whether nodes below
+        the root may be fed.
         """
         known = self.log.tokens[request.base.num_tokens :]  # where tokens are pending, nothing has grown below them yet
         if request.base.num_tokens == 0 or list(request.suffix[: len(known)]) != list(known):
@@ -165,19 +167,19 @@ Verified = tuple[VerifyRequest, TokenLog, Verdict]
 
 
 class Continuations(Generic[Caller]):
-    """What sessions have offered to be gone on with: of each the last offer, and who is to be answered."""
+    """The last continuation that each session has offered, and the ticket of its answer."""
 
     def __init__(self) -> None:
         self._offers: dict[str, tuple[Caller, Continuation]] = {}
 
     def offer(self, caller: Caller, continuation: Continuation) -> list[tuple[Caller, Refused]]:
-        """Keep this one; the refusal of the one before it."""
+        """Keep this offer; returns the refusal of the one before it."""
         refused = self.drop(continuation.stamp.session)
         self._offers[continuation.stamp.session] = (caller, continuation)
         return refused
 
     def drop(self, session: str, before: int | None = None) -> list[tuple[Caller, Refused]]:
-        """Forget what `session` has offered, if it was for a round before that one; the refusal of it."""
+        """Drop the offer of `session` if it is for a round before that one; returns its refusal."""
         offer = self._offers.get(session)
         if offer is None or (before is not None and offer[1].after >= before):
             return []
@@ -187,11 +189,11 @@ class Continuations(Generic[Caller]):
     def after_pass(
         self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
     ) -> tuple[list[Verdict], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
-        """The verdicts of a pass, which say who goes on; the messages to go on with; and the refusals of other offers.
+        """The verdicts of a pass; the messages of sessions that continue; and the refusals of other offers.
 
-        `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All whose
-        verdicts come together go on, or none does: a session that went on alone would take a pass that the others miss,
-        and miss theirs.
+        `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All sessions
+        of a pass continue or none does: one that continued alone would take a pass without the others, and they a pass
+        without it.
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
@@ -214,7 +216,7 @@ class Continuations(Generic[Caller]):
         return verdicts, following, refused
 
     def clear(self) -> list[Caller]:
-        """Forget all; who is to be answered."""
+        """Drop all offers; returns the tickets to answer."""
         callers = [caller for caller, _ in self._offers.values()]
         self._offers.clear()
         return callers
@@ -234,7 +236,7 @@ def refusal_of_offer(
     is_verifying: bool,
     vocab_size: int,
 ) -> Refused | None:
-    """Why a continuation can be of no use, or is malformed; `is_verifying`: whether the session waits for a verdict."""
+    """Why a continuation is refused; `is_verifying`: whether the session waits for a verdict."""
     if offer.stamp.epoch != epoch:
         return Refused(offer.stamp, "the message is for another incarnation of this engine")
     if has_ended:
@@ -251,9 +253,9 @@ def refusal_of_offer(
 
 
 def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, verdict: Verdict) -> VerifyRequest | None:
-    """What `offer` has for this verdict on `request`; None where the verdict is none that it answers.
+    """The message of `offer` that follows this verdict on `request`; None if the offer has none for it.
 
-    `log`: what the engine holds after the verdict.
+    `log`: the engine's tokens after the verdict.
     """
     block, tree = request.block, offer.tree
     if tree.prefix(len(block)) != block:
@@ -268,15 +270,15 @@ def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, ver
 def refusal_of(
     request: VerifyRequest | DraftRequest, held: HeldTokens | None, *, epoch: int, has_ended: bool, vocab_size: int
 ) -> Refused | None:
-    """Why this message must change nothing: it is stale or malformed."""
+    """Why this message is refused: it is stale or malformed."""
     reason = _why_stale(request, held, epoch, has_ended) or _why_malformed(request, held, vocab_size)
     return None if reason is None else Refused(request.stamp, reason)
 
 
 def missing_of(request: VerifyRequest | DraftRequest, held: HeldTokens | None) -> Missing | None:
-    """The answer to a message whose base is not held: how much may still be right. None where it can be taken.
+    """The answer to a message whose base is not held: the length of the prefix that may agree. None if it can be taken.
 
-    A hash that differs says that nothing is known to be right.
+    If the hash differs, no prefix is known to agree.
     """
     base = request.base
     if base.num_tokens == 0 or (held is not None and held.log.holds(base)):
@@ -302,7 +304,7 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
         return "the message lacks a suffix, or a first one its sampling parameters"
     if min(request.suffix) < 0 or max(request.suffix) >= vocab_size:
         return f"a token id is outside the vocabulary of {vocab_size}"
-    # only a first message is believed what it says of sampling
+    # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     needs_q = spec is not None and spec.needs_q
     if isinstance(request, DraftRequest):

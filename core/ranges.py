@@ -1,8 +1,8 @@
-"""Which numbers a request may bring: each range is written down here and nowhere else.
+"""The ranges of a request's numbers, each defined here and nowhere else.
 
 Inside these ranges float32 holds. Logits of a real model stay below 1e4. A bias adds at most 100, the repetition
 penalty multiplies by at most 10, and the other penalties subtract at most 2 and 2 for each occurrence: so scores stay
-below 1e7, where float32 still tells whole numbers apart. Temperature divides the distance to the largest score, so the
+below 1e7, where float32 still represents every integer. Temperature divides the distance to the largest score, so the
 largest is 0, and what overflows has probability zero. A row whose scores are NaN or infinite all the same is refused
 (`core.exact.sampling.log_probs`, `workers.sampling.sampler.bad_rows`).
 
@@ -21,13 +21,13 @@ MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `low` to `high`, and 0 if it has a meaning of its own."""
+    """The numbers from `low` to `high`, and 0 where it has a meaning of its own."""
 
     low: float
     high: float
     excludes_low: bool = False
     zero: str = ""
-    """What 0 means, where it is allowed beside the range."""
+    """The meaning of 0, where it is allowed beside the range."""
     is_whole: bool = False
 
     def __contains__(self, value: float) -> bool:
@@ -51,8 +51,8 @@ SAMPLING: Mapping[str, Range] = {
     "min_tokens": Range(0, 2**31 - 1, is_whole=True),
     "seed": Range(0, MAX_SEED, is_whole=True),
 }
-"""Of the fields of `core.records.Sampling`. A temperature below the range is refused rather than taken for greedy: a
-caller who means greedy says 0."""
+"""Of the fields of `core.records.Sampling`. A temperature below the range is refused, not taken for greedy: greedy is
+0."""
 LOGIT_BIAS = Range(-100.0, 100.0)
 
 
@@ -65,7 +65,7 @@ def check(field: str, value: float, allowed: Range) -> None:
 
 
 def shown(value: object) -> str:
-    """The value as an error says it. A -1 that was written into an unsigned field arrives as 4294967295: say both."""
+    """The value as an error names it. A -1 written into an unsigned field arrives as 4294967295: name both."""
     if isinstance(value, int) and 2**31 <= value < 2**32:
         return f"{value} ({value - 2**32} as an unsigned 32-bit number)"
     return repr(value)

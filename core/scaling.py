@@ -1,8 +1,8 @@
-"""How many replicas a load asks for: each deployment by the signal that fits it, as pure functions.
+"""The number of replicas for a load: pure functions, with one signal for each kind of deployment.
 
-Serve's policies (`deploy.serve.autoscaling`) and the simulated day (`outrider simulate`) call the same. Bounds and
-delays are applied after them; what is decided here is free of flapping by itself: a load that stays the same is
-answered with a count that stays the same (a test walks loads and counts).
+Serve's policies (`deploy.serve.autoscaling`) and the simulated day (`outrider simulate`) call the same. They apply
+bounds and delays afterwards. The rules here do not flap by themselves: a constant load gives a constant count (a test
+walks loads and counts).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 from core.config import DraftScaling, OrchestratorScaling, TargetScaling
 
 SPARE: Final = 0.2
-"""Share of what they are meant to hold that replicas keep free when one of them is let go: load that comes and goes by
-less than this changes nothing."""
+"""Share of capacity that the remaining replicas keep free when one is removed: smaller fluctuations of load change
+nothing."""
 HELPS: Final = 0.7
-"""Share of the wanted utilisation above which sessions may be waiting for each other at a draft, so that one more
-replica helps; below it they wait for the draft model itself. A draft is let go only when those that stay would be below
-it, or it would be called back at once."""
+"""Share of the wanted utilisation above which sessions wait for each other at a draft, so that one more replica helps;
+below it they wait for the draft model itself. A draft is removed only if the remaining ones would stay below it, or it
+would be wanted again at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLoad:
-    """What the replicas of a target hold."""
+    """The load of a target's replicas."""
 
     num_replicas: int
     """Running now."""
@@ -37,29 +37,29 @@ class TargetLoad:
 
 @dataclass(frozen=True, slots=True)
 class DraftLoad:
-    """What the replicas of a draft do."""
+    """The load of a draft's replicas."""
 
     num_replicas: int
     """Running now."""
     num_sessions: float
     """Leases, granted and waited for."""
     busy: float
-    """Share of the time that a replica computes, on average."""
+    """Share of the time that a replica computes, averaged over replicas."""
     wait: float
     """Share of their rounds that sessions wait for a draft."""
 
 
 Wish = tuple[float, int]
-"""When so many replicas were wanted: seconds, and a count."""
+"""A time in seconds, and the number of replicas that were wanted then."""
 
 
 def steadied(
     wishes: Sequence[Wish], now_s: float, wanted: int, num_replicas: int, window_s: float
 ) -> tuple[list[Wish], int]:
-    """What to have: what is `wanted`, but of those that there are no fewer than were wanted within the last `window_s`.
+    """The number of replicas to have: `wanted`, or more of the existing ones if they were wanted within `window_s`.
 
-    So a wish holds replicas, and is no reason to start any once it has passed. Without a memory, the `num_replicas`
-    that there are count as wanted now. Returned after the wishes to remember for the next time.
+    A past wish keeps replicas and starts none. Without a memory, the existing `num_replicas` count as
+    wanted now. Returned after the wishes to remember for the next call.
     """
     kept = [wish for wish in wishes or [(now_s, num_replicas)] if now_s - wish[0] < window_s and wish[1] > wanted]
     kept.append((now_s, wanted))
@@ -67,12 +67,12 @@ def steadied(
 
 
 def _whole(amount: float) -> int:
-    """Rounded up, but not for the sake of what floating point adds."""
+    """Rounded up, except for floating-point error."""
     return ceil(amount - 1e-9)
 
 
 def _enough(num_replicas: int, work: float, most: float) -> int:
-    """Enough replicas for `work`, in replicas; fewer than there are only if each would then have less than `most`."""
+    """Enough replicas for `work`, counted in replicas; fewer than now only if each would then have less than `most`."""
     return max(_whole(work), min(num_replicas, floor(work / most) + 1)) if work > 0 else 0
 
 
@@ -82,13 +82,13 @@ def orchestrators_wanted(num_replicas: int, num_requests: float, scaling: Orches
 
 
 def targets_wanted(load: TargetLoad, scaling: TargetScaling) -> int:
-    """Enough for the sessions and for the KV that they fill: long contexts ask for more than their number does."""
+    """Enough for the sessions and for their KV: long contexts need more than their number tells."""
     work = max(load.num_sessions / scaling.sessions, load.num_replicas * load.kv_use / scaling.kv_use)
     return _enough(load.num_replicas, work, 1.0 - SPARE)
 
 
 def drafts_wanted(load: DraftLoad, scaling: DraftScaling) -> int:
-    """Enough to keep utilisation as it is meant to be, one more where sessions wait at busy drafts; none for nobody."""
+    """Enough for the wanted utilisation, one more where sessions wait at busy drafts, none without sessions."""
     if load.num_sessions <= 0:
         return 0
     return max(_by_work(load, scaling), _whole(load.num_sessions / scaling.sessions))
@@ -99,7 +99,7 @@ def _by_work(load: DraftLoad, scaling: DraftScaling) -> int:
     if not load.num_replicas:
         return now
     work = load.busy * load.num_replicas / scaling.busy
-    """In replicas that are as busy as they are meant to be."""
+    """In replicas of the wanted utilisation."""
     if work > HELPS * now and load.wait > scaling.wait:
         return max(_whole(work), now + 1)
     return _enough(now, work, HELPS) or 1

@@ -1,4 +1,4 @@
-"""Where things are put together: Ray Serve deployments, gRPC ingress, settings, command line.
+"""The place of composition: Ray Serve deployments, gRPC ingress, settings, command line.
 
 The one folder that imports Ray and gRPC; it may know all the others, and none of them knows it.
 """

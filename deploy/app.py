@@ -34,16 +34,16 @@ from deploy.settings import parse_fleet
 
 APPLICATION = "outrider"
 HEALTH_PERIOD_S = 1.0
-"""Serve starts the replacement of a dead replica within this time."""
+"""Seconds within which Serve starts the replacement of a dead replica."""
 DRAIN_TIMEOUT_S = 3600.0
-"""A replica that is to stop waits this long for its streams or leases to end by themselves."""
+"""Seconds that a stopping replica waits for its streams or leases to end by themselves."""
 SPARE_REQUESTS = 64
-"""Room beside the sessions for what is short: health, describe, and requests that are refused at once."""
+"""Calls beside the sessions, all short: health, describe, and requests that are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What the replicas of each role own; benchmarks have others."""
+    """The engines that replicas of each role own; benchmarks have others."""
 
     target: type[EngineActor[Any, Any]] = TargetActor
     draft: type[EngineActor[Any, Any]] = DraftActor
@@ -55,7 +55,7 @@ ENGINES = Engines()
 def build(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> Application:
     """The application that `config`, or the settings of one, describes. Raises: ConfigError.
 
-    Serve calls it by name, and takes none that has a second parameter.
+    Serve calls it by name, and accepts no second parameter.
     """
     return build_with(config, ENGINES)
 
@@ -104,18 +104,18 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
 
 
 def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int, engines: Engines) -> Application:
-    """`model_name` labels its metrics: the model that it drafts for, or its own name where it drafts for several."""
+    """`model_name` labels its metrics: the model that it drafts for, or the draft's name where it serves several."""
     drafts = worker(DraftWorker, config, _name(name))
     return drafts.options(request_router_config=draft_router()).bind(config, model_name, q_top_tokens, engines.draft)
 
 
 def _cut(fleet: FleetConfig, draft: str) -> int:
-    """To how many tokens a shared draft cuts q: what the models that share it say alike."""
+    """The number of tokens to which a shared draft cuts q: a setting that its models have in common."""
     return next(each.speculation.q_top_tokens for each in fleet.models if each.shared_draft == draft)
 
 
 def _name(text: str) -> str:
-    """As a deployment may be called: a model's name may be a path."""
+    """The model's name as a valid name of a deployment: it may be a path."""
     return re.sub(r"[^\w.-]", "-", text)
 
 
@@ -138,12 +138,12 @@ def worker(kind: type[EngineWorker], config: TargetConfig | DraftConfig, name: s
 
 
 def resources(config: ServiceConfig) -> dict[str, float]:
-    """The most that the application of one model asks of a cluster, by the names of Ray's resources."""
+    """The largest demand of one model's application, by the names of Ray's resources."""
     return fleet_resources(_fleet(config))
 
 
 def fleet_resources(fleet: FleetConfig) -> dict[str, float]:
-    """The most that the application of several models asks of a cluster."""
+    """The largest demand of several models' application."""
     front = fleet.orchestrator
     one = {"CPU": front.num_cpus, **front.resources}
     total: Counter[str] = Counter()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def version(path: Path) -> tuple[int, ...]:
-    """What changes with the file, or what may be done with it, and when another takes its place."""
+    """A stamp that changes with the file's content, its permissions, or its replacement."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The replica that clients' calls reach: an orchestrator and its RPCs, put together over Serve.
+"""The replica that clients' calls reach: an orchestrator and its RPCs, over Serve.
 
 Knows the handles of the deployments; `deploy.app` makes a deployment of it.
 """
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 DESCRIBE_RETRY_S = 0.5
 DRAFT_GRACE_S = 60.0
-"""How long requests wait for a draft that is still loading; after that they are served without, until it is there."""
+"""Seconds that requests wait for a loading draft; then they are served without it until it is ready."""
 CONTROL_PERIOD_S = 1.0
-"""How often gauges are brought up to date; Ray passes them on every ten seconds, and drops those of twenty before."""
+"""Seconds between updates of gauges; Ray passes them on every ten seconds, and drops those older than twenty."""
 
 WAIT_REPORT_PERIOD_S = 5.0
-"""How often the autoscaling of drafts is told how long sessions waited for them."""
+"""Seconds between reports of waiting times to the autoscaling of drafts."""
 DRAIN_PERIOD_S = 2.0
-"""How often it is looked up which replicas are to stop."""
+"""Seconds between checks for stopping replicas."""
 YOUNG_OBJECTS = 20_000
-"""Made and not let go between two of Python's garbage collections. Its default, 700, is one in a round or two."""
+"""New objects between two of Python's garbage collections. The default, 700, means one every round or two."""
 
 
 class MonotonicClock:
@@ -71,8 +71,8 @@ class Member:
 class Ingress(Servicer):
     """One orchestrator. It takes requests once every target is loaded: until then Serve sends it none.
 
-    Raises: ConfigError when callers have to send a token, and the file that has them has none; CheckpointError when a
-    target's directory has no usable tokenizer or generation_config.
+    Raises: ConfigError when tokens are required and their file has none; CheckpointError when a target's directory has
+    no usable tokenizer or generation_config.
     """
 
     # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
@@ -100,7 +100,7 @@ class Ingress(Servicer):
 
 
 class _Host:
-    """One model behind this orchestrator, and the tasks that go on beside its requests."""
+    """One model behind this orchestrator, and its background tasks."""
 
     def __init__(self, member: Member, target_info: ModelInfo, leases: ServeLeases, clock: Clock) -> None:
         config = member.config
@@ -117,11 +117,11 @@ class _Host:
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
         self.introduction = asyncio.create_task(self._introduce_draft()) if member.draft is not None else None
-        """Done when the draft has been described; it is optional at every moment, the first included."""
+        """Done when the draft has been described; requests never need it."""
 
     @classmethod
     async def of(cls, member: Member, clock: Clock) -> _Host:
-        """As soon as the target is there."""
+        """As soon as the target is loaded."""
         config = member.config
         draft_tls = config.draft.engine.link_tls if config.draft is not None else None
         leases = ServeLeases(
@@ -155,7 +155,7 @@ class _Host:
             meters.saw_draft(is_ready=is_ready, num_drafted=self._service.num_drafted)
 
     async def _report_waits(self) -> NoReturn:
-        """While there are sessions with a draft: a call to a draft that has been scaled to zero would call it back."""
+        """Only while sessions use the draft: a call to a draft that was scaled to zero would start it again."""
         told = self._service.draft_wait
         while True:
             await self._clock.sleep(WAIT_REPORT_PERIOD_S)
@@ -170,7 +170,7 @@ class _Host:
 
 
 async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoReturn:
-    """Sessions leave a replica that is to stop, instead of holding it up until they end."""
+    """Move sessions off replicas that are about to stop, so that they need not wait for the sessions' ends."""
     while True:
         await clock.sleep(DRAIN_PERIOD_S)
         try:
@@ -182,7 +182,7 @@ async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoRet
 
 
 def _misfit(config: ServiceConfig) -> str | None:
-    """Why the draft's guesses would be other tokens to the target, if so; what is not mounted here is not compared."""
+    """Why draft and target disagree about token ids, if they do; files that are not mounted here are not compared."""
     draft = Path(config.draft.engine.model) if config.draft is not None else None
     if draft is None or not draft.is_dir():
         return None
@@ -194,14 +194,14 @@ def _misfit(config: ServiceConfig) -> str | None:
 
 
 def _collect_less_often() -> None:
-    """What is loaded stays: a collection need not look at it, and looks at it for tens of milliseconds when it does."""
+    """Exempt loaded objects from garbage collection: they stay, and scanning them takes tens of milliseconds."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 async def _described(describe: Callable[[], Awaitable[ModelInfo]]) -> ModelInfo:
-    """The model, however long it takes to load."""
+    """The model's description, without a limit on the time to load."""
     while True:
         try:
             return await describe()

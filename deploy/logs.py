@@ -1,4 +1,4 @@
-"""Where what this project logs is kept, in processes that Ray has started: else warnings alone are, without a time.
+"""Sends this project's logs to files, in processes that Ray has started: else only warnings are kept, without a time.
 
 Knows loggers, and the name of Serve's.
 """
@@ -14,7 +14,7 @@ FORMAT = "%(levelname)s %(asctime)s %(message)s"
 
 
 def log_with_serve() -> None:
-    """In a replica: to Serve's own log of it (logs/serve/replica_*.log in Ray's session), as what Serve says."""
+    """In a replica: to Serve's log of it (logs/serve/replica_*.log in Ray's session), in Serve's format."""
     serves = logging.getLogger(SERVE_LOGGER_NAME)
     for logger in _ours():
         logger.handlers = serves.handlers  # the very list: Serve may change it

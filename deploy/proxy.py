@@ -1,4 +1,4 @@
-"""What Serve calls as one of its proxies starts: both languages of the API are put in place there."""
+"""The callback that Serve runs as one of its proxies starts: it installs the gRPC and the HTTP layer."""
 
 from __future__ import annotations
 

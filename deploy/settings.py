@@ -1,6 +1,6 @@
 """Reads a ServiceConfig: from YAML, from the environment, from the command line, from a Serve application's arguments.
 
-Knows files and text; what a setting means and which values it may have is said in core.config alone.
+Knows files and text; core.config alone defines the meaning and the range of a setting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEMO_SETTINGS: Mapping[str, Any] = {
     "draft": {"engine": {"model": str(DEMO_DIRECTORY / "draft")}},
 }
 PREFIX = "OUTRIDER_"
-"""Of variables of the environment that are settings."""
+"""Prefix of environment variables that are settings."""
 Worker = TypeVar("Worker", bound=WorkerConfig)
 Config = TypeVar("Config", ServiceConfig, FleetConfig)
 _SERVICE_CONFIG = TypeAdapter(ServiceConfig)
@@ -35,13 +35,13 @@ _TOP_LEVEL = {field.name for field in fields(ServiceConfig)}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value for one setting, and who has given it."""
+    """A value for one setting, and its source."""
 
     name: str
     """The dotted path to it."""
     value: object
     source: str
-    """As an error names it."""
+    """The source, as an error names it."""
 
     @classmethod
     def parse(cls, text: str) -> Setting:
@@ -77,7 +77,7 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> ServiceConfig:
 def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig:
     """The configuration in a YAML file, or of the demo pair, with `given` put over it, the last over all.
 
-    Relative paths start at the file. Raises: ConfigError, which names the setting and who has given it.
+    Relative paths start at the file. Raises: ConfigError, which names the setting and its source.
     """
     if file is None:
         return _service(_put_all(DEMO_SETTINGS, given), Path.cwd(), given)
@@ -85,7 +85,7 @@ def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig
 
 
 def as_yaml(config: ServiceConfig) -> str:
-    """The text of a file that `read_config` makes the same configuration of."""
+    """The text of a file from which `read_config` makes the same configuration."""
     return yaml.safe_dump(_SERVICE_CONFIG.dump_python(config, mode="json"), sort_keys=False)
 
 
@@ -185,7 +185,7 @@ def _yaml(text: str, item: str) -> object:
 
 
 def _explain(problem: Mapping[str, Any], given: Sequence[Setting], file: Path | None) -> str:
-    """One problem that pydantic found, with the path of the setting and who has given it."""
+    """One problem that pydantic found, with the path of the setting and its source."""
     path = ".".join(str(part) for part in problem["loc"])
     match problem["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
@@ -200,7 +200,7 @@ def _explain(problem: Mapping[str, Any], given: Sequence[Setting], file: Path | 
 
 
 def _source(name: str, given: Sequence[Setting], file: Path | None) -> str:
-    """Who has given the setting, a group that it is in, or a part of it."""
+    """The source of the setting, of a group around it, or of a part of it."""
     for setting in reversed(given):
         one, other = f"{name}.", f"{setting.name}."
         if one.startswith(other) or other.startswith(one):

@@ -1,4 +1,4 @@
-"""From a request to its stream: admission, sessions, rounds, batching, and the way between text and tokens.
+"""From a request to its stream: admission, sessions, rounds, batching, and text to tokens and back.
 
 Asyncio only: knows no Ray, no torch, no gRPC. Engines are reached through `core.ports`.
 """

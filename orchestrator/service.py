@@ -40,7 +40,7 @@ class Service:
         self._num_started = 0
 
     def use_draft(self, draft: ModelInfo) -> None:
-        """Let completions that start from now on be drafted for."""
+        """Draft for completions that start from now on."""
         self._pair = replace(self._pair, draft=draft)
 
     @property
@@ -49,16 +49,16 @@ class Service:
 
     @property
     def num_drafted(self) -> int:
-        """Sessions that hold a lease on a draft."""
+        """Number of sessions that hold a lease on a draft."""
         return self._runner.num_drafted
 
     @property
     def draft_wait(self) -> DraftWait:
-        """How long sessions have waited for drafts since the start."""
+        """Seconds that sessions have waited for drafts since the start."""
         return self._runner.draft_wait
 
     def report(self) -> ControlReport:
-        """How far is drafted at the moment, why, and the estimates behind it."""
+        """The present draft length, the reason, and the estimates behind it."""
         return self._policies.report()
 
     @property
@@ -100,13 +100,13 @@ class Service:
                 self._runner.abandon(session.id, RequestCancelled("the client went away"))
 
     def wind_down(self) -> int:
-        """Refuse what comes from now on; returns how many completions are in progress, the last piece taken not yet."""
+        """Refuse new requests; returns the number of completions whose last piece has not been taken yet."""
         self._is_closing = True
         self._admission.refuse_waiting(Unavailable("this orchestrator is shutting down; ask another"))
         return self._admission.num_admitted
 
     async def close(self) -> None:
-        """Refuse what comes, end what runs with UNAVAILABLE, and wait until all that was held has been given back."""
+        """Refuse new requests, end running ones with UNAVAILABLE, and wait until all leases have ended."""
         self.wind_down()
         await self._runner.close(Unavailable("this orchestrator is shutting down; resume the output at another"))
 
@@ -114,7 +114,7 @@ class Service:
         return IncrementalDetokenizer(self._tokenizer, request.stop, request.include_stop)
 
     def _new_session_id(self, request: GenerationRequest) -> str:
-        """A name that is unique here whatever ids clients choose."""
+        """A name that is unique in this service, whatever ids clients choose."""
         self._num_started += 1
         return f"{request.request_id}#{self._num_started}"
 

@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: no time passes while anything is ready, and none is spent waiting for the rest.
+"""An event loop whose clock jumps: no time passes while a callback is ready, and none is spent on waiting.
 
-Knows handles and timers; must not know what runs on them. One thread, no I/O: what asyncio needs of a loop for sockets,
-processes, signals or threads is not there, so code that waits for the real world fails here at once.
+Knows handles and timers; must not know what runs on them. One thread, no I/O: the methods for sockets, processes,
+signals and threads are missing, so code that waits for the real world fails here at once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from itertools import count
 from typing import Any, TypeVar, TypeVarTuple, cast
 
 MAX_EVENTS_AT_ONE_TIME = 20_000
-"""More events than this without the clock moving: two parts keep each other awake."""
+"""More events than this at one time mean that two parts keep each other awake."""
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 
 class Deadlock(AssertionError):
-    """Something is waited for, but nothing is ready and no timer is set."""
+    """A future is awaited, but no callback is ready and no timer is set."""
 
 
 class Livelock(AssertionError):
@@ -36,7 +36,7 @@ class UnhandledError(AssertionError):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Runs what is ready in the order it came; then goes to the earliest timer. The same program gives the same run.
+    """Runs callbacks in order, then jumps to the earliest timer. The same program gives the same run.
 
     `after_event` is called after each handle, which is when invariants must hold.
     """
@@ -59,7 +59,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @property
     def num_timers(self) -> int:
-        """Timers that are set: neither due nor cancelled."""
+        """Number of timers that are neither due nor cancelled."""
         return len(self._set)
 
     # Running
@@ -79,7 +79,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._turn()
 
     def abandon(self) -> None:
-        """Cancel all that is left of a run that has failed, and let it end, come what may."""
+        """Cancel the tasks of a failed run, and let them end."""
         self._after_event, self._num_events_now = None, 0
         with self._current():
             for turn in range(MAX_EVENTS_AT_ONE_TIME):
@@ -93,7 +93,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     self._turn()
 
     def _turn(self) -> None:
-        """One event, and what must hold after it."""
+        """One event, and the invariants after it."""
         if not self._ready:
             self._go_to_next_timer()
         self.num_events += 1
@@ -109,7 +109,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._after_event()
 
     def _go_to_next_timer(self) -> None:
-        """Make ready all that is due at the time of the earliest timer."""
+        """Make ready every timer that is due at the time of the earliest one."""
         while self._timers and (not self._ready or self._timers[0][0] <= self._now_s):
             due_s, _, timer = heapq.heappop(self._timers)
             if not timer.cancelled():
@@ -127,7 +127,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """As the running loop; what is left of an asynchronous generator is closed on it."""
+        """Inside, this is the running loop, and asynchronous generators are closed on it."""
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._close_generator)
         asyncio._set_running_loop(self)
@@ -176,7 +176,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """What TimerHandle.cancel calls; a timer that is ready already has been counted out."""
+        """TimerHandle.cancel calls this; a timer that is ready has been subtracted already."""
         self._set.discard(id(handle))
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -186,7 +186,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, **options)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep it; the run ends with it after the event in which it came up."""
+        """Keep the error; the run ends with it after the present event."""
         self._problems.append(context)
 
     def get_debug(self) -> bool:
@@ -219,7 +219,7 @@ class VirtualClock:
 
 def new_loop(after_event: Callable[[], None] | None = None) -> VirtualLoop:
     """A loop at time 0."""
-    return VirtualLoop(after_event)  # type: ignore[abstract]  # what is for I/O is left out on purpose
+    return VirtualLoop(after_event)  # type: ignore[abstract]  # the methods for I/O are left out on purpose
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

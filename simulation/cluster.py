@@ -1,7 +1,7 @@
 """Replicas of simulated engines behind `core.ports`: leases, calls over a wire, deaths and restarts.
 
-Knows where engines are and how far away; must not know sessions. What goes wrong on the wire is a `Wire`'s affair, so
-that the same cluster serves measurements (`scenario`) and chaos (`faults`).
+Knows engines and their distance; must not know sessions. A `Wire` decides what fails, so that the same cluster serves
+measurements (`scenario`) and chaos (`faults`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from core.records import Continuation, DraftReply, DraftRequest, DraftUpdate, Ve
 from simulation.engines import HopLaw, SimDraft, SimEngine, SimTarget
 
 GRANT_RETRY_S = 0.2
-"""Pause before another replica is asked for a place."""
+"""Seconds before another replica is asked for a lease."""
 TICK_S = 1e-9
-"""Between two messages that would arrive at once: what is due at one time comes in any order."""
+"""Seconds between two messages that would arrive at once: events of one time come in any order."""
 
 Engine = TypeVar("Engine", bound=SimTarget | SimDraft)
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -33,16 +33,16 @@ class DoubleAsk(AssertionError):
 
 
 class Wire:
-    """What is between the orchestrator and the engines: here, time and nothing else."""
+    """The network between the orchestrator and the engines: here, a delay and nothing else."""
 
     def __init__(self, hop: HopLaw, random: Random) -> None:
         self._hop = hop
         self._random = random
         self._due_s: dict[tuple[str, bool], float] = {}
-        """For each session and direction, when the last of what is in order arrives."""
+        """For each session and direction, the arrival of the last ordered message."""
 
     async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
-        """There, and back with the replies. Raises: WorkerLost."""
+        """Send the requests, and return the replies. Raises: WorkerLost."""
         await self.travel()
         replies = await engine.answer(batch)
         await self.travel()
@@ -51,8 +51,10 @@ class Wire:
     async def grow(
         self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
     ) -> Reply:
-        """There, and back with what grows, and with the reply behind it: one message overtakes no other of its session,
-        as on a link. Raises: WorkerLost."""
+        """Send the request, and return updates and then the reply. Raises: WorkerLost.
+
+        No message of a session overtakes another, as on a link.
+        """
         loop, session = asyncio.get_running_loop(), request.stamp.session
         await asyncio.sleep(self._arrival_s(session, is_back=False) - loop.time())
 
@@ -73,7 +75,7 @@ class Wire:
         await asyncio.sleep(self._hop.one_way_s(self._random))
 
     async def drain(self) -> None:
-        """Wait for what still travels by itself: on this wire, nothing does."""
+        """Wait for messages that travel by themselves: this wire has none."""
 
     async def grant(self, kind: str, session: str) -> None:  # noqa: ARG002
         """The way to a lease. Raises: Unavailable."""
@@ -82,7 +84,7 @@ class Wire:
 
 
 class Replica(Generic[Engine]):
-    """One place for an engine, through all its incarnations."""
+    """One replica of an engine, through all its incarnations."""
 
     def __init__(self, name: str, build: Callable[[str, int], Engine], epochs: Callable[[], int]) -> None:
         self._name = name
@@ -97,11 +99,11 @@ class Replica(Generic[Engine]):
 
     @property
     def busy_s(self) -> float:
-        """Time in passes, over all incarnations."""
+        """Seconds in passes, over all incarnations."""
         return self.past_busy_s + self.engine.busy_s
 
     def restart(self) -> None:
-        """Another incarnation, with nothing of the last one's."""
+        """Start another incarnation, which is empty."""
         self.engine.kill()
         self.past_busy_s += self.engine.busy_s
         self.engine = self._start()
@@ -111,7 +113,7 @@ class Replica(Generic[Engine]):
 
 
 class SimPort(Generic[Request, Reply]):
-    """One incarnation as those see it who hold leases on it."""
+    """One incarnation, as its leases see it."""
 
     def __init__(
         self, engine: SimEngine[Request, Reply], wire: Wire, timeout_s: float, breaches: list[AssertionError]
@@ -121,7 +123,7 @@ class SimPort(Generic[Request, Reply]):
         self._timeout_s = timeout_s
         self._breaches = breaches
         self.unanswered: set[str] = set()
-        """Leases that wait for a reply."""
+        """Number of leases that wait for a reply."""
 
     async def verify(self, batch: Sequence[Request]) -> Sequence[Reply]:
         return await self._call(batch)
@@ -156,7 +158,7 @@ class SimPort(Generic[Request, Reply]):
 
 
 class SimLease(Generic[Engine]):
-    """A place on one incarnation."""
+    """A lease on one incarnation."""
 
     def __init__(self, name: str, replica: Replica[Engine], port: SimPort[Any, Any], held: set[str]) -> None:
         self.name = name
@@ -184,7 +186,7 @@ class Fleet(Generic[Engine]):
         epochs = count(1)
         self.replicas = [Replica(f"{kind} {index}", build, lambda: next(epochs)) for index in range(num_replicas)]
         self.held: set[str] = set()
-        """Leases that have been granted and not given back."""
+        """Number of leases that have not ended."""
         self.kind = kind
         self._wire = wire
         self._limits = limits
@@ -192,14 +194,14 @@ class Fleet(Generic[Engine]):
         self.ports: dict[int, SimPort[Any, Any]] = {}
         """By epoch, so that all leases on one incarnation share a port."""
         self.breaches: list[AssertionError] = []
-        """Rules of the protocol that the orchestrator has broken."""
+        """Violations of the protocol by the orchestrator."""
 
     @property
     def busy_s(self) -> float:
         return sum(replica.busy_s for replica in self.replicas)
 
     async def take(self, session: str) -> SimLease[Engine]:
-        """A place where there are fewest. Raises: Unavailable."""
+        """A lease on the replica with the fewest. Raises: Unavailable."""
         try:
             async with asyncio.timeout(self._limits.lease_timeout_s):
                 await self._wire.grant(self.kind, session)

@@ -1,4 +1,4 @@
-"""What is measured of simulated streams, and what it comes to.
+"""Measurements of simulated streams, and their summary.
 
 Knows times, chunks and counts; must not know how the streams were made.
 """
@@ -21,7 +21,7 @@ class StreamSeen:
 
     started_s: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """When a chunk came, and its tokens."""
+    """The time of a chunk, and its tokens."""
     calls: list[CallTrace] = field(default_factory=list)
     stats: SpeculationStats | None = None
     error: OutriderError | None = None
@@ -37,12 +37,12 @@ class StreamSeen:
 
     @property
     def num_later_tokens(self) -> int:
-        """After the first chunk."""
+        """Number of tokens after the first chunk."""
         return sum(number for _, number in self.arrivals[1:])
 
     @property
     def decoding_s(self) -> float:
-        """From the first chunk to the last."""
+        """Seconds from the first chunk to the last."""
         return self.arrivals[-1][0] - self.arrivals[0][0]
 
     @property
@@ -50,7 +50,7 @@ class StreamSeen:
         return self.arrivals[-1][0] if self.arrivals else self.started_s
 
     def gaps_s(self) -> Iterable[float]:
-        """Between each token and the one before it; tokens of one chunk come together."""
+        """Seconds between each token and the one before it; tokens of one chunk come together."""
         for (before_s, _), (now_s, number) in zip(self.arrivals, self.arrivals[1:], strict=False):
             yield now_s - before_s
             yield from [0.0] * (number - 1)
@@ -58,7 +58,7 @@ class StreamSeen:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a sample of seconds, each the least value that so many do not exceed; all 0 for none."""
+    """Percentiles of a sample in seconds; all 0 for an empty sample."""
 
     p50: float
     p95: float
@@ -76,18 +76,18 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a scenario came to."""
+    """The results of a scenario."""
 
     num_streams: int
     num_failed: int
     num_tokens: int
     elapsed_s: float
     tokens_per_s: float
-    """Of all streams together."""
+    """Tokens a second of all streams together."""
     tokens_per_s_a_stream: float
-    """What one stream gets while it decodes: tokens after the first chunks, over the time that they took."""
+    """Tokens a second of one stream while it decodes: tokens after the first chunks over their time."""
     ttft_s: Percentiles
-    """From a stream's begin to its first token."""
+    """Seconds from a stream's begin to its first token."""
     inter_token_s: Percentiles
     end_to_end_s: Percentiles
     target_utilisation: float
@@ -97,23 +97,25 @@ class Report:
     """After the first of each stream, which is prefill; so are the next two."""
     tokens_per_round: float
     share_of_hits: float
-    """Of all rounds: whether the block that was verified next had been prepared."""
+    """Share of all rounds whose next block had been prepared."""
     acceptance_rate: float
     hit_rate: float
-    """Of the verdicts for which something had grown."""
+    """The same share of the verdicts for which nodes had grown."""
     time_hidden: float
     """Share of drafting time during which the target was verifying for the same stream."""
     verify_s: float
     """Mean time of a call to the target after the first, the wire included; so are the next two."""
     pass_s: float
     block_s: float
-    """Mean time that a round which was not prepared waits for a block; 0 where it goes on without."""
+    """Mean seconds that an unprepared round waits for a block; 0 where it continues without."""
     control: ControlReport
 
     @property
     def formula_tokens_per_s(self) -> float:
-        """What one stream makes if each round costs what its calls cost and no more: G of docs/control.md, from the
-        acceptance, hits and times that were measured."""
+        """Tokens a second of one stream if each round costs its calls alone.
+
+        G of docs/control.md, from the measured acceptance, hits and times.
+        """
         hit_s, miss_s = max(self.verify_s, self.pass_s), self.verify_s + self.block_s
         round_s = self.share_of_hits * hit_s + (1.0 - self.share_of_hits) * miss_s
         return _ratio(self.tokens_per_round, round_s)

@@ -21,7 +21,7 @@ CONTEXT_TOKENS = 8192
 
 
 class SimTokenizer:
-    """One letter a token; the end of a text has none."""
+    """One letter a token; the end-of-text token has none."""
 
     is_byte_level = True
 
@@ -37,7 +37,7 @@ class SimTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A pair, its hardware, and how it is to be served."""
+    """A pair, its hardware, and its settings."""
 
     target: EngineLaw = field(default_factory=lambda: EngineLaw(PassLaw.flat(0.025, 64)))
     draft: EngineLaw = field(default_factory=lambda: EngineLaw(PassLaw.flat(0.003, 64)))
@@ -85,7 +85,7 @@ class Rig:
 
 
 def model_info(text: Text) -> ModelInfo:
-    """What the pair says of itself."""
+    """The description of the pair."""
     return ModelInfo(
         "simulated", "Simulated", "float32", "none", 0, text.vocab_size, CONTEXT_TOKENS, 2**20, eos_token_ids=(EOS,)
     )

@@ -1,6 +1,6 @@
-"""A question of scale: this hardware, these texts, this load, these settings; how fast is it? `simulate` answers.
+"""A scenario: hardware, texts, load and settings; `simulate` gives the speed.
 
-Knows how streams arrive and what is measured of them (`report`); the orchestrator that serves them is the real one.
+Knows how streams arrive and how they are measured (`report`); the orchestrator is the real one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED_STRIDE = 100_003
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """So many streams at any time: where one ends the next begins."""
+    """A constant number of streams: where one ends the next begins."""
 
     num_at_once: int = 1
     num_streams: int = 10
@@ -33,7 +33,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Streams that come when they come (Poisson), at rates that may change."""
+    """Streams that arrive at random (Poisson), at rates that may change."""
 
     phases: tuple[tuple[float, float], ...]
     """(seconds, streams per second), one phase after the other."""
@@ -41,7 +41,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From `at_s` on, passes of this kind of engine take `slowness` times what they did at first."""
+    """From `at_s` on, passes of this kind of engine take `slowness` times their first duration."""
 
     at_s: float
     kind: str
@@ -50,13 +50,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that a simulation follows from."""
+    """The complete input of a simulation."""
 
     hardware: Hardware = field(default_factory=lambda: PRESETS["70b+1b"])
     temperature: float = 0.0
     verification: Verification = Verification.COUPLED
     law: Law | None = None
-    """How well the draft guesses; None replays the demo pair at this temperature."""
+    """The law of agreement; None replays the demo pair at this temperature."""
     has_noise: bool = True
     """Whether the draft ranks its candidates with the noise that it shares with the target."""
     load: Closed | Arrivals = field(default_factory=Closed)
@@ -88,7 +88,7 @@ NewPolicies = Callable[[Blueprint], Policies | None]
 
 
 def simulate(scenario: Scenario, new_policies: NewPolicies = lambda _: None) -> Report:
-    """What happens, on a virtual clock. `new_policies` makes other policies than the settings name."""
+    """Run the scenario on a virtual clock. `new_policies` makes other policies than the settings name."""
     return _Simulation(scenario, new_policies).run()
 
 

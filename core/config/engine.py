@@ -11,66 +11,78 @@ from core.costs import PASS_LAWS
 
 Dtype = Literal["float32", "bfloat16"]
 DECODE_TOKENS = 32
-"""More tokens than this to catch up with is prefill: it goes out in a call of its own, waits for others' decoding, and
-nobody waits for a guess that has it before it. Orchestrator and engines draw the line at the same length."""
+"""Most new tokens that count as decoding. More are prefill: they go out in a call of their own, decoding sessions come
+first, and no round waits for guesses behind them. Orchestrator and engines use the same limit."""
 MIN_CHUNK_TOKENS = 8
-"""Prefill gets so many rows of a step at least, whatever it costs others; and a prompt's last so many go whole."""
+"""Fewest rows of prefill in a step, whatever they cost others. The last tokens of a prompt are not split into less."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One model and the memory and arithmetic it may use."""
+    """One model, and the memory and processors that it may use."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     model: str
     """Directory of a checkpoint: config.json, *.safetensors, tokenizer.json."""
     dtype: Dtype = "float32"
+    """Type of the weights and of the arithmetic. float32 gives outputs that do not depend on the batch; bfloat16 halves
+    the memory and is faster where the hardware has instructions for it."""
     device: str = "cpu"
     """As torch names it: cpu, cuda, cuda:0."""
     num_threads: int = 1
-    """CPU threads of the forward pass."""
+    """CPU threads of the forward pass, at least 1. Raise it to the number of cores that the engine has to itself."""
     kv_cache_tokens: int | None = 32_768
-    """Tokens of KV in all, shared by the sessions; rounded up to whole blocks. None takes what there is memory for."""
+    """Tokens of KV in all, shared by the sessions, at least 1; rounded up to whole blocks. None takes as many as fit
+    into `kv_memory_share` of the free memory. Set it where several engines share one memory."""
     kv_memory_share: float = 0.8
-    """Of what is free once the model is loaded, what KV may take if `kv_cache_tokens` is None. Shares of engines that
-    have one memory have to add up to 1 or less; what is left is for the numbers of a step."""
+    """Share of the memory that is free once the model is loaded, in (0, 1], that KV takes if `kv_cache_tokens` is None.
+    The rest is for the activations of a step. Shares of engines that share one memory have to add up to at most 1."""
     block_tokens: int = 16
-    """Tokens to a block of KV. A GPU reads blocks in place if they are a multiple of 256, others are gathered first."""
+    """Tokens of a block of KV, at least 1. Set a multiple of 256 on a GPU, which then reads blocks in place; blocks of
+    other sizes are gathered first."""
     max_step_tokens: int = 512
-    """Rows of one forward pass, over all sequences."""
+    """Rows of one forward pass, over all sequences, at least 1. Raise it for more prefill a step on a large GPU;
+    activations take memory in proportion."""
     prefill_chunk_tokens: int = 256
-    """Rows that prefill may take at most of a step in which others are decoding,"""
+    """Rows of prefill in a step in which other sessions decode, at least 1 and at most this. Lower it where prompts
+    stall the streams of others, raise it where the first token comes late."""
     prefill_stretch: float = 1.75
-    """and as many as let it take so many times as long as without; what is learned of that may be some way off."""
+    """Ratio of the duration of a step with prefill to one without, at least 1, up to which prefill gets rows beside
+    sessions that decode. The engine learns durations, so single steps may take longer. Raise it where the first token
+    comes late."""
     max_context_tokens: int | None = None
-    """Lower than the model's own limit; None takes the model's."""
+    """Longest context, prompt and output together, in tokens, at least 2. None takes the model's own limit, which is
+    never exceeded. Lower it to bound the KV of one session."""
     deterministic: bool = False
-    """Compute each row in tiles of one fixed shape: its bits do not depend on what shares its step. On a CPU only."""
+    """Compute each row in tiles of one fixed shape, so that its bits do not depend on the other rows of its step. On a
+    CPU only. Set it where outputs in bfloat16 have to be reproducible."""
     compile: bool = False
-    """Make native code of the forward pass at start: a minute and a C++ compiler the first time, less of every step
-    afterwards; not with tensor_parallel. On a GPU, record small steps as CUDA graphs at each start, on all ranks;
-    block_tokens has to suit it."""
+    """On a CPU, compile the forward pass to native code at start: a minute and a C++ compiler the first time, shorter
+    steps afterwards; not with `tensor_parallel`. On a GPU, record small steps as CUDA graphs at each start, on all
+    ranks; `block_tokens` has to be a multiple of 256."""
     compile_cache: str = "~/.cache/outrider/compiled"
-    """Where native code is kept for later starts. What lies there is run."""
+    """Directory in which native code is kept for later starts. Its files are executed: nobody else may write there."""
     share_prefixes: bool = True
-    """Compute what prompts begin with in common once, and keep KV of ended sessions until the room is needed."""
+    """Compute a common prefix of several prompts once, and keep the KV of ended sessions until the room is needed.
+    Unset it where the timing of a request must not tell what others have sent."""
     session_timeout_s: float = 600.0
-    """A session that says nothing for this long is dropped and its KV freed."""
+    """Seconds without a message after which a session is dropped and its KV freed; above 0."""
     tensor_parallel: int = 1
-    """Ranks that share the model, each a process of its own that holds its slices of the weights and of the KV."""
+    """Number of ranks that share the model, at least 1. Each is a process with its slices of the weights and of the KV.
+    Raise it where the model does not fit into one device."""
     link_ports: tuple[int, int] | None = LINK_PORTS
-    """First and last of the TCP ports at which the engine may listen for orchestrators; it takes the first that is
-    free, at the address of its node. [0, 0] takes any free port. None, or no free port, leaves the way through Ray's
-    actor calls, which takes milliseconds a call."""
+    """First and last of the TCP ports at which the engine may listen for orchestrators, in ascending order below 65536;
+    it takes the first free one, at the address of its node. [0, 0] takes any free port. With None, or without a free
+    port, messages go by Ray's actor calls, which take milliseconds each."""
     paced_as: str | None = None
-    """A model on other hardware, by its name in `core.costs`: each forward pass then lasts at least as long as that
-    model's would over as many rows, by waiting. To see on a small machine, with a small model, what a deployment does
-    around its models: never where outputs are wanted soon. None does not wait."""
+    """A model on other hardware, by its name in `core.costs`: each forward pass is prolonged by waiting to the duration
+    that this model needs for the same number of rows. For trying a deployment of large models on a small machine; never
+    for production. None does not wait."""
     link_tls: LinkTls | None = None
-    """Encrypts the engine's links, and has both ends show a certificate. Set it where others can read the network
-    between nodes, together with Ray's own TLS, since leases and actor calls go over that. None, and no
-    OUTRIDER_LINK_TLS_DIR in the environment, leaves links authenticated by the lease's key, and readable."""
+    """Certificates that encrypt the engine's links and authenticate both ends. Set it where others can read the network
+    between nodes, together with Ray's own TLS, since leases and actor calls go over Ray. With None, and without
+    OUTRIDER_LINK_TLS_DIR in the environment, links are authenticated by the lease's key and not encrypted."""
 
     def __post_init__(self) -> None:
         check(bool(self.model), "model", "the directory of a checkpoint", self.model)

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from core.config.checks import check, forbid_unknown
 
 LINK_PORTS = (20200, 20299)
-"""Beside Ray's own (10002 to 19999 for its processes) and below those that the kernel gives to clients."""
+"""Outside the ports of Ray's processes (10002 to 19999) and below those that the kernel gives to clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTls:
-    """Files (PEM) with which orchestrators and engines encrypt their links and prove who they are.
+    """Files (PEM) with which orchestrators and engines encrypt their links and authenticate each other.
 
-    The paths are the same on every node that has either. Files that change count for every link opened after that.
+    The paths are the same on every node that has either. A changed file applies to links that are opened afterwards.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
@@ -27,7 +27,7 @@ class LinkTls:
     """Private key of the certificate, without a passphrase."""
     ca_file: str
     """Certificates of the authorities. The other end's certificate has to be signed by one of them. Use an authority
-    that signs for this service alone: all that it signs for are trusted alike."""
+    that signs for this service alone: every certificate that it has signed is trusted."""
 
     def __post_init__(self) -> None:
         for name in ("certificate_file", "key_file", "ca_file"):

@@ -10,19 +10,24 @@ from core.config.checks import check, forbid_unknown
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """Between which counts the replicas of a deployment follow its load, and how soon."""
+    """Bounds of the number of replicas, and how soon it follows the load."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     max_replicas: int
+    """Most replicas, at least 1 and at least `min_replicas`. Raise it as far as the cluster has hardware."""
     min_replicas: int = 1
-    """0 lets the last replica go when nothing is asked of it."""
+    """Fewest replicas, at least 0. With 0 the last replica goes when nothing is asked of it, and the next request waits
+    for one to start."""
     upscale_delay_s: float = 10.0
-    """More replicas must have been wanted for this long; the first one, from none, is started at once."""
+    """Seconds, at least 0, for which more replicas must be wanted before they start; the first one, from none, starts
+    at once. Raise it where short peaks start replicas in vain."""
     downscale_delay_s: float = 600.0
-    """Fewer replicas must have been wanted for this long."""
+    """Seconds, at least 0, for which fewer replicas must be wanted before one stops. Raise it where replicas start
+    slowly."""
     window_s: float = 20.0
-    """Load is averaged over this time; replicas report every ten seconds."""
+    """Seconds, above 10, over which load is averaged: replicas report every ten seconds. Raise it where the load
+    fluctuates."""
 
     def __post_init__(self) -> None:
         check(self.min_replicas >= 0, "min_replicas", "at least 0", self.min_replicas)
@@ -38,7 +43,7 @@ class OrchestratorScaling(Autoscaling):
     """Orchestrators follow the requests in progress."""
 
     sessions: float = 64.0
-    """Requests in progress that one orchestrator is meant to have."""
+    """Requests in progress for each orchestrator, above 0. Lower it where an orchestrator's CPU is the bottleneck."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
@@ -48,12 +53,13 @@ class OrchestratorScaling(Autoscaling):
 
 @dataclass(frozen=True, slots=True)
 class TargetScaling(Autoscaling):
-    """Targets follow the sessions that they hold and the KV that these fill, whichever asks for more."""
+    """Targets follow their sessions and the KV in use, whichever asks for more replicas."""
 
     sessions: float = 32.0
-    """Live sessions that one replica is meant to have, those that wait for a place included."""
+    """Live sessions for each replica, waiting ones included, above 0. Lower it where streams are too slow, raise it for
+    throughput."""
     kv_use: float = 0.8
-    """Share of its KV that one replica is meant to have in use."""
+    """Share of a replica's KV that is meant to be in use, in (0, 1]. Lower it where sessions are preempted."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
@@ -65,15 +71,18 @@ class TargetScaling(Autoscaling):
 class DraftScaling(Autoscaling):
     """Drafts follow their own utilisation and the time that verification waits for them.
 
-    Not the length of a queue: a draft that lags behind has none, because whoever waits too long goes on without it.
+    The length of a queue is no
+    signal: a slow draft has no queue, because sessions that wait too long go on without it.
     """
 
     busy: float = 0.7
-    """Share of the time that one replica is meant to compute."""
+    """Share of the time that a replica is meant to compute, in (0, 1]. Lower it where verification waits for drafts."""
     wait: float = 0.1
-    """Share of a round that sessions may wait for a draft before another replica is worth its while."""
+    """Share of a round, in (0, 1], that sessions may wait for a draft before another replica is started. Lower it where
+    draft hardware is cheap."""
     sessions: float = 256.0
-    """Sessions that one replica is meant to have at most, busy or not: `max_sessions` of them find no place on more."""
+    """Most sessions for each replica, busy or not, above 0; at most the draft's `max_sessions`, beyond which a replica
+    grants no leases."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)

@@ -13,25 +13,27 @@ from core.config.speculation import SpeculationConfig
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorConfig:
-    """How many orchestrators there are, and where."""
+    """Number and placement of orchestrators."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     num_replicas: int = 1
+    """Number of orchestrators, at least 1, unless `autoscaling` is set."""
     num_cpus: float = 1.0
-    """Ray's logical CPUs for one: it is one busy event loop."""
+    """Ray's logical CPUs for one orchestrator, at least 0. It is one busy event loop, so 1 fits."""
     resources: dict[str, float] = field(default_factory=dict)
-    """Custom Ray resources that place it."""
+    """Amounts of custom Ray resources that its node must have free (for example {"frontend": 1})."""
     labels: dict[str, str] = field(default_factory=dict)
     """Ray labels that its node must have, as Ray's label selectors say it (for example {"zone": "in(a,b)"})."""
     surge_percent: int = 25
-    """In an update, new replicas beyond the wanted number, rounded up, that start before old ones stop; 0, for a
-    cluster without room for one more, stops old ones first."""
+    """New replicas that start before old ones stop in an update, in percent of the wanted number, in [0, 100], rounded
+    up. Set 0 where the cluster has no room for one more: then old ones stop first."""
     autoscaling: OrchestratorScaling | None = None
-    """None keeps `num_replicas`."""
+    """Bounds and signals of autoscaling; None keeps `num_replicas`."""
     tokens_file: str | None = None
-    """A file of tokens, one to a line; callers have to send one of them as metadata `authorization: Bearer TOKEN`.
-    It is read again when it changes. None, and no OUTRIDER_TOKENS_FILE in the environment, serves everybody."""
+    """Path of a file of tokens, one to a line; callers must send one of them as metadata `authorization: Bearer TOKEN`.
+    The file is read again when it changes. With None, and without OUTRIDER_TOKENS_FILE in the environment, everybody is
+    served."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
@@ -41,23 +43,29 @@ class OrchestratorConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """How many replicas of an engine there are, and what each asks of the cluster."""
+    """Number of replicas of an engine, and what each asks of the cluster."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     engine: EngineConfig
     num_replicas: int = 1
+    """Number of replicas, at least 1, unless `autoscaling` is set."""
     num_cpus: float = 1.0
-    """Ray's logical CPUs for the engine actor."""
+    """Ray's logical CPUs for one engine actor, at least 0. Set it to the engine's `num_threads` where engines share a
+    node."""
     num_gpus: float = 0.0
+    """GPUs for each rank of one engine, at least 0; a fraction shares a GPU."""
     resources: dict[str, float] = field(default_factory=dict)
-    """Custom Ray resources that place the engine (for example {"small_gpu": 1})."""
+    """Amounts of custom Ray resources that the engine's node must have free (for example {"small_gpu": 1})."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Ray labels that the node must have, as Ray's label selectors say it."""
+    """Ray labels that the engine's node must have, as Ray's label selectors say it (for example {"zone":
+    "in(a,b)"})."""
     surge_percent: int = 25
-    """As in OrchestratorConfig."""
+    """New replicas that start before old ones stop in an update, in percent of the wanted number, in [0, 100], rounded
+    up. Set 0 where the cluster has no room for one more: then old ones stop first."""
     max_sessions: int = 256
-    """Leases that one replica grants."""
+    """Most leases that one replica grants, at least 1. Lower it where KV does not hold the contexts of that number of
+    sessions."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
@@ -72,7 +80,7 @@ class TargetConfig(WorkerConfig):
     """The engines that verify."""
 
     autoscaling: TargetScaling | None = None
-    """None keeps `num_replicas`."""
+    """Bounds and signals of autoscaling; None keeps `num_replicas`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +88,12 @@ class DraftConfig(WorkerConfig):
     """The engines that guess."""
 
     autoscaling: DraftScaling | None = None
-    """None keeps `num_replicas`."""
+    """Bounds and signals of autoscaling; None keeps `num_replicas`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request, and all of them together, may ask for."""
+    """Limits of one request, and of all requests together."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
@@ -104,20 +112,34 @@ class Limits:
     retry_after_s: float = 1.0
     """What a refused caller is told to wait at least; more, where the queue is expected to take longer."""
     default_max_tokens: int = 256
+    """Most tokens of output for a request that names no limit, at least 1."""
     max_stop_strings: int = 16
+    """Most stop strings of a request, at least 0."""
     max_stop_chars: int = 256
+    """Most characters of a stop string, at least 1. Text that may begin a stop string is held back, so long ones delay
+    output."""
     max_stop_token_ids: int = 128
+    """Most stop token ids of a request, at least 0."""
     max_logit_bias: int = 512
+    """Most tokens of a request with a logit bias, at least 0."""
     max_logprobs: int = 20
+    """Most alternatives for each token with their log probabilities, at least 0. Each costs bandwidth and time of the
+    target."""
     max_message_bytes: int = 4 * 1024 * 1024
+    """Longest request in bytes, at least 1; longer ones are refused unread. Raise it where prompts of more characters
+    are sent."""
     max_target_retries: int = 4
-    """Times in a row that one completion may lose its target, no token won in between, before it fails."""
+    """Losses of the target in a row, without a token in between, after which a completion fails; at least 0. Raise it
+    where targets take long to be replaced."""
     drain_grace_s: float = 30.0
-    """A completion whose target is to stop goes on there for so long; then it moves to another."""
+    """Seconds, at least 0, for which a completion stays on a target that is about to stop before it moves to another.
+    Keep it below the time that Kubernetes gives a pod to end."""
     lease_timeout_s: float = 30.0
-    """A session that no replica has taken by then fails."""
+    """Seconds, above 0, that a session waits for a replica to take it before it fails. Raise it where replicas start
+    from 0."""
     reply_timeout_s: float = 60.0
-    """An engine that has not answered a call by then counts as lost; longer than the longest prefill takes."""
+    """Seconds, above 0, without an answer to a call after which an engine counts as lost. Keep it above the duration of
+    the longest prefill."""
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "default_max_tokens", "max_stop_chars", "max_message_bytes"):
@@ -139,11 +161,11 @@ class ServiceConfig:
 
     target: TargetConfig
     draft: DraftConfig | None = None
-    """None serves plain decoding."""
+    """The engines that draft; None serves plain decoding."""
     shared_draft: str | None = None
-    """Instead: a draft of the fleet, by its name; all models that name it use the same replicas."""
+    """Name of a draft in the fleet's `drafts`, in place of `draft`; all models that name it share its replicas."""
     model_name: str = "outrider-demo"
-    """What requests call this pair."""
+    """Name of this pair in requests, in metrics and in the list of models; not empty."""
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
@@ -159,9 +181,11 @@ class FleetConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     models: tuple[ServiceConfig, ...]
-    """Each with its target, and a draft of its own or a shared one."""
+    """The pairs, at least one, each with a `model_name` of its own. A request chooses by `model`, and gets the first
+    without."""
     drafts: dict[str, DraftConfig] = field(default_factory=dict)
-    """That models may share, by name; their vocabulary must be that of each target."""
+    """Drafts that several models may share, by name. The vocabulary of each must be that of every target that uses
+    it."""
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
 
     def __post_init__(self) -> None:
@@ -183,5 +207,5 @@ class FleetConfig:
         check(len(cuts) == 1, "speculation.q_top_tokens", "the same for all models that share a draft", sorted(cuts))
 
     def draft_of(self, model: ServiceConfig) -> DraftConfig | None:
-        """Its own, or the one that it shares."""
+        """The model's own draft, or the shared one that it names."""
         return model.draft if model.shared_draft is None else self.drafts[model.shared_draft]

@@ -16,41 +16,48 @@ class SpeculationConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     policy: Policy = "adaptive"
-    """How to decide how far to draft: "adaptive" by costs and acceptance as they are observed, "static" always
-    `max_draft_tokens`, "static_tree" always the `max_block_tokens` likeliest nodes of the draft's tree, "heuristic" two
-    more after a block that was accepted whole and one less otherwise, "confidence", "path_probability" and "entropy" up
-    to `max_draft_tokens` while the draft is sure enough."""
+    """How far to draft: "adaptive" by observed costs and acceptance; "static" always `max_draft_tokens`; "static_tree"
+    always the `max_block_tokens` likeliest nodes of the draft tree; "heuristic" two tokens more after a block that was
+    accepted whole and one less otherwise; "confidence", "path_probability" and "entropy" up to `max_draft_tokens` while
+    the draft is sure enough. Change it to compare policies, or where load is so steady that a fixed length is known to
+    be best."""
     pipelining: bool = True
     """Draft on while the last block is verified. False drafts and verifies in turn, as drafts that sample always do
-    (rejection and block verification above temperature 0)."""
+    (rejection and block verification above temperature 0). Unset it where draft and target share one device."""
     max_draft_tokens: int = 8
-    """Draft length gamma, in tokens from the root down: the most that the policy may choose."""
+    """Longest draft gamma in tokens, from the root down, in [0, 64]: the most that the policy may choose. Raise it
+    where the target accepts whole blocks; 0 decodes plainly."""
     max_block_tokens: int = 32
-    """Nodes of a block, over all branches of its tree, in [1, 256]: the most that the policy "adaptive" may choose, and
-    the number that "static_tree" always verifies. Lower it where many sessions share the target or a row is dear.
+    """Most nodes of a block, over all branches of its tree, in [1, 256]: the policy "adaptive" chooses up to this
+    number, "static_tree" always this number. Lower it where many sessions share the target or each row costs time.
     Trees are verified in greedy and coupled mode only."""
     min_path_probability: float = 0.03
-    """Of the policy "path_probability": a chain ends before the first guess whose path probability, the product of the
-    draft's own chances from the root down to it, is below this; in [0, 1], and 0 ends none early. Raise it where rows
-    of the target are dear, lower it where drafts are short although the target accepts them whole."""
+    """Least path probability of a guess under the policy "path_probability", in [0, 1]: a chain ends before the first
+    guess for which the product of the draft's probabilities from the root down is below it; 0 ends none early. Raise it
+    where each row of the target costs time, lower it where short drafts are accepted whole."""
     min_confidence: float = 0.4
-    """Of the policy "confidence": a chain ends where the draft's confidence in its first candidate is below this; in
-    [0, 1], and 0 ends none early. Raise it where rows of the target are dear."""
+    """Least confidence under the policy "confidence", in [0, 1]: a chain ends where the draft's confidence in its first
+    candidate is below it; 0 ends none early. Raise it where each row of the target costs time."""
     max_entropy: float = 2.0
-    """Of the policy "entropy": a chain ends where the entropy of q, in nats, is above this; at least 0. Lower it where
-    rows of the target are dear."""
+    """Largest entropy of q in nats under the policy "entropy", at least 0: a chain ends where the entropy is above it.
+    Lower it where each row of the target costs time."""
     lookup: bool = True
-    """Guess from the text so far when the draft has nothing; the policy "adaptive" does so beside the draft's guesses,
-    in greedy and coupled mode."""
+    """Guess by prompt lookup, from the text so far, where the draft has nothing; the policy "adaptive" does so beside
+    the draft's guesses, in greedy and coupled mode. Unset it to measure the draft alone."""
     verification: Verification = Verification.COUPLED
+    """Method of verification for requests that name none: "coupled", "rejection" or "block" (docs/exactness.md), or a
+    lossy one. Change it where acceptance matters more than output that depends on prompt, parameters and seed alone."""
     q_top_tokens: int = 64
-    """In rejection and block mode the draft samples from its q cut to this many tokens, and sends just those."""
+    """Tokens to which q is cut before the draft samples, in rejection and block mode, in [1, 4096]; q of these alone is
+    sent. Raise it where acceptance suffers at high temperature; each token adds bytes to every draft."""
     draft_timeout_s: float = 0.25
-    """A block that comes later than this, and than a few times its usual pace, counts as lost for its round."""
+    """Seconds, above 0, after which a block that has not come counts as lost for its round, unless its usual pace is
+    slower. Raise it where the draft is far away."""
     draft_retry_s: float = 1.0
-    """First pause before a lost draft is leased again; doubles up to a minute, with jitter."""
+    """Seconds, above 0, before a lost draft is leased again; the pause doubles with each failure up to a minute, with
+    jitter."""
     breaker_rounds: int = 3
-    """A draft that is late this often in a row is given back, and leased again after the pause."""
+    """Late rounds in a row, at least 1, after which a draft is given back and, after `draft_retry_s`, leased again."""
 
     def __post_init__(self) -> None:
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)

@@ -1,4 +1,4 @@
-"""What a forward pass costs, as observed and as believed."""
+"""The cost of a forward pass, observed and estimated."""
 
 from core.costs.engine_cost import CostModel, EngineCost, PassCost
 from core.costs.pass_law import PASS_LAWS, PassLaw

@@ -1,7 +1,7 @@
-"""What passes cost, by their rows, as observed; and what a round costs, as far as that is known at one moment.
+"""The observed cost of passes by their rows, and the estimated cost of a round.
 
-Knows seconds, rows and branches; must not know what they are for. What passes of one width cost is the median of the
-last few of them: so one late answer changes nothing, and an engine that slows down is noticed soon.
+Knows seconds, rows and branches; must not know their purpose. The cost of passes of one width is the median of the last
+few: one late answer changes nothing, and an engine that slows down is noticed soon.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from core.records import Timing
 from core.speculation import Floats
 
 FEW_ROWS = 16
-"""Up to here each number of rows has a cost of its own: engines pad rows to small tiles, so passes come in steps."""
+"""Each number of rows up to this has a cost of its own: engines pad rows to small tiles, so costs come in steps."""
 NUM_RECENT = 15
-"""Observations of each kind that are remembered."""
+"""Number of observations of each kind that are kept."""
 HOPE = 4.0
-"""Times the widest pass that was seen, beyond which a pass is believed to cost in proportion to its rows. Hope is worth
-1.03, and its end 1.03 (`bench ablation`, docs/adr/0030)."""
+"""Multiple of the widest observed pass beyond which a pass is estimated in proportion to its rows. The optimistic
+estimate is worth 1.03, and its end 1.03 (`bench ablation`, docs/adr/0030)."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows that one session may have in a pass of the draft; those further down its list are hardly ever needed.
-Against always 8: worth 1.06 (`bench ablation`, docs/adr/0030)."""
+"""Most rows of one session in a pass of the draft; less likely ones are hardly ever needed. Against always 8: worth
+1.06 (`bench ablation`, docs/adr/0030)."""
 BRANCH_PASSES = 200
-"""Passes after which it is forgotten what branches cost, where there were none: then they are tried again. The price
-of branches is worth 1.17 where a target computes them one by one (docs/LOG.md, 2026-11-22), elsewhere nothing."""
+"""Number of passes without branches after which the cost of branches is forgotten, so that they are tried again. The
+price of branches is worth 1.17 where a target computes them one by one (docs/LOG.md, 2026-11-22), elsewhere nothing."""
 
 
 class Curve:
-    """Seconds of a pass by its rows: linear between what was seen, and hopeful beyond.
+    """Seconds of a pass by its rows: linear between observations, and optimistic beyond.
 
-    Beyond the widest pass goes on the line from the narrowest to it, and likewise below: so that others are tried, for
-    only what is tried is learned. Hope ends at `HOPE` times the widest.
+    Beyond the widest pass the line from the narrowest to it continues, and likewise below: so other widths are tried,
+    and only these are learned. The line ends at `HOPE` times the widest.
     """
 
     def __init__(self, rows: Sequence[float], seconds: Sequence[float]) -> None:
@@ -70,7 +70,7 @@ def _recent() -> deque[tuple[float, float]]:
 
 @dataclass(slots=True)
 class _Width:
-    """Passes of about so many rows."""
+    """Observed passes with about the same number of rows."""
 
     straight: deque[tuple[float, float]] = field(default_factory=_recent)
     """Rows and seconds, without branches, or with an unknown number of them."""
@@ -79,13 +79,13 @@ class _Width:
 
     @property
     def usual(self) -> tuple[float, float, int]:
-        """Rows, seconds, and how many passes say so: those without branches, if there were any."""
+        """Rows, seconds and number of passes: of those without branches, if there are any."""
         passes = self.straight or self.branched
         rows, seconds = zip(*passes, strict=True)
         return median(rows), median(seconds), len(passes)
 
     def branch_s(self) -> list[float]:
-        """Of each pass that had branches: what one of them added."""
+        """The seconds that one branch added to each pass with branches."""
         if not self.straight:
             return []
         usual_s = median(seconds for _, seconds in self.straight)
@@ -96,15 +96,15 @@ class _Width:
 class PassCost:
     """Learns seconds of one forward pass as a function of its rows, which never falls; and what a branch adds.
 
-    A target that computes the branches of a tree one by one takes longer for them, however many rows they have: longer
-    than for a pass of as many rows without.
+    A target that computes the branches of a tree one by one takes longer than for the same number of rows without
+    branches.
     """
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
         self._widths: dict[int, _Width] = {}
         self._num_straight = 0
-        """Passes without branches since the last that had some."""
+        """Number of passes since the last one with branches."""
 
     def __repr__(self) -> str:
         return f"<PassCost {', '.join(f'{rows}: {s * 1e3:.1f} ms' for rows, s in self.points().items())}>"
@@ -122,19 +122,19 @@ class PassCost:
         self._num_straight = 0 if branches else self._num_straight + 1
 
     def curve(self) -> Curve:
-        """The present belief, of passes without branches."""
+        """The present estimate for passes without branches."""
         return Curve(*self._fitted())
 
     @property
     def branch_s(self) -> float:
-        """What a branch adds to a pass."""
+        """Seconds that a branch adds to a pass."""
         if self._num_straight > BRANCH_PASSES:
             return 0.0
         more = [seconds for place, width in self._widths.items() if place < FEW_ROWS for seconds in width.branch_s()]
         return max(0.0, median(more)) if more else 0.0
 
     def points(self) -> dict[int, float]:
-        """At the powers of two over what was observed: few, and always the same: they become a metric's labels."""
+        """At the powers of two over the observed rows: a small fixed set, since they become a metric's labels."""
         if not self._widths:
             return {}
         places, seconds = self._fitted()
@@ -157,7 +157,7 @@ class PassCost:
 
 
 def _bucket(rows: float) -> int:
-    """Each number of rows by itself while they are few; from there on by ratio."""
+    """Each number of rows by itself while they are few; beyond, groups of a constant ratio."""
     if rows <= FEW_ROWS:
         return round(max(rows, 1.0))
     return FEW_ROWS + round(2.0 * math.log2(rows / FEW_ROWS))
@@ -176,15 +176,15 @@ class EngineCost:
 
     @property
     def wire_s(self) -> float:
-        """Of a call and its answer, and of gathering the call with others: the median of the last few."""
+        """Seconds of a call and its answer on the wire and in the batcher: the median of the last few."""
         return median(self._wires)
 
     def see(self, timing: Timing, elapsed_s: float, branches: float = 0.0, *, is_call: bool = True) -> None:
-        """One answered call, or with `is_call` false what the engine did without one, since its answer before.
+        """One answered call, or with `is_call` false the engine's work since its last answer.
 
-        `branches` are those of its passes, 0 where others had part in them. Those who shared its passes tell the same,
-        and it counts once. An engine that claims to have taken longer than `elapsed_s` is not believed; an answer
-        before that took its way longer than this one makes it look so.
+        `branches` are those of its passes, 0 where other sessions shared them. Sessions that share passes report the
+        same, which counts once. A claimed time above `elapsed_s` is ignored, with a margin of one wire time, since the
+        answer before may have come late.
         """
         within_s = timing.waited_s + timing.computed_s
         if timing.num_passes < 1 or min(timing.waited_s, timing.computed_s) < 0 or within_s > elapsed_s + self.wire_s:
@@ -197,29 +197,29 @@ class EngineCost:
 
 
 def _is_same(one: Timing, other: Timing) -> bool:
-    """Whether two answers tell of the same passes."""
+    """Whether two answers report the same passes."""
     is_same_work = (one.num_rows, one.num_passes) == (other.num_rows, other.num_passes)
     return is_same_work and math.isclose(one.computed_s, other.computed_s, rel_tol=1e-9)
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of passes and rounds, as they are believed to be at one moment."""
+    """Estimated seconds of passes and rounds, at one moment."""
 
     verify_pass_s: Curve
     draft_pass_s: Curve
     verify_wire_s: float
     draft_wire_s: float
     num_verifying: float = 1.0
-    """Sessions that share a pass of the target."""
+    """Number of sessions that share a pass of the target."""
     num_drafting: float = 1.0
-    """Sessions that share a pass of the draft."""
+    """Number of sessions that share a pass of the draft."""
     branch_s: float = 0.0
-    """What a branch adds to a pass of the target."""
+    """Seconds that a branch adds to a pass of the target."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether sessions meet in the passes of the target."""
+        """Whether several sessions share the passes of the target."""
         return self.num_verifying >= 2.0
 
     def verify_s(self, nodes: float, branches: float = 0.0) -> float:
@@ -249,5 +249,6 @@ class CostModel:
 
     @cached_property
     def rows_worth(self) -> int:
-        """Rows a session that yield most for the time of a pass: the r-th likeliest is needed about 1/r as often."""
+        """The number of rows a session that yields most for the time of a pass: the r-th likeliest is needed 1/r as
+        often."""
         return max(WIDTHS, key=lambda rows: math.log1p(2.0 * rows) / self.draft_pass_s(self.num_drafting * rows))

@@ -1,4 +1,4 @@
-"""How long a forward pass takes by its rows, and the laws of the hardware that is known by name.
+"""The duration of a forward pass by its rows, and the laws of named hardware.
 
 The simulator takes its passes from here, and an engine that is paced as other hardware waits by the same figures. Laws
 of time, nothing else: the large models' are round figures of the kind that published systems report.
@@ -25,7 +25,7 @@ class PassLaw:
 
     @classmethod
     def flat(cls, pass_s: float, up_to_rows: int = 64) -> PassLaw:
-        """The same time up to so many rows, and in proportion beyond: a small model on a small GPU."""
+        """A constant time up to `up_to_rows`, and in proportion beyond: a small model on a small GPU."""
         return cls(((1, pass_s), (up_to_rows, pass_s)))
 
     @classmethod
@@ -57,4 +57,4 @@ PASS_LAWS: Mapping[str, PassLaw] = MappingProxyType(
         "0.5b": PassLaw.flat(0.001),  # on a big GPU
     }
 )
-"""Of one model each, on hardware that suits it."""
+"""The law of each model, on hardware that suits it."""

@@ -1,4 +1,4 @@
-"""The values that travel between the parts; all frozen, all picklable, none knows how it is sent.
+"""The values that travel between the parts; all frozen, all picklable, independent of the transport.
 
 By audience: requests and output (clients), engine (orchestrator and engines), trace, statistics, model.
 """

@@ -1,4 +1,4 @@
-"""What travels between orchestrator and engines.
+"""Messages between orchestrator and engines.
 
 Every message to an engine is a snapshot over a known base: `Base` says which prefix the engine is believed to hold,
 `suffix` what follows it. An engine that holds something else answers `Missing` and is sent the rest, so that a first
@@ -15,7 +15,7 @@ from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What an engine must know of a session beyond its tokens; sent with the first message (base 0) and kept."""
+    """The properties of a session beyond its tokens; sent with the first message (base 0), kept by the engine."""
 
     prompt_len: int
     sampling: Sampling
@@ -25,16 +25,17 @@ class SequenceSpec:
 
     @property
     def needs_q(self) -> bool:
-        """Whether verification needs what each guess was drawn from: so the draft draws, and blocks are chains."""
+        """Whether verification needs q of each guess: then the draft samples, and blocks are chains."""
         return self.verification is not Verification.COUPLED and not self.sampling.is_greedy
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which message this is. A reply carries the stamp of its request; one that does not match is dropped."""
+    """The identity of a message. A reply carries the stamp of its request; one that does not match is dropped."""
 
     session: str
-    """The name of the session's lease on that engine: one for each lease, so what is freed is never a later one's."""
+    """The name of the session's lease on that engine. Each lease has its own, so that a late release frees no later
+    lease."""
     epoch: int
     """The incarnation of the engine that was leased; an engine refuses other epochs."""
     round: int
@@ -42,7 +43,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The prefix an engine is believed to hold: its length in tokens and its hash (core.text.token_log)."""
+    """The prefix that an engine is believed to hold: its length in tokens and its hash (core.text.token_log)."""
 
     num_tokens: int
     prefix_hash: int
@@ -64,24 +65,24 @@ class VerifyRequest:
 
     @property
     def num_committed(self) -> int:
-        """Tokens of the session when this was sent: the position of the next one."""
+        """Number of tokens of the session when this is sent: the position of the next one."""
         return self.base.num_tokens + len(self.suffix)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A message that the target may make for itself when a verdict comes, instead of waiting for it to arrive.
+    """The next message, offered in advance: the target uses it at its verdict instead of waiting for the message.
 
-    It is offered while the message of round `after` is verified, in any number: the last one counts. What the verdict
-    ends in (accepted path, next token) is looked up in `tree`; what hangs below is the block of the next message, whose
-    stamp this is. An offer that comes to nothing is answered `Refused`.
+    It is offered while the message of round `after` is verified; of several the last one counts. The end of the verdict
+    (accepted path, next token) is looked up in `tree`; the nodes below are the block of the next message, which has
+    this stamp. An offer that is not used is answered `Refused`.
     """
 
     stamp: Stamp
     after: int
-    """Round of the message that is verified."""
+    """Round of the message that is being verified."""
     tree: TokenTree
-    """The block of that message, node by node, and below it what may follow."""
+    """The block of that message, node by node, and the nodes that may follow below it."""
     is_open: bool = False
     """Whether to go on with an empty block where the verdict is not found in the tree."""
 
@@ -91,16 +92,16 @@ TargetRequest = VerifyRequest | Continuation
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a reply cost where it was made; the rest of its round trip is the wire's."""
+    """The time that the engine spent on a reply; the rest of its round trip is the wire's."""
 
     waited_s: float
-    """From its arrival to the beginning of its first step."""
+    """Seconds from its arrival to the beginning of its first step."""
     computed_s: float
-    """From the beginning of its first step to the end of its last, the steps of others in between included."""
+    """Seconds from the beginning of its first step to the end of its last, steps of others in between included."""
     num_passes: int
-    """Steps that it took part in."""
+    """Number of steps that it took part in."""
     num_rows: int
-    """Rows of those steps, the company's included."""
+    """Number of rows of those steps, those of other requests included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,12 @@ class Verdict:
     """Accepted nodes, root downwards."""
     next_token: int
     held: int
-    """Tokens whose KV the engine now holds: all that are committed but `next_token`."""
+    """Number of tokens whose KV the engine now holds: all committed ones but `next_token`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each emitted token (path, then next token), when asked for."""
     timing: Timing | None = None
     continued: int = 0
-    """Round of the continuation that the target has gone on with; 0 where it waits for a message."""
+    """Round of the continuation that the target has used; 0 where it waits for a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,34 +147,34 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftUpdate:
-    """What has grown since the last one, of a session whose draft grows continuously."""
+    """The nodes that a continuously growing draft has added to a session's tree since the last update."""
 
     stamp: Stamp
-    """Of the message that the draft knows of."""
+    """Stamp of the last message that the draft knows."""
     new_nodes: NewNodes
     held: int
-    """Committed tokens (guesses not counted) whose KV the draft now holds."""
+    """Number of committed tokens (guesses not counted) whose KV the draft now holds."""
     timing: Timing | None = None
-    """Of the pass that it comes from; none where it took no pass."""
+    """Timing of the pass that it comes from; None without a pass."""
     is_over: bool = False
     """Whether nothing more grows until the session's next message."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """What has grown, of growth that ends by itself (`TreeSpec.num_passes`): the reply to its request."""
+    """The draft tree of growth that ends by itself (`TreeSpec.num_passes`): the reply to its request."""
 
     stamp: Stamp
     new_nodes: NewNodes
     held: int
     """As `DraftUpdate.held`."""
     timing: Timing | None = None
-    """Of all passes; none where it took none."""
+    """Timing of all passes; None without a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The engine does not hold the base of this request; send again from `held` tokens on (0: with the spec)."""
+    """The engine does not hold the base of this request; send the tokens from `held` on again (0: with the spec)."""
 
     stamp: Stamp
     held: int
@@ -186,7 +187,7 @@ class Refused:
     stamp: Stamp
     reason: str
     is_final: bool = False
-    """Whether every engine of this model would refuse it, so that repeating the request cannot help."""
+    """Whether every engine of this model would refuse it, so that a repetition cannot help."""
 
 
 VerifyReply = Verdict | Missing | Refused

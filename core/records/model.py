@@ -15,7 +15,7 @@ class ModelInfo:
     device: str
     num_parameters: int
     vocab_size: int
-    """Ids that a token has; rows of the embedding beyond are padding and masked."""
+    """Number of token ids; rows of the embedding beyond are padding and masked."""
     max_context_tokens: int
     kv_cache_tokens: int
     eos_token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a client is given."""
+"""The output of a stream, as a client receives it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     is_guess: tuple[bool, ...]
-    """For each id: whether the draft had guessed it (else it is the target's correction or bonus)."""
+    """For each id: whether it was a guess (else it is the target's correction or bonus token)."""
     usage: Usage
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None

@@ -1,4 +1,4 @@
-"""What a client asks for, checked as far as that goes without the model."""
+"""A client's request, with every check that needs no model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One completion to produce, checked as far as that goes without the model."""
+    """One completion to produce, with every check that needs no model."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -73,13 +73,13 @@ class GenerationRequest:
     max_tokens: int
     verification: Verification = Verification.COUPLED
     max_draft_tokens: int | None = None
-    """Upper bound on the draft length, from the root down; 0 decodes plainly; None leaves it to the service."""
+    """Upper bound on the draft length, from the root down; 0 decodes plainly; None takes the service's setting."""
     policy: Policy | None = None
-    """None leaves it to the service, as with `pipelining`."""
+    """None takes the service's setting, as with `pipelining`."""
     pipelining: bool | None = None
     """Whether the next block is prepared while the last one is verified."""
     resume_tokens: tuple[int, ...] = ()
-    """Output already received: the stream goes on after it as if it had never stopped."""
+    """Output that the client has already: the stream continues after it as if it had never stopped."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -88,7 +88,7 @@ class GenerationRequest:
     wants_trace: bool = False
     """Report each call to an engine with the chunk that it led to."""
     deadline: float | None = None
-    """On the service's clock, in seconds."""
+    """Seconds on the service's clock."""
     priority: int = 0
     """Of those who wait for a place, who has a lower one is served first."""
     caller: str = ""

@@ -1,4 +1,4 @@
-"""What is counted of a completion, and of an engine."""
+"""Statistics of a completion, and of an engine."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What speculation did for one completion."""
+    """The effect of speculation on one completion."""
 
     num_rounds: int = 0
-    """Target passes that committed tokens."""
+    """Number of target passes that committed tokens."""
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_draft_rounds: int = 0
-    """Rounds that had guesses to verify."""
+    """Number of rounds with guesses to verify."""
     accepted_per_position: tuple[int, ...] = ()
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_lookup_tokens: int = 0
-    """Of the drafted tokens, those that were looked up in the text so far, without a draft model."""
+    """Number of the drafted tokens that come from prompt lookup, without a draft model."""
     num_continued: int = 0
-    """Rounds that the target went on with by itself (`Continuation`)."""
+    """Number of rounds that the target began by itself (`Continuation`)."""
     num_hits: int = 0
-    """Verdicts whose next block had been prepared before they came, or came in time."""
+    """Number of verdicts whose next block was there already, or came in time."""
     num_misses: int = 0
-    """Verdicts below which nothing had grown, though the draft had told of something."""
+    """Number of verdicts without nodes below them, though the draft had told of some."""
     draft_time_s: float = 0.0
     """Of the draft's passes behind verification, and of blocks in turn from asking to having them."""
     hidden_draft_time_s: float = 0.0
@@ -52,13 +52,13 @@ class EngineStats:
     num_steps: int
     num_rows: int
     num_eager_steps: int
-    """Steps that were to be compiled and are not."""
+    """Number of steps that were to run compiled and did not."""
     num_overruns: int
-    """Passes that took longer than what the engine is paced as."""
+    """Number of passes that took longer than those of the hardware in `paced_as`."""
     num_preemptions: int
     num_adopted_tokens: int
-    """Tokens of prompts whose KV was there from others."""
+    """Number of prompt tokens whose KV was shared from other sessions."""
     step_time_s: float
-    """Time spent in steps: forward passes, sampling, verification and bookkeeping."""
+    """Seconds spent in steps: forward passes, sampling, verification and bookkeeping."""
     forward_time_s: float
-    """The part of it that was spent in forward passes."""
+    """Seconds of these that were spent in forward passes."""

@@ -1,4 +1,4 @@
-"""The calls of a stream to its engines, for those who ask where the time went."""
+"""The calls of a stream to its engines, which show where the time went."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from core.records.engine import Timing
 
 
 class Call(StrEnum):
-    """What an engine was asked for."""
+    """The kind of a call to an engine."""
 
     VERIFY = "verify"
     BLOCK = "block"
     GROWTH = "growth"
-    """One pass of a draft that goes on growing."""
+    """One pass of a draft that grows continuously."""
     PREFILL = "prefill"
-    """Of the draft, so that it catches up; the target's prefill is verifying an empty block."""
+    """Prefill of the draft; the target's prefill is the verification of an empty block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,11 @@ class CallTrace:
 
     call: Call
     sent_s: float
-    """Since the stream began, on the orchestrator's clock, as is `received_s`."""
+    """Seconds since the stream began, on the orchestrator's clock, like `received_s`."""
     received_s: float
     num_guesses: int
-    """Nodes verified, or nodes grown."""
+    """Number of nodes verified or grown."""
     num_used: int = 0
-    """Of the nodes verified, those accepted; of growth, those of the next block, if it was the last before that."""
+    """Number of verified nodes that were accepted; of growth, the nodes in the next block, if this was the last call
+    before it."""
     timing: Timing | None = None

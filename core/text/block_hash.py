@@ -1,8 +1,7 @@
 """Names for whole blocks of tokens: equal names mean equal tokens, in the block and in all before it.
 
-KV of one session is read by another on the strength of these, so that finding two prefixes with one name must be out of
-reach even of who may choose the tokens; the quick hash of `core.text.token_log`, which compares one session with
-itself, would not do.
+One session reads the KV of another by these names, so they must resist a caller who chooses tokens to find a collision.
+The quick hash of `core.text.token_log` compares one session with itself and would not do.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ HASH_BYTES = 16
 
 
 def block_hashes(tokens: Sequence[int], block_tokens: int, known: Sequence[BlockHash] = ()) -> list[BlockHash]:
-    """One for each whole block of `tokens`; `known` are those of its first blocks, if somebody has them already."""
+    """One name for each whole block of `tokens`; `known` are the names of its first blocks, if computed already."""
     hashes = list(known)
     for start in range(len(hashes) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
         block = array("q", tokens[start : start + block_tokens])

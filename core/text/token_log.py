@@ -15,7 +15,7 @@ EMPTY_HASH = 0x0DDB1A5E5BAD5EED
 
 
 def extended(prefix_hash: int, token: int) -> int:
-    """The hash of a prefix that has one `token` more."""
+    """The hash of a prefix extended by `token`."""
     return (prefix_hash * _MULTIPLIER + token + 1) % _MODULUS
 
 
@@ -48,7 +48,7 @@ class TokenLog:
             self._hashes.append(extended(self._hashes[-1], token))
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget everything after the first `num_tokens`."""
+        """Drop everything after the first `num_tokens`."""
         del self._tokens[num_tokens:]
         del self._hashes[num_tokens + 1 :]
 
@@ -64,7 +64,7 @@ class TokenLog:
         return tuple(self._tokens[num_tokens:])
 
     def common_prefix_len(self, start: int, tokens: Sequence[int]) -> int:
-        """How many of `tokens` this log already has at positions `start` onwards."""
+        """The number of `tokens` that this log has already at positions `start` onwards."""
         held = self._tokens[start : start + len(tokens)]
         for index, (ours, theirs) in enumerate(zip(held, tokens, strict=False)):
             if ours != theirs:

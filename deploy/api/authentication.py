@@ -1,6 +1,6 @@
-"""Who may call: those who send a token that stands in a file.
+"""Authentication: callers must send a token that is in a file.
 
-Knows the file and the metadata of a call; nothing of what is asked for. Health is asked by probes, which have no token.
+Knows the file and the metadata of a call; nothing of the request. Health needs no token, since probes have none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploy import files
 logger = logging.getLogger(__name__)
 
 TOKENS_FILE = "OUTRIDER_TOKENS_FILE"
-"""The environment may name the file, too, as a manifest does that mounts it; the settings go before."""
+"""Environment variable that names the file, as set by a manifest that mounts it; the setting has priority."""
 HEADER = "authorization"
 """In lower case, as gRPC has all names."""
 SCHEME = "bearer"
@@ -27,7 +27,7 @@ CALLER_CHARS = 16
 
 
 def tokens_path(setting: str | None) -> Path | None:
-    """The file that settings or environment name; None lets everybody in."""
+    """The file that settings or environment name; None admits every caller."""
     name = setting or os.environ.get(TOKENS_FILE)
     return Path(name) if name else None
 
@@ -35,8 +35,8 @@ def tokens_path(setting: str | None) -> Path | None:
 class Authenticator:
     """Lets a call pass whose metadata carry one of the tokens.
 
-    The file is looked at with each call and read when it has changed, so that tokens can be replaced under way. While
-    it cannot be read, or has none, those from before count: that is no reason to let in everybody, or nobody.
+    The file is checked at each call and read when it has changed, so that tokens can be replaced at run time. While it
+    cannot be read or is empty, the tokens from before stay valid: neither everybody nor nobody is admitted then.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -63,7 +63,7 @@ class Authenticator:
                 logger.warning("the tokens from before are asked for: %s", error)
             self._complaint = str(error)
         sent = [hashlib.sha256(token).digest() for token in _tokens(metadata)]
-        # All are compared, and digests at that: how long it takes tells nothing about a token.
+        # All are compared, as digests, so that the time tells nothing about a token.
         matches = [mine for mine in self._digests for theirs in sent if hmac.compare_digest(mine, theirs)]
         if not matches:
             raise Unauthenticated("a valid token is needed: 'authorization: Bearer TOKEN'")
@@ -89,7 +89,7 @@ class Authenticator:
 
 
 def _tokens(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[bytes]:
-    """What a caller, or a gateway before it, sends as tokens."""
+    """The tokens that a caller, or a gateway before it, sends."""
     for name, value in metadata:
         if name == HEADER:
             scheme, _, token = (value.decode("latin-1") if isinstance(value, bytes) else value).partition(" ")

@@ -1,4 +1,4 @@
-"""What a caller is told of an error, in any language of the API: one readable line, and never a stack trace."""
+"""Error messages for callers, by gRPC and HTTP: one readable line, and never a stack trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DETAILS_CHARS = 500
 
 
 def told(error: Exception) -> str:
-    """The line; an error that is not an OutriderError is logged, and told by its id alone."""
+    """The line; an error that is not an OutriderError is logged, and the caller gets its id alone."""
     if isinstance(error, OutriderError):
         return shortened(str(error))
     error_id = secrets.token_hex(8)
@@ -23,5 +23,5 @@ def told(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """As much of a line as callers are told."""
+    """The line, cut to the length that callers get."""
     return text if len(text) <= MAX_DETAILS_CHARS else text[: MAX_DETAILS_CHARS - 3] + "..."

@@ -1,4 +1,4 @@
-"""The models that one orchestrator serves, as callers ask for them in any language of the API."""
+"""The models that one orchestrator serves, as callers ask for them by gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from orchestrator.policy import ControlReport
 from orchestrator.text import Tokenizer
 
 MAX_ID_BYTES = 5
-"""Of a token id on the wire; a message may bring a context of them as prompt, and one as output to resume."""
+"""Bytes of a token id on the wire; a message may contain a context of them as prompt, and one as output to resume."""
 OTHER_FIELDS_BYTES = 256 * 1024
-"""More than stop strings, biases, roles of a chat and the rest take by any limits that make sense."""
+"""More bytes than stop strings, biases, roles of a chat and the rest take under any sensible limits."""
 
 
 class Completions(Protocol):
-    """What produces completions: orchestrator.service.Service, or a fake."""
+    """Produces completions: orchestrator.service.Service, or a fake."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
 
@@ -47,7 +47,7 @@ class Served:
 
     @property
     def max_request_bytes(self) -> int:
-        """No longer message can be served: its prompt would not fit into the context."""
+        """Longest message that can be served, in bytes: the prompt of a longer one would not fit into the context."""
         context = self.target.max_context_tokens
         text = self.tokenizer.max_text_bytes(context)
         most = self.config.limits.max_message_bytes
@@ -67,22 +67,22 @@ class Hosted:
         return self.served.config.model_name
 
     def show_draft(self, draft: ModelInfo) -> None:
-        """Name the draft to those who ask about the model from now on."""
+        """Name the draft in the model's description from now on."""
         self.served = replace(self.served, draft=draft)
 
 
 class Models:
-    """All that one orchestrator serves; the first is the one of requests that name none."""
+    """The models of one orchestrator; the first is for requests that name none."""
 
     def __init__(self, models: Sequence[Hosted]) -> None:
         self._models = {model.name: model for model in models}
         self._default = models[0]
         self.max_request_bytes = max(model.served.max_request_bytes for model in models)
-        """What is longer is not even decoded: whatever model it is for, it could not use it."""
+        """Longer messages are refused undecoded: no model could use them."""
         self.is_winding_down = False
 
     def __getitem__(self, name: str) -> Hosted:
-        """What a request calls by `name`. Raises: UnknownModel."""
+        """The model called `name`. Raises: UnknownModel."""
         if not name:
             return self._default
         if (model := self._models.get(name)) is None:

@@ -1,7 +1,7 @@
-"""Work that would hold up the event loop, done in a thread beside it, with a bound on how much of it waits.
+"""Long work in a thread beside the event loop, with a bound on the waiting work.
 
-Knows threads; must not know what the work is. It helps with what gives up the interpreter's lock, as tokenizers do;
-what holds it is short, or bounded by its caller.
+Knows threads; must not know the work. It helps with functions that release the interpreter's lock, as tokenizers do;
+others are short, or bounded by their caller.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import ParamSpec, TypeVar
 from core.errors import Overloaded
 
 SHORT_BYTES = 16_384
-"""Work on no more input than this is done at once: a few milliseconds."""
+"""Work on at most this input, in bytes, runs at once: a few milliseconds."""
 MAX_WAITING_BYTES = 16 * 2**20
-"""Input of all work that waits or runs; what comes beyond is refused."""
+"""Most input of all waiting and running work, in bytes; further work is refused."""
 RETRY_S = 1.0
 
 Params = ParamSpec("Params")
@@ -34,7 +34,7 @@ class Offload:
     async def run(
         self, num_bytes: int, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
     ) -> Result:
-        """What `function` returns or raises; `num_bytes` says how large its input is.
+        """The result of `function`; `num_bytes` is the size of its input.
 
         Work whose caller is cancelled before it begins is left out.
         Raises: Overloaded when too much is waiting.

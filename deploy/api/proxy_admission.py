@@ -1,8 +1,8 @@
-"""How much one proxy lets in: completions up to the places behind it, and so many bytes as can wait.
+"""Admission in one proxy: completions up to the places behind it, and a bounded number of waiting bytes.
 
-Serve's router queues whatever comes, and a call that is refused behind it has waited there first. What can be refused
-without asking anybody is refused here. Orchestrators have the last word still: a proxy does not see what others let in.
-Knows counts; must not know gRPC or Serve.
+Serve's router queues every call, so a call that is refused behind it has waited first. Calls that can be refused
+without asking are refused here. Orchestrators still decide: a proxy does not see the calls of others. Knows counts;
+must not know gRPC or Serve.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from core.errors import InvalidRequest, Overloaded
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
-"""What is known of the orchestrators may be this old; the next call has it asked again then, without waiting for it."""
+"""Seconds after which the state of the orchestrators is asked for again, at the next call, which does not wait for
+it."""
 ANSWER_TIMEOUT_S = 10.0
 QUIET_S = 0.0005
-"""Nobody has arrived for so long: then a call goes into Serve."""
+"""Seconds without an arrival after which a call goes into Serve."""
 MAX_TURN_S = 0.005
-"""However many arrive, each call waits no longer than this for its turn."""
+"""Most seconds that a call waits for its turn, for any number of arrivals."""
 MAX_OTHER_CALLS = 256
-"""Calls in progress that are no completions: short ones, which compute little."""
+"""Most calls in progress that are no completions: short ones, which compute little."""
 MAX_WAITING_BYTES = 32 * 2**20
-"""Messages that no orchestrator has answered yet. They pass through Ray's object store, of 128 MiB at the least."""
+"""Most bytes of messages that no orchestrator has answered yet. They pass through Ray's object store, of at least 128
+MiB."""
 RETRY_S = 1.0
 LOG_PERIOD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What one orchestrator takes at once."""
+    """The limits of one orchestrator."""
 
     num_completions: int
     """Those that wait for a place in its queue included."""
     retry_after_s: float
     """Until there is a place for one more, as far as is known."""
     max_request_bytes: int
-    """No longer message is of use to it, whatever model it is for."""
+    """Longest message that it can use, in bytes, for any model."""
     model_name: str
     """The model of calls that name none; refusals count as its own, since no message has been read then."""
 
 
 class ProxyAdmission:
-    """Counts what is in progress through one proxy.
+    """Counts the calls in progress through one proxy.
 
-    `ask` gives the places of each orchestrator; `record` is told of each refusal, by the name of a model.
+    `ask` gives the places of each orchestrator; `record` gets each refusal, with the name of a model.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class ProxyAdmission:
         self._now = now
         self._model_name: str | None = None
         self._most: int | None = None
-        """Completions in progress at once; None until it is known, and then the orchestrators alone refuse."""
+        """Most completions at once; None until it is known: then the orchestrators alone refuse."""
         self._retry_after_s = RETRY_S
         self._max_bytes: int | None = None
         self._asked_s = -REFRESH_S
@@ -78,16 +80,16 @@ class ProxyAdmission:
         self._told_s = -LOG_PERIOD_S
 
     def arrived(self, *, is_completion: bool) -> None:
-        """A call has come, of which nothing has been read yet. Raises: Overloaded when there is no place for it."""
+        """A call has arrived, still unread. Raises: Overloaded when there is no place for it."""
         self._num_arrived += 1
         self._refresh()
         self._require_place(is_completion)
 
     async def turn(self) -> None:
-        """Wait while others arrive, though not for long, and behind those who wait already.
+        """Wait while others arrive, for a bounded time, behind earlier calls.
 
         gRPC's server takes in one call with each turn of the event loop, and cancels calls when too many wait for that.
-        What a call costs on its way into Serve holds the loop up for milliseconds: refusals go before it.
+        The way into Serve blocks the loop for milliseconds, so refusals go first.
         """
         async with self._beginning:
             end_s = self._now() + MAX_TURN_S
@@ -108,19 +110,19 @@ class ProxyAdmission:
 
     @property
     def max_bytes(self) -> int | None:
-        """No longer message of gRPC is of use to anybody; None while that is not known."""
+        """Longest gRPC message that any orchestrator can use, in bytes; None while unknown."""
         return self._max_bytes
 
     def check_length(self, num_bytes: int) -> None:
-        """Raises: InvalidRequest when a message of gRPC is too long for everybody."""
+        """Raises: InvalidRequest when a gRPC message is too long for every orchestrator."""
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise InvalidRequest("request", f"must be at most {self._max_bytes} bytes long, got {num_bytes}")
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """Around the reading of a request; what is yielded is told of each piece, which counts as waiting meanwhile.
+        """Around the reading of a request; the yielded function takes each piece, which counts as waiting.
 
-        It raises Overloaded when too much waits already; a request alone is always let in.
+        It raises Overloaded when too many bytes wait already; a single request is always admitted.
         """
         num_read = 0
 
@@ -139,9 +141,9 @@ class ProxyAdmission:
 
     @contextmanager
     def waiting(self, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """Around a request until its call is answered; what is yielded says that it has been, before the call's end.
+        """Around a request until its call is answered; the yielded function reports an answer before the call's end.
 
-        Raises: Overloaded when too much waits already; a request alone is always let in.
+        Raises: Overloaded when too many bytes wait already; a single request is always admitted.
         """
         if self._waiting_bytes and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             raise self._refusal("too many long requests are waiting")

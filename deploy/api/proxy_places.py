@@ -24,7 +24,7 @@ def admission_behind(router: Any) -> ProxyAdmission:
 
 
 async def _places_behind(router: Any) -> Sequence[Places]:
-    """What the orchestrators of the one application take."""
+    """The limits of the application's orchestrators."""
     found = router.get_handle_for_endpoint("")
     if found is None:
         return ()
@@ -35,7 +35,7 @@ async def _places_behind(router: Any) -> Sequence[Places]:
 
 
 class _Refusals:
-    """Counts what this proxy refuses where orchestrators count what they refuse."""
+    """Counts this proxy's refusals in the metric of the orchestrators' refusals."""
 
     def __init__(self) -> None:
         self._recorders: dict[str, ServeRecorder] = {}

@@ -1,4 +1,4 @@
-"""What speculation did for a completion, by the names that callers are told it by."""
+"""The effect of speculation on a completion, by the names in replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this node is to stop: a file that whoever stops the node leaves there is seen at once."""
+"""Whether this node is about to stop: a preStop hook leaves a file, which is seen at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 STOP_FILE = "OUTRIDER_STOP_FILE"
-"""The environment may name a file here, which is there from the moment when this node is to stop."""
+"""Environment variable that names a file, which exists from the moment when this node is about to stop."""
 BEGAN_S = time.time()
-"""A file from before that belongs to an earlier life: a container that is started anew finds the folders of its pod."""
+"""An older file is of an earlier life: a restarted container finds the folders of its pod."""
 
 
 def is_to_stop() -> bool:
-    """Whether somebody has left the file that says so, since this process began."""
+    """Whether the file was written since this process began."""
     path = os.environ.get(STOP_FILE)
     try:
         return path is not None and Path(path).stat().st_mtime >= BEGAN_S

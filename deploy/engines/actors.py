@@ -1,7 +1,7 @@
 """The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
 
 A model that several processes share has an engine on rank 0 and a follower on each other rank. The ranks talk by
-collectives, and live and die together: whoever loses the others ends its process, and the replica starts all anew.
+collectives, and live and die together: a rank that loses the others ends its process, and the replica starts all anew.
 
 Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
 process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
@@ -53,13 +53,14 @@ MAX_DATA_CALLS = 1000
 MAX_CONTROL_CALLS = 64
 CONTROL = "control"
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
-"""How many products oneDNN, and torch for it, keep on a CPU: one for each number of rows and each shape of weights.
-Each takes a megabyte or two; with their own limit of 1,024 an engine grows for long. Decoding needs a hundred or so."""
+"""Number of products that oneDNN, and torch for it, keep on a CPU: one for each number of rows and shape of weights.
+Each takes a megabyte or two; with their default of 1,024 an engine's memory grows for long. Decoding needs a hundred or
+so."""
 IMPORTS = (
     "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
 )  # fmt: skip
-"""Of others' packages, what the engines import: most of the time that their start takes."""
+"""Libraries that the engines import: most of the duration of their start."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -73,7 +74,7 @@ def _control(method: Method) -> Method:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of one model meet: an address of rank 0's machine, and a port that is free there."""
+    """The meeting point of a model's ranks: an address of rank 0's machine, and a free port there."""
 
     address: str
     port: int
@@ -89,13 +90,13 @@ class EngineActor(ABC, Generic[Request, Reply]):
         self._loop: EngineLoop[Request, Reply] | None = None
 
     requests: ClassVar[tuple[type, ...]]
-    """What this engine is asked."""
+    """The kind of requests of this engine."""
 
     @abstractmethod
     def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
 
     async def open_links(self) -> LinkAddress | None:
-        """Where orchestrators reach this engine without Ray, from now on; None where they cannot."""
+        """The address for orchestrators without Ray; None without a link."""
         if self._config.link_ports is None:
             return None
         certificates = Certificates.of(self._config.link_tls)
@@ -103,18 +104,17 @@ class EngineActor(ABC, Generic[Request, Reply]):
         return await self._links.start(ray.util.get_node_ip_address(), self._config.link_ports)
 
     async def meeting(self) -> Meeting:
-        """Where the other ranks find this one."""
+        """The address at which the other ranks find this one."""
         address = ray.util.get_node_ip_address()
         return Meeting(address, _free_port(address))
 
     async def load(self, meeting: Meeting | None = None, known: Findings | None = None) -> tuple[ModelInfo, Findings]:
-        """What was loaded, once it is warm, and what it found out for the next; to be called once, before anything
-        else.
+        """Load and warm up; returns the model's description, and findings for the next engine.
 
-        `known` is what another engine in this place has found out. With a `meeting` as rank 0 of several, whose others
-        follow at the same time. Raises: StartupError.
+        To be called once, before anything else. `known` are the findings of another engine in this place. With a
+        `meeting` as rank 0 of several, whose others follow at the same time. Raises: StartupError.
         """
-        Certificates.of(self._config.link_tls)  # what is wrong with them is said before minutes of loading
+        Certificates.of(self._config.link_tls)  # a problem with the certificates is reported before minutes of loading
         engine, findings = await asyncio.to_thread(self._load_warm, meeting, known)
         from workers.engine import EngineLoop
 
@@ -154,7 +154,7 @@ class EngineActor(ABC, Generic[Request, Reply]):
 
     @_control
     async def until_death(self) -> None:
-        """Never returns: the call fails when this process ends, which is how the owner learns of it at once."""
+        """Never returns: the call fails when this process ends, which tells the owner at once."""
         await asyncio.Event().wait()
 
     @property
@@ -200,7 +200,7 @@ class DraftActor(EngineActor[DraftRequest, DraftReply]):
         return await self._running.submit(batch)
 
     async def grow(self, request: DraftRequest) -> AsyncIterator[DraftUpdate | DraftReply]:
-        """What grows, pass by pass, and the reply that ends it; where there is no link. Raises: WorkerLost."""
+        """The updates of continuous growth, and its last reply; for calls without a link. Raises: WorkerLost."""
         async for each in self._running.replies(request):
             yield each
 

@@ -1,12 +1,12 @@
-"""Starts Python processes as forks of one that has imported what takes long, which saves each of them seconds.
+"""Starts Python processes as forks of one with slow imports done, which saves each of them seconds.
 
 Ray starts a worker process by a command, which a runtime environment may change (`py_executable`). Here the command is
 this file: it hands what Ray wants run to the fork server of its node, which forks a process that goes on as if Ray had
-started it. The first process on a node starts the server. Whatever goes wrong, a process starts as it would have
-without one.
+started it. The first process on a node starts the server. After any failure a process starts as it would without a
+server.
 
-Knows processes, sockets, and the one argument of Ray's worker processes that names their raylet; must not know what is
-run. It is run as a script, so it imports the standard library alone.
+Knows processes, sockets, and the one argument of Ray's worker processes that names their raylet; must not know the
+program. It runs as a script, so it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PATIENCE_S = 40.0
-"""For a server that is still importing: Ray gives up a worker process that has not come after 60 s."""
+"""Seconds for a server that is still importing: Ray gives up a worker process that has not come after 60 s."""
 IDLE_S = 600.0
-"""A server none of whose forks lives ends after so long, and gives its memory back."""
+"""Seconds after which a server without living forks ends, and frees its memory."""
 ORDER_TIMEOUT_S = 5.0
-"""A process that has connected says what it wants at once; meanwhile nobody else is served."""
+"""Seconds for a connected process to send its order; meanwhile no other is served."""
 RETRY_S = 0.02
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's OpenBLAS starts threads as it is imported, and who has threads cannot fork. Engines compute by torch."""
+"""numpy's OpenBLAS starts threads at import, and a process with threads cannot fork. Engines compute by torch."""
 RAYLET = "--raylet-name="
 """The raylet's socket, in the arguments of a worker process: there is one for each node."""
 FORKED = b"+"
@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("I")
 
 @dataclass(frozen=True)
 class Order:
-    """What a new process is to run, and in what surroundings."""
+    """The program of a new process, and its environment."""
 
     script: str
     arguments: list[str]
@@ -111,7 +111,7 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
 
 
 def _socket_path(modules: str, arguments: Sequence[str]) -> str:
-    """Of the server on this node for processes that import the same, from the same places, with as many threads."""
+    """The address of this node's server for processes with the same imports, paths and number of threads."""
     raylet = next(each.removeprefix(RAYLET) for each in arguments if each.startswith(RAYLET))
     kind = [sys.executable, modules, os.environ.get("PYTHONPATH"), os.environ.get("OMP_NUM_THREADS")]
     return f"{raylet}.fork-{hashlib.sha256(repr(kind).encode()).hexdigest()[:8]}"
@@ -141,13 +141,13 @@ def _send(server: socket.socket, order: Order) -> None:
 
 
 class ForkServer:
-    """Forks a process for each order that comes, until its raylet has ended or it has had no fork for long."""
+    """Forks a process for each order, until its raylet has ended or no fork has lived for a while."""
 
     def __init__(self, path: str, raylet_pid: int) -> None:
         self._raylet = os.pidfd_open(raylet_pid)
         self._listener = socket.socket(socket.AF_UNIX)
         Path(path).unlink(missing_ok=True)
-        before = os.umask(0o177)  # who may connect, may run anything
+        before = os.umask(0o177)  # a process that may connect may run anything
         self._listener.bind(path)
         os.umask(before)
         self._listener.listen()
@@ -155,7 +155,7 @@ class ForkServer:
         """Process ids by descriptors that are readable when the process has ended."""
 
     def run(self) -> Order | None:
-        """In each fork, what that is to do; in the server None, at its end."""
+        """In each fork, its order; in the server None, at its end."""
         while True:
             timeout_s = None if self._forks else IDLE_S
             watched = [self._listener.fileno(), self._raylet, *self._forks]
@@ -173,7 +173,7 @@ class ForkServer:
         print(f"process {pid} has ended with {os.waitstatus_to_exitcode(status)}")  # noqa: T201  its output is its log
 
     def _serve(self) -> Order | None:
-        """Fork for the one who has connected; returns the order in the fork alone."""
+        """Fork for the connected process; returns the order in the fork alone."""
         connection, _ = self._listener.accept()
         connection.settimeout(ORDER_TIMEOUT_S)
         order: Order | None = None
@@ -198,7 +198,7 @@ class ForkServer:
         return None
 
     def _become_fork(self, streams: Sequence[int]) -> None:
-        """Keep nothing of the server's."""
+        """Close everything of the server's."""
         os.setpgid(0, 0)  # Ray kills the process group of a worker that has died
         self._listener.close()
         for number, stream in enumerate(streams):
@@ -233,7 +233,7 @@ def serve(modules: str, path: str, raylet_pid: int) -> None:
     for module in modules.split(","):
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # a collection that looked at what is there would have each fork copy it
+    gc.freeze()  # a garbage collection would make each fork copy the server's objects
     order = server.run()
     os.close(lock)  # a fork that kept it would keep others from serving
     if order is not None:

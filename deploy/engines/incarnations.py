@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CRASH = "Worker exit type: SYSTEM_ERROR"
-"""In what Ray says of a process that ended without having said so."""
+"""Part of Ray's message about a process that ended without a notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """What the incarnations of a replica's engine have in common."""
+    """The common part of a replica's incarnations of its engine."""
 
     role: str
     """Target or draft."""
@@ -45,14 +45,14 @@ class EngineKind:
     """Of the actor, beside its settings and epoch."""
     config: EngineConfig
     place: Callable[[int], dict[str, Any]]
-    """Ray's options that put a rank where it belongs."""
+    """Ray's options that place a rank."""
 
 
 class Incarnation:
     """One life of an engine, which begins with `load`; another one has another epoch."""
 
     findings: Findings | None = None
-    """What it has found out, once it has loaded; the next in its place starts with that."""
+    """Its findings, once it has loaded; the next incarnation starts with them."""
 
     def __init__(self, kind: EngineKind) -> None:
         self.epoch = secrets.randbits(62)
@@ -63,18 +63,18 @@ class Incarnation:
             for rank in range(1, kind.config.tensor_parallel)
         ]
         self.link: LinkAddress | None = None
-        """Where the engine is reached without Ray, once it has loaded; None where it is not."""
+        """The engine's address without Ray, once it has loaded; None without a link."""
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
         return f"<Incarnation {self.engine_id}{', ended' if self._end.done() else ''}>"
 
     async def load(self, known: Findings | None = None) -> ModelInfo:
-        """What the engine loaded; `known` is what another in its place has found out.
+        """The description of the loaded model; `known` are the findings of an earlier incarnation.
 
         Raises: its own error, without the trace of the way it came; RayError when it died.
 
-        What goes wrong on a follower before the ranks have agreed on what they loaded, its engine raises, too.
+        The engine also raises a follower's error from before the ranks have agreed on their model.
         """
         try:
             meeting = await self.engine.meeting.remote() if self._followers else None
@@ -91,7 +91,7 @@ class Incarnation:
         return info
 
     async def end(self) -> str:
-        """Why this life is over, as soon as it is."""
+        """Why this incarnation has ended, once it has."""
         return await asyncio.shield(self._end)
 
     def fail(self, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""What happens to a call in the process of Serve's gRPC proxy, before an orchestrator has it and after.
+"""The handling of a call in the process of Serve's gRPC proxy, before and after the orchestrator.
 
 Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
 
-- *One message a call, as bytes.* A second message or none is refused; bytes are decoded where an error can be said.
+- *One message a call, as bytes.* A second message or none is refused; bytes are decoded where an error can be reported.
 - *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.api.proxy_admission`).
 - *Errors* come as codes with a last message that is not passed on, so that their details travel with streams, too, and
   nothing is raised, and logged with its trace, on the way. Serve's own are said in words that a caller can use.
@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 Handler = Callable[..., Any]
 
 MAX_PENDING_CALLS = 50_000
-"""Calls that the server has not taken in yet; beyond this gRPC cancels some of them. One takes a few kilobytes."""
+"""Most calls that the server has not taken in yet; beyond this gRPC cancels some. One takes a few kilobytes."""
 COMPLETIONS = frozenset({"Generate", "GenerateStream"})
-"""The methods that take a place for as long as they last."""
+"""The methods that take a place for their whole duration."""
 _OF_ONE = {
     gRPCStreamingType.STREAM_UNARY: gRPCStreamingType.UNARY_UNARY,
     gRPCStreamingType.STREAM_STREAM: gRPCStreamingType.UNARY_STREAM,
@@ -52,7 +52,7 @@ _OF_ONE = {
 """What Serve's handler for one message is made for, in place of one for a stream of them."""
 
 SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
-"""With these Serve ends a call whose replica has died; a caller that cancels hears nothing any more."""
+"""The codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
 
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
@@ -74,7 +74,7 @@ def take_bursts() -> None:
 
 
 def add_generation_service(servicer: Any, server: Any) -> None:
-    """What Serve calls to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
+    """Serve calls this to learn the methods of the service; `server` is its gRPC server, which makes the handlers."""
     admission = admission_behind(_proxy_of(server).proxy_router)
 
     def wrap(handler: Handler, method: str) -> Handler:
@@ -99,13 +99,13 @@ def add_health_service(servicer: Any, server: Any) -> None:
 
 
 def _proxy_of(server: Any) -> Any:
-    """Serve's proxy, of which the factory of handlers is a method (Ray 2.60)."""
+    """Serve's proxy, whose method makes the handlers (Ray 2.60)."""
     return server.service_handler_factory.__self__
 
 
 @contextmanager
 def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[None]:
-    """Meanwhile, `server` makes handlers for streams of messages; `wrap` makes them of Serve's, which take one."""
+    """Inside, `server` makes handlers for streams of messages; `wrap` makes them from Serve's, which take one."""
     make_handler = server.service_handler_factory
 
     def make(service_method: str, streaming_type: gRPCStreamingType) -> Handler:
@@ -147,7 +147,7 @@ def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
 def one_message(handler: Handler) -> Handler:
     """The same handler for calls whose messages come as a stream, of which there has to be exactly one.
 
-    Any other number is UNIMPLEMENTED, as gRPC's list of status codes has it for a server.
+    Any other number is UNIMPLEMENTED, as in gRPC's list of status codes.
     """
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
@@ -166,7 +166,7 @@ def one_message(handler: Handler) -> Handler:
 
 
 async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
-    """Returns when the caller has sent all it wants to send."""
+    """Returns when the caller has sent its last message."""
     only: bytes | None = None
     async for message in messages:
         if only is not None:
@@ -179,9 +179,9 @@ async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
 
 
 def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
-    """The same handler for one message, but what is too long or has no place is refused before anybody is asked.
+    """The same handler for one message, but messages that are too long or have no place are refused here.
 
-    Whether there is a place is asked before anything is read, and again when all has come: a caller who sends nothing
+    The place is checked before anything is read, and again when the message is complete: a caller that sends nothing
     takes none.
     """
 
@@ -218,7 +218,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
 
 
 def refusing(handler: Handler) -> Handler:
-    """Serve's handler, with errors as callers should see them, and streams that end when they are dropped."""
+    """Serve's handler, with our form of errors, and streams that end when they are dropped."""
 
     async def unary(message: bytes, context: Any) -> bytes:
         answer: bytes = await handler(message, LastingContext(context))
@@ -229,7 +229,7 @@ def refusing(handler: Handler) -> Handler:
         replies = handler(message, LastingContext(context))
         try:
             async for reply in replies:
-                if not context.code():  # or it came to bring the code, with its details, and ends the stream
+                if not context.code():  # the last message, which brings the code and its details and ends the stream
                     yield reply
         except GeneratorExit:
             await _cancel(replies)
@@ -240,7 +240,7 @@ def refusing(handler: Handler) -> Handler:
 
 
 def _explain(context: Any) -> None:
-    """Put an error of Serve's own, which carries none of our details, into words that help a caller."""
+    """Rewrite an error of Serve's own, which has none of our details, for callers."""
     if any(key == DETAILS_KEY for key, _ in context.trailing_metadata()):
         return
     if context.code() in SERVES_OWN:
@@ -264,7 +264,7 @@ async def _abort(context: Any, error: OutriderError) -> NoReturn:
 
 
 def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
-    """The same answer, but NOT_SERVING while the proxy drains, or its node is to stop."""
+    """The same answer, but NOT_SERVING while the proxy drains, or its node is about to stop."""
 
     async def check(request: Any, context: Any) -> bytes:
         if is_draining() or is_to_stop():
@@ -276,7 +276,7 @@ def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
 
 
 class LastingContext:
-    """A call's context that may be asked for its peer when the call is done, as Serve does for its access log.
+    """A call's context whose peer can still be read when the call is done, as Serve does for its access log.
 
     gRPC reads the peer from the call itself, and crashes the process once that is gone.
     """
@@ -303,7 +303,7 @@ async def _cancel(stream: AsyncIterator[Any]) -> None:
         reading.close()
         raise
     except BaseException:
-        await _ended(reader)  # a loop that ends cancels whoever is here, and the reader is too new for it to know
+        await _ended(reader)  # a loop that ends cancels this task, and does not know the new reader yet
         raise
     await _ended(reader)
 

@@ -1,8 +1,7 @@
-"""Ends a call in the proxy when the time is over that its message gives it.
+"""Ends a call in the proxy at the deadline in its message.
 
-The orchestrator ends it by the same time, and counts it. But its clock starts a hop later, and its word takes another
-hop to come back: on busy processors 20 to 30 ms each. So the client is told from here, and the call is left to end by
-itself.
+The orchestrator ends it by the same duration, and counts it. But its clock starts a hop later, and its reply takes
+another hop: on busy processors 20 to 30 ms each. So the proxy answers the client, and the call ends by itself.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Handler = Callable[..., Any]
 T = TypeVar("T")
 
 FAREWELL_S = 5.0
-"""A call that has not ended by itself this long after its deadline is cancelled."""
+"""Seconds after its deadline at which a call that has not ended by itself is cancelled."""
 
 TOO_LATE = "the request's time ran out"
 
 _leaving: set[asyncio.Task[None]] = set()
-"""Nobody else keeps them."""
+"""Strong references: nothing else keeps the tasks."""
 
 
 def punctual(handler: Handler) -> Handler:
@@ -57,7 +56,7 @@ def punctual(handler: Handler) -> Handler:
 
 
 def timeout_of(message: bytes) -> float | None:
-    """The seconds that a request gives itself; None without a time that could be kept, of which others will tell."""
+    """The seconds in the request; None without a valid value, which other checks report."""
     try:
         request = pb.GenerateRequest.FromString(message)
     except DecodeError:
@@ -99,7 +98,7 @@ async def _next(replies: AsyncGenerator[bytes, None]) -> bytes | None:
 
 
 async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
-    """Once `work` is done, or its time over. Who is cancelled here cancels it, and waits until it has ended."""
+    """Wait for `work`, up to its deadline. Cancellation cancels `work`, and waits until it has ended."""
     left_s = max(0.0, end_s - asyncio.get_running_loop().time())
     try:
         await asyncio.wait([work], timeout=left_s)
@@ -111,7 +110,7 @@ async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
 
 
 async def _nothing_more(work: Awaitable[Any], replies: AsyncGenerator[bytes, None] | None = None) -> None:
-    """Let a call that is late come to its end."""
+    """Let a late call end by itself."""
     try:
         async with asyncio.timeout(FAREWELL_S):
             await work

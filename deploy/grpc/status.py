@@ -1,7 +1,7 @@
 """Errors as a gRPC client sees them: a status code, one readable line, and details that programs can read.
 
-Knows the error tree and google.rpc; must not know which method failed. A stack trace never passes here: what was not
-raised on purpose is logged under an id, and the client is told the id.
+Knows the error tree and google.rpc; must not know which method failed. No stack trace passes: an unexpected error is
+logged under an id, and the client gets the id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Status:
     details: tuple[Message, ...] = ()
 
     def to_proto(self) -> status_pb2.Status:
-        """What the trailers carry."""
+        """The content of the trailers."""
         packed = []
         for detail in self.details:
             packed.append(any_pb2.Any())
@@ -42,7 +42,7 @@ class Status:
 
 
 def status_of(error: Exception) -> Status:
-    """The status of any error; one that is not an OutriderError is logged, and told by its id alone."""
+    """The status of any error; one that is not an OutriderError is logged, and the client gets its id alone."""
     if not isinstance(error, OutriderError):
         return Status(grpc.StatusCode.INTERNAL, told(error))
     return Status(grpc.StatusCode[error.status], told(error), _details(error))

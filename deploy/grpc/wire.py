@@ -1,6 +1,6 @@
-"""From bytes to messages: what cannot be decoded is refused with the name of the field.
+"""From bytes to messages: an undecodable field is refused by its name.
 
-Pure functions over the protobuf runtime. protobuf itself says that some string was not UTF-8, but not which.
+Pure functions over the protobuf runtime. protobuf itself reports a string that is not UTF-8 without its name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parse(kind: type[Kind], data: bytes) -> Kind:
 
 
 def _first_fault(descriptor: Any, data: bytes, path: str = "") -> tuple[str, str] | None:
-    """The path of the first field that cannot be decoded, and why; None when all of them can."""
+    """The path of the first field that cannot be decoded, and the reason; None when all can."""
     try:
         fields: Any = UnknownFieldSet(Empty.FromString(data))  # decodes the structure alone: nothing is checked as text
     except DecodeError:

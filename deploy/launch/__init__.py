@@ -1,4 +1,4 @@
-"""Brings the application up: on this machine, or on a Ray cluster that is there."""
+"""Starts the application: on this machine, or on an existing Ray cluster."""
 
 from deploy.launch.cluster import OBJECT_STORE_BYTES, Endpoints, local_cluster
 from deploy.launch.local import changed_settings, describe_models, drain, served

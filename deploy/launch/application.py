@@ -1,6 +1,6 @@
-"""Deploys the application from Python: what can go wrong is found first, and said in a line.
+"""Deploys the application from Python: common mistakes are found first, and reported in a line.
 
-Knows checkpoints on disk and Serve's status; what is deployed is said in `deploy.app`.
+Knows checkpoints on disk and Serve's status; `deploy.app` defines the application.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.vocabulary import check_same_vocabulary, read_vocabulary
 
 STATUS_PERIOD_S = 0.3
 WIND_DOWN_TIMEOUT_S = 5.0
-"""For all orchestrators to answer."""
+"""Seconds for all orchestrators to answer."""
 
 
 def check_pair(config: ServiceConfig) -> None:
@@ -53,7 +53,7 @@ def _directory(name: str, config: WorkerConfig) -> Path:
 def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, engines: Engines = ENGINES) -> None:
     """Deploy on the cluster that this process is connected to, and return when it serves.
 
-    `report` is told of each deployment that is ready. Raises: StartupError.
+    `report` gets each deployment that is ready. Raises: StartupError.
     """
     try:
         with _reporting(report):
@@ -63,7 +63,7 @@ def run(config: ServiceConfig, report: Callable[[str], None] = lambda _: None, e
 
 
 def wind_down() -> int:
-    """Have every orchestrator take nothing new; returns how many completions are in progress. May be asked again.
+    """Stop admission at every orchestrator; returns the number of completions in progress. May be called again.
 
     Raises: Unavailable when not all of them answer.
     """
@@ -71,7 +71,7 @@ def wind_down() -> int:
 
 
 def cut_off() -> None:
-    """Have every orchestrator end what is in progress, and say so to its callers.
+    """End the completions in progress at every orchestrator, with an error for their callers.
 
     Raises: Unavailable when not all of them answer.
     """
@@ -97,7 +97,7 @@ def _ask_each(method: str, answer: Future[list[Any]]) -> None:
 
 @contextmanager
 def _reporting(report: Callable[[str], None]) -> Iterator[None]:
-    """Tell `report`, meanwhile, which deployments have become healthy; `serve.run` itself is silent until the end."""
+    """Tell `report` of deployments as they become healthy; `serve.run` itself is silent until the end."""
     is_over = Event()
     watch = Thread(target=_report_health, args=(report, is_over), daemon=True)
     watch.start()

@@ -27,14 +27,14 @@ SERVICERS = (
     "deploy.grpc.proxy.add_generation_service",
     "deploy.grpc.proxy.add_health_service",
 )
-"""What Serve's gRPC proxy serves; Kubernetes manifests name the same."""
+"""The services of Serve's gRPC proxy; Kubernetes manifests name the same."""
 PREPARE = "deploy.proxy.prepare"
-"""What Serve's proxies call as they start."""
+"""The callback of Serve's proxies at their start."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's default is a third of the memory; requests and replies are far too small to need the store."""
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""What Serve's gRPC proxy takes and sends at most; by itself it is 2 GiB. A service's own limit
-(`limits.max_message_bytes`) may be lower, and says which field was too long."""
+"""Longest message of Serve's gRPC proxy, in bytes; its default is 2 GiB. A service's own limit
+(`limits.max_message_bytes`) may be lower, and its error names the field."""
 SERVE_ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PREPARE,
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),
@@ -45,21 +45,21 @@ SERVE_ENVIRONMENT: Mapping[str, str] = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
-"""What Serve reads as it starts. Every container of a Kubernetes manifest has the same."""
+"""Environment that Serve reads at its start. Every container of a Kubernetes manifest has the same."""
 PROXY_START_S = "60"
 """Serve by itself kills a proxy that takes longer than 5 s to start, as on a busy machine, and does not start then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a local cluster listens."""
+    """The addresses of a local cluster."""
 
     host: str
-    """Of HTTP; Serve's gRPC proxy listens on all interfaces."""
+    """The interface of HTTP; Serve's gRPC proxy listens on all interfaces."""
     grpc_port: int
     http_port: int
     metrics_port: int = 0
-    """Where Prometheus finds the metrics of this node."""
+    """The address of this node's metrics for Prometheus."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _start_serve(endpoints: Endpoints, request_timeout_s: float | None) -> None:
 
 
 def _prepare_environment() -> None:
-    """Settle what Ray reads as it starts: no usage reports, and a token without which nobody runs code on the cluster.
+    """Set Ray's environment: no usage reports, and a token without which nobody runs code on the cluster.
 
     Token authentication is Ray's default for such a cluster; left alone, it writes its token to the home directory.
     Ray reads RAY_AUTH_MODE when it is imported, so that this function would be too late to set it.
@@ -141,7 +141,7 @@ def _prepare_environment() -> None:
 
 
 def _shorten_advice() -> None:
-    """Have the terminal told in a line that a process has died, which takes Ray a kilobyte of advice on memory."""
+    """Shorten Ray's message about a dead process, a kilobyte of advice on memory, to a line."""
     if not isinstance(ray_worker.print_to_stdstream, partial):
         ray_worker.print_to_stdstream = partial(_tell_in_lines, ray_worker.print_to_stdstream)
 
@@ -151,7 +151,7 @@ def _tell_in_lines(tell: Callable[..., None], data: Mapping[str, Any], *args: An
 
 
 def without_advice(message: str) -> str:
-    """What Ray tells a terminal (2.60), shorter where it is about a process that has died."""
+    """Ray's output for a terminal (2.60), shortened where it is about a dead process."""
     process = re.search(r"Worker PID: (\d+)", message)
     if process is None or not message.startswith("A worker died or was killed"):
         return message

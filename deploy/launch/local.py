@@ -1,6 +1,6 @@
 """The whole service on this machine: a Ray cluster of its own, the application on it, up for a block of code.
 
-Knows how the parts are started, in which order, and what is said meanwhile; what they are is said in deploy.app.
+Knows the order of the start, and the messages about it; deploy.app defines the parts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from deploy.launch.cluster import Endpoints, local_cluster
 from outrider_client import Client, DeadlinePassed
 
 READY_TIMEOUT_S = 60.0
-"""From the models being loaded to the first answer through the proxy."""
+"""Seconds from the loaded models to the first answer through the proxy."""
 DRAIN_PERIOD_S = 0.2
 LAST_WORDS_S = 0.5
-"""What an orchestrator has handed over, Serve's proxy has yet to send."""
+"""Seconds for Serve's proxy to send the last chunks of the orchestrators."""
 Worker = TypeVar("Worker", bound=WorkerConfig)
 BUILT_IN_RESOURCES = ("CPU", "GPU")
 """Ray's own; GPUs it counts by itself."""
@@ -42,7 +42,7 @@ def served(
     http_port: int = 0,
     engines: app.Engines = app.ENGINES,
 ) -> Iterator[Endpoints]:
-    """Serve `config` until the block ends; port 0 takes a free one. `report` is told each stage in a line.
+    """Serve `config` until the block ends; port 0 takes a free one. `report` gets each stage in a line.
 
     Raises: StartupError.
     """
@@ -65,10 +65,10 @@ def served(
 
 
 def drain(timeout_s: float, hurry: threading.Event, report: Callable[[str], None]) -> bool:
-    """Take nothing new, and return when all streams have ended, after `timeout_s`, or when `hurry` is set.
+    """Stop admission, and return when all streams have ended, after `timeout_s`, or when `hurry` is set.
 
-    Returns whether all have ended by themselves; the others are ended, and their callers told why. Orchestrators that
-    do not answer may still have streams, and are asked again.
+    Returns whether all have ended by themselves; the others are ended, with the reason for their callers. Orchestrators
+    that do not answer may still have streams, and are asked again.
     """
     end_s = time.monotonic() + timeout_s
     told = ""
@@ -119,14 +119,14 @@ def describe_models(config: ServiceConfig) -> str:
 
 
 def changed_settings(config: ServiceConfig) -> list[str]:
-    """NAME=VALUE for each setting that is not what it would be by itself."""
+    """NAME=VALUE for each setting that differs from its default."""
     plain = ServiceConfig(_plain(config.target), _plain(config.draft) if config.draft else None)
     defaults = dict(_flat(asdict(plain)))
     return [f"{name}={value}" for name, value in _flat(asdict(config)) if defaults.get(name) != value]
 
 
 def _anywhere(config: ServiceConfig) -> ServiceConfig:
-    """Without the labels that tell the nodes of a cluster apart: here there is one."""
+    """Drop the labels that distinguish the nodes of a cluster: here there is one."""
     draft = replace(config.draft, labels={}) if config.draft is not None else None
     orchestrator = replace(config.orchestrator, labels={})
     return replace(config, target=replace(config.target, labels={}), draft=draft, orchestrator=orchestrator)

@@ -1,4 +1,4 @@
-"""A look at the engines behind a running application, for benchmarks, tests and operators."""
+"""Finds the engines of a running application, for benchmarks, tests and operators."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from deploy.app import APPLICATION
 from deploy.serve import LeaseGrant, Refusal
 
 LEASES_EACH = 8
-"""Of each replica, at most, until all engines have been found."""
+"""Most leases on each replica until all engines have been found."""
 
 
 async def engine_of(role: str) -> Any:
-    """The engine actor of one replica of `role` (target or draft), by way of a lease that is given back at once."""
+    """The engine actor of one replica of `role` (target or draft), by a lease that ends at once."""
     stream = _lease_stream(role)
     try:
         return (await _granted(stream)).engine

@@ -1,8 +1,7 @@
 """The data path between orchestrators and engines: one connection from each orchestrator process to each engine.
 
-Ray places, finds, watches and leases engines, and hands out with each grant where the engine listens and the key to it;
-what travels every round goes over the link. Knows records and how they are encoded; must not know Ray, nor what state a
-session is in.
+Ray places, finds, watches and leases engines, and gives with each grant the engine's address and its key; the messages
+of rounds go over the link. Knows records and their encoding; must not know Ray, nor the state of sessions.
 
     address     where a link leads to, and its key
     frames      bytes to frames, with a limit on their length

@@ -1,4 +1,4 @@
-"""Where a link leads to, the key that opens it, and what is counted of links."""
+"""The address of a link, its key, and counts of failures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LinkTroubles:
-    """What has gone wrong with the links of one orchestrator since its start."""
+    """Failures of one orchestrator's links since its start."""
 
     num_unopened: int = 0
-    """Attempts that failed."""
+    """Number of attempts that failed."""
     num_lost: int = 0
-    """Links that closed though they had been open."""
+    """Number of open links that closed."""
 
     def __add__(self, other: LinkTroubles) -> LinkTroubles:
         return LinkTroubles(self.num_unopened + other.num_unopened, self.num_lost + other.num_lost)
@@ -25,7 +25,7 @@ class LinkAddress:
     host: str
     port: int
     epoch: int
-    """Of the engine; one that was restarted at the same place has another."""
+    """Epoch of the engine; one that was restarted in its place has another."""
     key: bytes = field(repr=False)
     """Drawn by the engine as it starts; neither end ever sends it."""
     has_tls: bool = False

@@ -1,6 +1,6 @@
 """The orchestrator's end of a link: batches go out as one frame each, replies come back as they are ready.
 
-Knows frames and records; must not know Ray, nor whose requests they are. One event loop, no locks.
+Knows frames and records; must not know Ray or sessions. One event loop, no locks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Call:
         self.num_open = len(self.replies)
 
     def fill(self, number: int, reply: Reply) -> None:
-        """Completes the call with the last of its replies; whoever asked may have given up meanwhile."""
+        """Completes the call with the last of its replies; the caller may have given up meanwhile."""
         self.replies[number - self.first_number] = reply
         self.num_open -= 1
         if self.num_open == 0 and not self.future.done():
@@ -44,13 +44,13 @@ class _Call:
 
 @dataclass(eq=False, slots=True)
 class _Growing:
-    """Whoever is told of one session's growth, until there is an end of it."""
+    """The call that takes one session's growth, until its end."""
 
     take: Callable[[DraftUpdate], None]
     future: asyncio.Future[Any]
 
     def fill(self, _number: int, reply: Reply) -> None:
-        """Completes the call with the reply that ends it; whoever asked may have given up meanwhile."""
+        """Completes the call with the reply that ends it; the caller may have given up meanwhile."""
         if self.future.done():
             return
         if not isinstance(reply, DraftUpdate):
@@ -80,9 +80,9 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: LinkAddress, certificates: Certificates | None = None) -> Link:
-        """A link that the engine has welcomed. Raises: LinkError, which says why there is none.
+        """A link that the engine has accepted. Raises: LinkError, with the reason.
 
-        With certificates it is encrypted or there is none.
+        With `certificates` it is encrypted, or it fails.
         """
         _check_tls(address, certificates)
         loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class Link(asyncio.Protocol):
                 self._calls.pop(number, None)
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Any:
-        """The reply that ends the growth of which `take` is told before. Raises: as `exchange`, and as `take`."""
+        """Send, and give `take` each update; returns the last reply. Raises: as `exchange`, and as `take`."""
         await self._may_write.wait()
         if self._end is not None:
             raise WorkerLost(self._end)
@@ -138,7 +138,7 @@ class Link(asyncio.Protocol):
         return call
 
     def _number(self, batch: Sequence[Request], call: _Call | _Growing) -> int:
-        """Send, and have `call` told what comes of it; the number of the first request."""
+        """Send, and give `call` the replies; returns the number of the first request."""
         assert self._transport is not None, "a link is used once it has been opened"
         first_number = self._next_number
         frame = framed(encode_requests(first_number, batch))
@@ -148,7 +148,7 @@ class Link(asyncio.Protocol):
         return first_number
 
     def close(self, reason: str) -> None:
-        """Whoever waits is told; may be called twice."""
+        """Close the link; open calls raise WorkerLost. May be called twice."""
         if self._end is not None:
             return
         self._end = reason
@@ -198,7 +198,7 @@ class Link(asyncio.Protocol):
     def _on_replies(self, frame: bytes) -> None:
         replies, lost = decode_replies(frame)
         for number, reply in replies:
-            if (call := self._calls.get(number)) is not None:  # or nobody waits for it any more
+            if (call := self._calls.get(number)) is not None:  # else nobody waits for it any more
                 if not isinstance(reply, DraftUpdate):
                     del self._calls[number]
                 call.fill(number, reply)
@@ -207,7 +207,7 @@ class Link(asyncio.Protocol):
 
 
 def _check_tls(address: LinkAddress, certificates: Certificates | None) -> None:
-    """Raises: LinkError when one end has TLS and the other has not, which neither would say."""
+    """Raises: LinkError when only one end has TLS, which neither would report by itself."""
     if address.has_tls and certificates is None:
         raise LinkError(f"the engine asks for TLS, and here neither engine.link_tls nor {TLS_DIR} is set")
     if certificates is not None and not address.has_tls:

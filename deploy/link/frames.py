@@ -1,6 +1,6 @@
-"""Frames on a stream of bytes: four bytes of length, big endian, then so many bytes.
+"""Frames on a stream of bytes: four bytes of length, big endian, then the content.
 
-Knows nothing of what is in a frame. A reader takes bytes as they come, in pieces of any size.
+Knows nothing of the content. A reader takes bytes as they come, in pieces of any size.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
-"""A prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Who would send more uses another way."""
+"""Longest frame: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Longer messages go by actor
+calls."""
 
 
 class LinkError(Exception):
-    """What the other end sent cannot be right; the link is closed, for the reason given."""
+    """The other end sent something wrong; the link is closed, with the reason."""
 
 
 class FrameTooLong(LinkError):
@@ -32,7 +33,7 @@ class FrameReader:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        """Of the next frame; who has not been let in yet is allowed less."""
+        """Longest next frame; less before the handshake has ended."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -51,5 +52,5 @@ class FrameReader:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether a stream that ends here ends in good order."""
+        """Whether a stream may end here: between two frames."""
         return not self._rest

@@ -24,7 +24,7 @@ from protos.outrider.link.v1 import link_pb2 as pb
 VERSION = 4
 KEY_BYTES = NONCE_BYTES = 32
 MAX_HANDSHAKE_BYTES = 256
-"""Of a frame from somebody who is not known yet."""
+"""Longest frame before the handshake has ended."""
 HANDSHAKE_TIMEOUT_S = 5.0
 
 Kind = TypeVar("Kind", bound=Message)
@@ -44,7 +44,7 @@ def answer(challenge: pb.Challenge, address: LinkAddress) -> pb.Hello:
 
 
 def admit(hello: pb.Hello, challenge: pb.Challenge, epoch: int, key: bytes) -> pb.Welcome:
-    """The engine's answer to an orchestrator that may come in. Raises: LinkError for any other."""
+    """The engine's answer to an orchestrator with the right proof. Raises: LinkError for any other."""
     _check_version(hello.version)
     if not hmac.compare_digest(hello.proof, _proof(key, b"orchestrator", challenge.nonce, hello.nonce)):
         raise LinkError("its key is not this engine's")
@@ -60,7 +60,7 @@ def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello,
 
 
 def parse(kind: type[Kind], frame: bytes) -> Kind:
-    """Raises: LinkError for what is no such message."""
+    """Raises: LinkError for bytes that are no such message."""
     try:
         return kind.FromString(frame)
     except DecodeError as error:

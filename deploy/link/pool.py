@@ -1,6 +1,6 @@
 """The links of one orchestrator process: at most one to each engine, opened when a lease first leads there.
 
-A link that cannot be opened is logged and counted, and tried again later; meanwhile calls take the way through Ray.
+A link that cannot be opened is logged and counted, and tried again later; meanwhile calls go through Ray.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from deploy.link.tls import Certificates
 logger = logging.getLogger(__name__)
 
 RETRY_S = 30.0
-"""Pause before an engine whose link could not be opened is tried again."""
+"""Seconds before an engine whose link could not be opened is tried again."""
 
 
 class Links:
-    """Invariant: a link that has closed is found by nobody; the engine's next grant opens another."""
+    """Invariant: a closed link is never returned; the engine's next grant opens another."""
 
     def __init__(self, certificates: Certificates | None = None) -> None:
         """`certificates` for links with TLS."""
@@ -39,9 +39,9 @@ class Links:
         return LinkTroubles(self._num_unopened, self._num_lost)
 
     async def to(self, engine_id: str, address: LinkAddress | None) -> Link | None:
-        """The link to this engine, opened if need be; None when there is none now.
+        """The link to this engine, opened if needed; None when there is none now.
 
-        The first attempt is waited for; later ones go on beside calls that take the other way.
+        It waits for the first attempt; later ones run in the background, while calls go through Ray.
         """
         self._forget_closed()
         if address is None or engine_id in self._links:
@@ -54,13 +54,13 @@ class Links:
         return await asyncio.shield(self._open(engine_id, address))
 
     def close(self) -> None:
-        """All of them; whoever waits for a reply is told."""
+        """Close all links; open calls raise WorkerLost."""
         for link in self._links.values():
             link.close("this orchestrator is shutting down")
         self._links.clear()
 
     def _open(self, engine_id: str, address: LinkAddress) -> asyncio.Task[Link | None]:
-        """Others share the attempt, so that it must not end with the request that it began in."""
+        """Others share the attempt, so it must not end with the request that began it."""
         task = self._opening.get(engine_id)
         if task is None:
             task = asyncio.create_task(self._try(engine_id, address), context=contextvars.Context())

@@ -1,4 +1,4 @@
-"""Requests of core.records as protobuf, and back. Fields that are as they would be by themselves are left out."""
+"""Requests of core.records as protobuf, and back. Fields with their default values are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's end of its links: takes requests off the wire for the engine's thread, and sends what that answers.
+"""The engine's end of its links: takes requests off the wire for the engine's thread, and sends its replies.
 
 Knows frames and the engine's loop; must not know Ray. It runs on whatever event loop starts it; replies come in on the
 engine's thread.
@@ -35,9 +35,9 @@ from protos.outrider.link.v1 import link_pb2 as pb
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-"""Connections at once that have not proved anything yet; more are closed."""
+"""Most connections before their handshake has ended; more are closed."""
 MAX_OPEN_REQUESTS = 4096
-"""Of one link; while so many wait for the engine, no more are read."""
+"""Most requests of one link that wait for the engine; then no more are read."""
 ACCEPT_RETRY_S = 1.0
 LEFT = "it has left, perhaps because it does not trust this engine's certificate"
 
@@ -54,13 +54,13 @@ class LinkServer:
         """`certificates` for links with TLS."""
         self.epoch = epoch
         self.kinds = kinds
-        """Of the requests that the engine takes."""
+        """The kinds of requests that the engine takes."""
         self.post = post
         self.key = secrets.token_bytes(KEY_BYTES)
         self.links: set[EngineLink] = set()
-        """Those that are open, strangers included."""
+        """Open connections, those without a handshake included."""
         self.strangers: set[EngineLink] = set()
-        """Those that have not proved anything yet."""
+        """Connections whose handshake has not ended."""
         self._certificates = certificates
         self._listener: socket.socket | None = None
         self._joining: set[asyncio.Task[None]] = set()
@@ -84,7 +84,7 @@ class LinkServer:
         return None
 
     def close(self) -> None:
-        """Take no more links, and end those that there are."""
+        """Accept no more links, and close the open ones."""
         if self._listener is not None:
             self._accepting.cancel()
             self._listener.close()
@@ -94,7 +94,7 @@ class LinkServer:
             link.end()
 
     async def _accept(self, listener: socket.socket) -> NoReturn:
-        """By hand: a server of asyncio's with TLS does not say whom it has turned away, nor bound how many are new."""
+        """By hand: asyncio's server with TLS neither reports refused peers nor bounds the number of new ones."""
         while True:
             try:
                 connection, peer = await asyncio.get_running_loop().sock_accept(listener)
@@ -122,7 +122,7 @@ class LinkServer:
 
 
 class EngineLink(asyncio.Protocol):
-    """One orchestrator's connection. Whatever is wrong with it closes it, with one line in the log, and harms no other.
+    """One orchestrator's connection. Any error closes it, with one line in the log, and affects no other.
 
     `take` and `lose` are called on the engine's thread, all else on the event loop.
     """
@@ -132,7 +132,7 @@ class EngineLink(asyncio.Protocol):
         self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
         self._challenge = challenge()
         self._num_open = 0
-        """Requests that the engine has not answered yet."""
+        """Number of requests that the engine has not answered yet."""
         self._is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,7 +169,7 @@ class EngineLink(asyncio.Protocol):
         self._outbox.close()
 
     def end(self) -> None:
-        """In good order, whoever waits."""
+        """Close in order, also while requests wait."""
         self._is_closed = True
         self._transport.abort()
 
@@ -203,7 +203,7 @@ class EngineLink(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _close_for(self, reason: str) -> None:
-        """Once, whatever goes wrong after."""
+        """Fail once; later errors are ignored."""
         if not self._is_closed:
             self._is_closed = True
             _tell_closed(self._peer, reason)
@@ -212,7 +212,7 @@ class EngineLink(asyncio.Protocol):
     # On the engine's thread
 
     def take(self, replies: Sequence[Numbered]) -> None:
-        """Send what a step has completed."""
+        """Send the replies that a step has completed."""
         try:
             self._outbox.send(_in_frames(replies))
         except Exception as error:  # a defect here must not end the engine
@@ -222,7 +222,7 @@ class EngineLink(asyncio.Protocol):
         self._loop.call_soon_threadsafe(self._answered, num_answered)
 
     def lose(self, end: WorkerLost) -> None:
-        """Tell why nothing more will be answered."""
+        """Send the reason why no more replies will come."""
         self._outbox.send(framed(encode_loss(str(end))))
 
 

@@ -1,4 +1,4 @@
-"""What both ends do to their sockets, and how a thread that computes writes to one."""
+"""Socket options of both ends, and writes from the engine's thread."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 KEEPALIVE_S = 5
-"""A peer whose machine is gone is noticed within three times this long, whether or not anything is under way."""
+"""Seconds; a peer whose machine is gone is noticed within three times this, also on an idle link."""
 MAX_UNSENT_BYTES = 64 * 2**20
-"""For a peer that reads too slowly, or not at all."""
+"""Seconds for a peer that reads too slowly, or not at all."""
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Have a small frame go out at once, and a dead peer be noticed."""
+    """Set options: small frames go out at once, and a dead peer is noticed."""
     connection = transport.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -52,11 +52,11 @@ class Outbox:
         self._fail = fail
         self._lock = threading.Lock()
         self._num_queued = 0
-        """Parts that have been left to the event loop, which has not come to them yet."""
+        """Parts that wait for the event loop."""
         self._direct = _second_handle(transport)
 
     def send(self, frame: bytes) -> None:
-        """Returns at once; after the connection's end, without effect."""
+        """Send without waiting; after the connection's end, without effect."""
         with self._lock:
             rest = frame[self._write_now(frame) :]
             if rest:
@@ -65,14 +65,14 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._write_later, rest)
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Stop writing."""
         with self._lock:
             if self._direct is not None:
                 self._direct.close()
                 self._direct = None
 
     def _write_now(self, frame: bytes) -> int:
-        """How many bytes the kernel has taken."""
+        """The number of bytes that the kernel has taken."""
         if self._direct is None or self._num_queued or self._transport.get_write_buffer_size():
             return 0
         try:
@@ -90,7 +90,7 @@ class Outbox:
 
 
 def _second_handle(transport: asyncio.Transport) -> socket.socket | None:
-    """A handle of the connection for threads beside the event loop's; None where what is sent has to be encrypted."""
+    """A handle of the connection for other threads than the event loop's; None with TLS."""
     if transport.get_extra_info("sslcontext") is not None:
         return None
     handle = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))

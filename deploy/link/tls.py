@@ -1,4 +1,4 @@
-"""TLS on links: the certificates of one end, as the files have them now.
+"""TLS on links: the certificates of one end, read from their files.
 
 Both ends show a certificate that the other's authorities have signed (mutual TLS 1.3). Names are not compared: engines
 are reached at addresses of pods, which no certificate has; the key of the lease says which engine it is.
@@ -19,23 +19,23 @@ from deploy.files import version
 logger = logging.getLogger(__name__)
 
 TLS_DIR = "OUTRIDER_LINK_TLS_DIR"
-"""The environment may name a directory instead of the settings, as a manifest does that mounts a Secret."""
+"""Environment variable that names a directory, as set by a manifest that mounts a Secret; the setting has priority."""
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 """The files of that directory: a Secret of cert-manager has them under these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Contexts:
-    """What one reading of the files gives."""
+    """The content of the files, as of one reading."""
 
     engine: ssl.SSLContext
     orchestrator: ssl.SSLContext
 
 
 class Certificates:
-    """Looks at the files before each link and reads them when they have changed: they can be replaced under way.
+    """Checks the files before each link and reads changed ones, so that they can be replaced at run time.
 
-    While they cannot be used, those from before are: a Secret that is half written is no reason to lose links.
+    While they cannot be used, the contents from before stay: a half-written Secret is no reason to lose links.
     """
 
     def __init__(self, files: LinkTls) -> None:
@@ -47,7 +47,7 @@ class Certificates:
 
     @classmethod
     def of(cls, setting: LinkTls | None) -> Certificates | None:
-        """Of the files that settings or environment name; None without TLS. Raises: ConfigError."""
+        """The certificates that settings or environment name; None without TLS. Raises: ConfigError."""
         directory = os.environ.get(TLS_DIR)
         if setting is None and directory:
             setting = LinkTls(*(str(Path(directory) / name) for name in (CERTIFICATE, KEY, AUTHORITIES)))

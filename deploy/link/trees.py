@@ -17,7 +17,7 @@ _BY_NUMBER = {number: measure for measure, number in _MEASURES.items()}
 
 
 def encode_tree(tree: TokenTree) -> pb.TokenTree | None:
-    """None for the empty one."""
+    """The tree as protobuf; None for the empty one."""
     if not len(tree):
         return None
     return pb.TokenTree(tokens=tree.tokens, parents=tree.parents, q=encode_distributions(tree.q))

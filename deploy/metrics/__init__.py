@@ -1,4 +1,4 @@
-"""The numbers that operators see, and when they are counted."""
+"""The metrics for operators, and when they are recorded."""
 
 from deploy.metrics.instruments import ENGINE_CATALOGUE, ORCHESTRATOR_CATALOGUE, REQUEST_FAILURE, ServeRecorder
 from deploy.metrics.meters import EngineMeter, Meters, RequestMeter

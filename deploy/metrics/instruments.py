@@ -1,8 +1,8 @@
-"""The numbers that operators see: each with its name, its meaning and its labels, and how it gets to Prometheus.
+"""The metrics: name, meaning and labels of each, and its way to Prometheus.
 
-Names and meanings are vLLM's where there is the like. Ray exports each as `ray_outrider_NAME` on every node (port:
-`--metrics-export-port`), and adds where it comes from: application, deployment, replica. What is recorded when is said
-in `deploy.metrics.meters`; docs/metrics.md is for readers.
+Names and meanings are vLLM's where it has the same. Ray exports each as `ray_outrider_NAME` on every node (port:
+`--metrics-export-port`), and adds its origin: application, deployment, replica. `deploy.metrics.meters` records the
+values; docs/metrics.md describes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODEL_LABEL = "model_name"
 
 
 class MetricKind(StrEnum):
-    """What recording a value does."""
+    """The effect of recording a value."""
 
     COUNTER = "counter"
     """Adds it."""
@@ -32,7 +32,7 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name, and what its values mean. All of them are labelled by the model, besides."""
+    """One metric: its name and meaning. All are also labelled by the model."""
 
     name: str
     description: str
@@ -57,7 +57,7 @@ def _codes(*kinds: type[OutriderError]) -> Iterator[str]:
 
 
 CODES = tuple(sorted({*_codes(RequestError, ServiceError), OutriderError.status}))
-"""Of requests that fail."""
+"""Reasons of failed requests."""
 REQUEST_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0)
 TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -119,7 +119,7 @@ DRAFT_HIDDEN_SECONDS = Metric(
 DRAFT_FAILURES = Metric("draft_failures_total", "Rounds that went on without an expected answer of the draft.")
 TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to another target engine.")
 
-# Control: what is decided now, and the estimates that it is decided by
+# Control: the present decision, and its estimates
 GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", MetricKind.GAUGE)
 BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", MetricKind.GAUGE)
 DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", MetricKind.GAUGE)
@@ -175,15 +175,15 @@ SESSIONS_MOVED = Metric("sessions_moved_total", "Sessions that had to leave an e
 CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them."""
 ORCHESTRATOR_CATALOGUE = CATALOGUE[: CATALOGUE.index(KV_USAGE)]
-"""What orchestrators say of requests and of control."""
+"""Metrics of orchestrators: requests and control."""
 ENGINE_CATALOGUE = CATALOGUE[CATALOGUE.index(KV_USAGE) :]
-"""What engines say of themselves."""
+"""Metrics of engines."""
 
 
 def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple[Metric, str | None]]:
-    """The counters that are exported before anything has been counted, with each value of their label that is known.
+    """The counters that are exported at 0 from the start, with each known value of their label.
 
-    `num_positions`: guesses that a round may have in a row.
+    `num_positions`: most guesses in a row of a round.
     """
     for metric in catalogue:
         if metric.kind is not MetricKind.COUNTER:
@@ -198,8 +198,8 @@ def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple
 class ServeRecorder:
     """Records through Ray Serve, in the process of a replica; about 8 µs a value.
 
-    Counters are exported at 0 from the start: one that comes up at its first value has not risen to it, by Prometheus'
-    count, and a sum over one that is not there is nothing. Gauges are dropped when they have not been set for 20 s.
+    Counters are exported at 0 from the start: Prometheus does not count the first value of a new one as an increase,
+    and a sum over a missing one is empty. Gauges are dropped when they have not been set for 20 s.
     """
 
     def __init__(self, model_name: str, catalogue: Sequence[Metric], num_positions: int = 0) -> None:
@@ -224,7 +224,7 @@ def _tags(metric: Metric, label: str | None) -> dict[str, str | None] | None:
 
 
 def _instrument(metric: Metric, model_name: str) -> Any:
-    from ray.serve import metrics  # a unit test of what is recorded needs none of it
+    from ray.serve import metrics  # unit tests need no Ray
 
     name, labels = PREFIX + metric.name, tuple(filter(None, (MODEL_LABEL, metric.label)))
     instrument: Any

@@ -1,4 +1,4 @@
-"""What is measured of each request, and when; and what the control of drafting and the engines say of themselves.
+"""The measurements of each request, and the reports of drafting control and of engines.
 
 Knows chunks and reports; must not know Ray (`deploy.metrics.instruments` does). Two values are recorded for each chunk,
 everything else once for each request.
@@ -50,7 +50,7 @@ class Meters:
             self._count_running(-1)
 
     def saw_control(self, report: ControlReport) -> None:
-        """Show what is decided at the moment, and by which estimates; and what has not changed: Ray forgets it."""
+        """Set the gauges of the present decision and its estimates, also unchanged ones: Ray forgets them."""
         record = self._record
         record(m.REQUESTS_RUNNING, self._num_running)
         record(m.GAMMA, report.draft_tokens)
@@ -74,12 +74,12 @@ class Meters:
             self._record(m.QUEUE_TIME, waited_s)
 
     def saw_draft(self, *, is_ready: bool, num_drafted: int) -> None:
-        """Show whether the draft of this model has come, and how many requests in progress have a place at it."""
+        """Show whether the draft of this model is ready, and the number of requests with a lease on it."""
         self._record(m.DRAFT_READY, float(is_ready))
         self._record(m.REQUESTS_DRAFTED, num_drafted)
 
     def saw_links(self, troubles: LinkTroubles) -> None:
-        """Count what has gone wrong with links since the last time."""
+        """Count the failures of links since the last call."""
         before, self._link_troubles = self._link_troubles, troubles
         self._record(m.LINKS_UNOPENED, troubles.num_unopened - before.num_unopened)
         self._record(m.LINKS_LOST, troubles.num_lost - before.num_lost)
@@ -97,10 +97,10 @@ class RequestMeter:
         self._now = now
         self._arrived_s = now()
         self._first_s: float | None = None
-        """When the first tokens came."""
+        """Time of the first tokens."""
         self._last_s = self._arrived_s
         self._num_later_tokens = 0
-        """Those after the first chunk."""
+        """Number of tokens after the first chunk."""
         self.has_finished = False
 
     def saw(self, chunk: Chunk) -> Chunk:
@@ -165,7 +165,7 @@ def without_figures(reason: str) -> str:
 
 
 class EngineMeter:
-    """What an engine says of itself from time to time."""
+    """The periodic reports of an engine."""
 
     def __init__(self, record: m.Recorder) -> None:
         self._record = record
@@ -177,11 +177,11 @@ class EngineMeter:
         self._totals.clear()
 
     def saw_moved(self, num_sessions: int) -> None:
-        """So many sessions had to leave an engine that has died."""
+        """Count the sessions that had to leave a dead engine."""
         self._record(m.SESSIONS_MOVED, num_sessions)
 
     def saw(self, stats: EngineStats) -> None:
-        """Counters count on from what the engine said the last time."""
+        """Counters add the difference to the engine's last report."""
         self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
         self._record(m.ENGINE_SESSIONS, stats.num_sessions)
         totals = {

@@ -25,11 +25,11 @@ ROUND_S = "round_s"
 """Names under which replicas report: share of KV, share of time; and time since the last report, in seconds."""
 
 WISHES = "wishes"
-"""Under which a policy remembers what was wanted."""
+"""The key under which a policy remembers past wishes."""
 
 
 class Policy(ABC):
-    """What is wanted by the load of the moment, and by the most of the last while."""
+    """The wish by the present load, and the largest wish of the last window."""
 
     def __init__(self, settings: Autoscaling) -> None:
         self._downscale_delay_s = settings.downscale_delay_s
@@ -46,7 +46,7 @@ class Policy(ABC):
         return wanted, {WISHES: wishes}
 
     def _remembered(self, context: AutoscalingContext, now_s: float) -> list[scaling.Wish]:
-        """The wishes of the last while; and what Serve started without asking, as it does with the first from none."""
+        """The wishes of the last window, and replicas that Serve started without asking, as it does from none."""
         wishes: list[scaling.Wish] = list(context.policy_state.get(WISHES, ()))
         started_s = context.last_scale_up_time
         if wishes and started_s is not None and now_s - started_s < self._downscale_delay_s:
@@ -55,7 +55,7 @@ class Policy(ABC):
 
     @abstractmethod
     def wanted(self, context: AutoscalingContext) -> int:
-        """By the load of the moment."""
+        """The wish by the present load."""
 
 
 class OrchestratorPolicy(Policy):
@@ -112,7 +112,7 @@ POLICIES: Mapping[type[Autoscaling], type[Policy]] = {
 
 
 def replicas(num_replicas: int, settings: Autoscaling | None) -> dict[str, Any]:
-    """Serve's options for how many replicas there are."""
+    """Serve's options for the number of replicas."""
     if settings is None:
         return {"num_replicas": num_replicas}
     return {"autoscaling_config": serve_config(settings)}
@@ -126,22 +126,22 @@ def serve_config(settings: Autoscaling) -> AutoscalingConfig:
         min_replicas=settings.min_replicas,
         max_replicas=settings.max_replicas,
         upscale_delay_s=settings.upscale_delay_s,
-        downscale_delay_s=0.0,  # the policy's own: Serve goes by the last wish alone, this by the most of them
+        downscale_delay_s=0.0,  # the policy has its own: Serve uses the last wish alone, this one the largest
         look_back_period_s=settings.window_s,
         policy=AutoscalingPolicy(policy_function=f"{__name__}:{policy.__name__}", policy_kwargs=dumped),
     )
 
 
 def most_replicas(num_replicas: int, settings: Autoscaling | None) -> int:
-    """How many there may be, for the sum of what an application may ask of a cluster."""
+    """Largest number of replicas, for the sum of an application's demand."""
     return num_replicas if settings is None else settings.max_replicas
 
 
 def _share(shares: list[float], context: AutoscalingContext) -> float:
-    """On average over the running replicas; one that has not reported yet has nothing to do yet."""
+    """The mean over the running replicas; one without a report counts as idle."""
     return sum(shares) / max(1, len(context.running_replicas))
 
 
 def reported(context: AutoscalingContext, name: str) -> list[float]:
-    """What the running replicas last reported under `name`; one that has just started has not yet."""
+    """The last reports of the running replicas under `name`; a new one has none."""
     return list(((context.aggregated_metrics or {}).get(name) or {}).values())

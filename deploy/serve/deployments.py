@@ -36,49 +36,49 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLICA_CPUS = 0.1
-"""Ray's logical CPUs for the replica itself, which does little but wait."""
+"""Ray's logical CPUs for the replica itself, which mostly waits."""
 ENGINE_BUNDLE = 1
 HEALTH_TIMEOUT_S = 15.0
-"""Longer than any step of an engine; Serve replaces a replica whose engine has missed this three times."""
+"""Seconds, longer than any step of an engine; Serve replaces a replica whose engine misses this three times."""
 METRICS_PERIOD_S = 5.0
-"""Ray passes metrics on every ten seconds."""
+"""Seconds between reports; Ray passes metrics on every ten seconds."""
 MAX_LOADS = 6
-"""Of an engine that dies while it loads; then the replica gives up, and Serve places another, perhaps elsewhere."""
+"""Attempts for an engine that dies while it loads; then the replica gives up, and Serve places another."""
 LOAD_WAIT_S = 1.0
-"""How long a lease waits at a replica whose engine loads, before its session looks elsewhere once more."""
+"""Seconds that a lease waits at a replica whose engine loads, before its session tries another."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """The first message of a lease: where the session's requests go."""
+    """The first message of a lease: the engine that takes the session's requests."""
 
     engine_id: str
     epoch: int
     engine: Any
     """Handle of the engine actor."""
     replica_id: str
-    """As Serve names the replica that owns the engine."""
+    """Serve's name of the replica that owns the engine."""
     link: LinkAddress | None = None
     """Where the engine is reached without Ray; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The only message of a lease that a replica does not grant, because its engine has died and another one loads."""
+    """The only message of a refused lease: the replica's engine has died and another one loads."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """When a replica last said how busy it is, and how long its engine had computed by then."""
+    """The time of a replica's last report, and the engine's computing time until then, in seconds."""
 
     now_s: float
     step_time_s: float
 
 
 def bundles(config: WorkerConfig) -> list[dict[str, float]]:
-    """What a replica reserves: first for itself, then for each rank of its engine."""
+    """The resources of a replica: first its own, then those of each rank of its engine."""
     rank = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
     rank = {name: amount for name, amount in rank.items() if amount > 0}
     return [{"CPU": REPLICA_CPUS}, *[dict(rank) for _ in range(config.engine.tensor_parallel)]]
@@ -96,7 +96,7 @@ class EngineWorker(ABC):
     async def __init__(  # type: ignore[misc]  # mypy knows only those that return
         self, config: WorkerConfig, model_name: str, actor: type[EngineActor[Any, Any]], *arguments: Any
     ) -> None:
-        """`model_name` is what the engine's metrics are labelled with: what requests call the model."""
+        """`model_name` labels the engine's metrics: the name of the model in requests."""
         log_with_serve()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         group = get_current_placement_group()
@@ -111,7 +111,7 @@ class EngineWorker(ABC):
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()
-        # These live as long as the replica: Ray cancels what is called from a cancelled lease.
+        # These live as long as the replica: Ray cancels calls that a cancelled lease has made.
         lives = (self._release_ended(), self._replace_dead(), self._record_metrics())
         self._tasks = [asyncio.create_task(life) for life in lives]
 
@@ -121,12 +121,11 @@ class EngineWorker(ABC):
         prefix: tuple[BlockHash, ...] = (),  # noqa: ARG002
         refused_by: Collection[str] = (),
     ) -> AsyncIterator[LeaseGrant | Refusal]:
-        """One grant, and then nothing until the holder lets go or the engine dies; `session` names this lease alone.
+        """One grant, and then nothing until the lease ends or the engine dies; `session` names this lease alone.
 
-        While an engine loads a session is refused at once, so that it can go to another replica; it waits for a while
-        if this one is among those that have refused it. The router reads on the way what is in `prefix` and
-        `refused_by` (`deploy.serve.routing`). How many leases there are at once is Serve's to bound: who comes later
-        waits in the router, not here.
+        While an engine loads, a session is refused at once, so that it can go to another replica; it waits for a while
+        if this one has refused it before. The router reads `prefix` and `refused_by` on the way
+        (`deploy.serve.routing`). Serve bounds the number of leases: later sessions wait in the router, not here.
         """
         if self._replica_id in refused_by:
             await self._wait_for_engine()
@@ -152,7 +151,7 @@ class EngineWorker(ABC):
 
     @abstractmethod
     def _measure(self, stats: EngineStats) -> dict[str, float]:
-        """What `deploy.serve.autoscaling` goes by."""
+        """The signals for `deploy.serve.autoscaling`."""
 
     async def check_health(self) -> None:
         """Serve calls this. Raises: TimeoutError when the engine does not answer; Serve waits for three of them."""
@@ -169,12 +168,12 @@ class EngineWorker(ABC):
             await asyncio.wait_for(self._is_loaded.wait(), LOAD_WAIT_S)
 
     async def _stats(self) -> EngineStats | None:
-        """What the engine says of itself; None while there is none."""
+        """The engine's statistics; None while there is none."""
         if not self._is_loaded.is_set():
             return None
         try:
             stats: EngineStats = await self._current.engine.stats.remote()
-        except (RayError, WorkerLost) as error:  # whose end is seen to elsewhere
+        except (RayError, WorkerLost) as error:  # its end is handled elsewhere
             logger.warning("%s says nothing of itself: %s", self._current.engine_id, cause_of_death(error))
             return None
         return stats
@@ -184,12 +183,12 @@ class EngineWorker(ABC):
             sessions = [await self._ended.get()]
             while not self._ended.empty():
                 sessions.append(self._ended.get_nowait())
-            if not self._is_loaded.is_set():  # what was held is gone
+            if not self._is_loaded.is_set():  # its sessions are gone
                 continue
             current = self._current
             try:
                 await current.engine.release.remote(sessions)
-            except (RayError, WorkerLost) as error:  # they had heard of its death over their links, and were first
+            except (RayError, WorkerLost) as error:  # the sessions learned of its death over their links first
                 self._meter.saw_moved(len(sessions))
                 cause = cause_of_death(error)
                 logger.warning("%s cannot free %d sessions, which move: %s", current.engine_id, len(sessions), cause)
@@ -211,7 +210,7 @@ class EngineWorker(ABC):
         ray.kill(ray.get_runtime_context().current_actor)
 
     async def _is_replaced(self, cause: str) -> bool:
-        """Once another engine serves; False when none could be loaded."""
+        """Returns once another engine serves; False when none could be loaded."""
         self._is_loaded.clear()
         self._meter.saw_death()
         self._meter.saw_moved(self._num_leases)
@@ -273,12 +272,12 @@ class DraftWorker(EngineWorker):
         await super().__init__(config, model_name, actor, q_top_tokens)
 
     async def report_wait(self, waited_s: float, round_s: float) -> None:
-        """An orchestrator's sessions waited for drafts, whichever replica's, so long in rounds that took so long."""
+        """Add an orchestrator's report: seconds that its sessions waited for drafts, and seconds of their rounds."""
         self._waited_s += waited_s
         self._round_s += round_s
 
     def _measure(self, stats: EngineStats) -> dict[str, float]:
-        """Since the last time."""
+        """The signals since the last report."""
         before, self._reported = self._reported, _Report(time.monotonic(), stats.step_time_s)
         computed_s = max(0.0, self._reported.step_time_s - before.step_time_s)  # another engine begins at 0
         elapsed_s = max(1e-9, self._reported.now_s - before.now_s)

@@ -1,7 +1,7 @@
-"""Which replicas are about to stop, for those who hold leases on them.
+"""The replicas that are about to stop, for the sessions that hold leases on them.
 
-Serve tells a replica that it drains, but not the code that runs in it; what its status page shows, its controller says
-to whoever asks. This module alone knows how.
+Serve does not tell the code in a replica that it drains; its controller gives the state of its status page. This module
+alone knows how to ask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ray.serve.schema import ReplicaState
 
 
 async def stopping_replicas() -> frozenset[str]:
-    """Ids of the replicas, of any deployment, that end what they have begun and take nothing new. Raises: RayError."""
+    """Ids of the draining replicas, of all deployments. Raises: RayError."""
     controller: Any = _get_global_client()._controller
     details: dict[str, Any] = await controller.get_serve_instance_details.remote()
     return frozenset(

@@ -70,7 +70,7 @@ class EnginePort:
 
     @property
     def has_broken_link(self) -> bool:
-        """Whether who holds a lease here has to move; the engine itself may be well, and grant another."""
+        """Whether sessions here have to move; the engine itself may be well, and grant another lease."""
         return self._link is not None and self._link.is_closed
 
     def use(self, link: Link) -> None:
@@ -78,7 +78,7 @@ class EnginePort:
         self._link = link
 
     def mark_lost(self) -> None:
-        """The engine has died; said once, however many sessions find out."""
+        """The engine has died; logged once for all its sessions."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -91,14 +91,14 @@ class EnginePort:
         self._leases.add(lease)
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
-        """If the engine's replica is among those that are to stop, be lost after the grace: who is left then moves."""
+        """If the engine's replica is about to stop, count as lost after the grace: the remaining sessions move."""
         if not self._is_stopping and self._replica_id in stopping:
             self._is_stopping = True
             logger.info("%s is to stop; its sessions have %g s to end there", self._engine_id, grace_s)
             asyncio.get_running_loop().call_later(grace_s, self._move)
 
     def _move(self) -> None:
-        """From now on every call is refused, as if the engine had died."""
+        """Refuse every call from now on, as if the engine had died."""
         self._is_lost = True
 
     async def release(self, sessions: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class EnginePort:
         await self._call(self._engine.release, list(sessions))
 
     def _check(self) -> None:
-        """Raises: WorkerLost when there is nobody to call."""
+        """Raises: WorkerLost when the engine is lost."""
         if self._is_lost and self._is_stopping:
             raise WorkerStopping(f"{self._engine_id} is to stop")
         if self._is_lost:
@@ -162,7 +162,7 @@ class DraftEnginePort(EnginePort):
     """A draft engine actor as the orchestrator sees it."""
 
     def _move(self) -> None:
-        """A session that rests calls for an hour or never: what it holds is given back for it."""
+        """A resting session may send no message for an hour: its memory is freed for it."""
         super()._move()
         for lease in list(self._leases):
             lease.release()
@@ -235,7 +235,7 @@ class ServeLease(Generic[Port]):
         return self._port
 
     def release(self) -> None:
-        """Give the place back; returns at once, may be called twice, and survives the caller's cancellation."""
+        """End the lease; returns at once, may be called twice, and survives the caller's cancellation."""
         if not self._watch.done():
             self._stream.cancel()
 

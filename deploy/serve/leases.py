@@ -1,4 +1,4 @@
-"""Leases over Ray: which replica grants one, and what is reported to the deployments.
+"""Leases over Ray: the choice of a replica, and reports to the deployments.
 
 Knows Serve handles; knows nothing of the states of sessions. All Ray calls of the orchestrator are made here and in
 `engine_ports`.
@@ -34,7 +34,7 @@ from orchestrator.session import DraftWait
 logger = logging.getLogger(__name__)
 
 GRANT_RETRY_S = 0.2
-"""Pause before another replica is asked for a place."""
+"""Seconds before another replica is asked for a lease."""
 
 REPORT_TIMEOUT_S = 5.0
 
@@ -86,7 +86,7 @@ class _Deployment(Generic[Port]):
         return info
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
-        """Move off the engines of these replicas."""
+        """Move sessions off the engines of these replicas."""
         for port in list(self._ports.values()):
             port.leave(stopping, grace_s)
 
@@ -146,37 +146,37 @@ class ServeLeases:
         self._limits = limits
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[TargetEnginePort]:
-        """As core.ports.Leases says. Raises: Unavailable when no replica grants a place in time."""
+        """As core.ports.Leases says. Raises: Unavailable when no replica grants a lease in time."""
         return await self._target.take(session, tokens)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[DraftEnginePort]:
-        """Raises: Unavailable when there is no draft, or none grants a place in time."""
+        """Raises: Unavailable when there is no draft, or none grants a lease in time."""
         if self._draft is None:
             raise Unavailable("this service has no draft")
         return await self._draft.take(session, tokens)
 
     @property
     def link_troubles(self) -> LinkTroubles:
-        """Of the links to targets and drafts together."""
+        """Counts of the links to targets and drafts together."""
         troubles = self._target.links.troubles
         return troubles + self._draft.links.troubles if self._draft is not None else troubles
 
     def close_links(self) -> None:
-        """Whoever waits for an engine is told that it is lost."""
+        """Calls that wait for an engine raise WorkerLost."""
         for side in (self._target, self._draft):
             if side is not None:
                 side.links.close()
 
     def leave(self, stopping: Set[str]) -> None:
-        """Move off the engines of replicas that are to stop: off drafts at once, off targets after the grace."""
+        """Move sessions off stopping replicas: off drafts at once, off targets after the grace."""
         self._target.leave(stopping, self._limits.drain_grace_s)
         if self._draft is not None:
             self._draft.leave(stopping, 0.0)
 
     async def report_wait(self, wait: DraftWait) -> None:
-        """Tell the draft's replicas how long sessions have waited for them, so that their number can follow.
+        """Report the waiting times of sessions to the draft's autoscaling.
 
-        Any replica takes it in for all. Raises: Unavailable.
+        Any replica takes the report for all. Raises: Unavailable.
         """
         if self._draft is not None:
             await self._draft.report_wait(wait)

@@ -1,11 +1,10 @@
-"""Which target takes the next session: one that knows how its prompt begins, or one with room in its KV, or one with
-few sessions; in this order, and the first two only within bounds. Replicas that have just refused it, target or draft,
-come last.
+"""Routing of sessions to replicas: by shared prefix, then by free KV, then by the number of sessions.
 
-Knows Serve's request routers. Sessions count, and KV counts because contexts differ: a few long ones fill a replica
-that has hardly any sessions. How full it is a replica says every two seconds; how many sessions it has Serve counts:
-each orchestrator its own exactly, and those of others as of its last look. Who has computed what is remembered by
-`deploy.serve.affinity`.
+The first two count only within bounds. Replicas, of target or draft, that have just refused a session come last.
+
+Knows Serve's request routers. KV counts beside sessions because contexts differ: a few long ones fill a replica.
+Replicas report their KV every two seconds; Serve counts sessions: each orchestrator its own exactly, and those of
+others as of its last look. `deploy.serve.affinity` remembers the prefixes of replicas.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from deploy.serve.affinity import Affinity
 from deploy.serve.autoscaling import KV_USE
 
 TIER = 0.1
-"""Within so much of KV in use, sessions decide."""
+"""Largest difference in the share of KV in use within which the number of sessions decides."""
 MAX_FULLER = 0.25
-"""Who knows a prompt is preferred as long as not so much more of its KV is in use than of the emptiest one's."""
+"""Largest difference in the share of KV in use, to the emptiest replica, up to which a shared prefix decides."""
 STATS_PERIOD_S = 2.0
 
 Name = TypeVar("Name")
 
 
 class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no types for them
-    """Any replica of a draft that has not refused; of those, Serve takes the one with the shortest queue."""
+    """The replicas of a draft that have not refused; of these, Serve takes the one with the shortest queue."""
 
     async def choose_replicas(
         self,
@@ -71,25 +70,25 @@ class RoomiestRouter(Router):
 
 
 def _prefix(call: PendingRequest | None) -> tuple[Any, ...]:
-    """What `EngineWorker.lease` is called with beside the session's name; other calls bring nothing."""
+    """The arguments of `EngineWorker.lease` beside the session's name; other calls have none."""
     return call.args[1] if call is not None and len(call.args) > 1 else ()
 
 
 def _have_refused(replicas: Collection[ReplicaID], call: PendingRequest | None) -> set[ReplicaID]:
-    """Those of `replicas` that the same call names as the ones that have refused its session."""
+    """The replicas that have refused the session, as the call names them."""
     refused_by = call.args[2] if call is not None and len(call.args) > 2 else ()
     return {name for name in replicas if name.unique_id in refused_by} if refused_by else set()
 
 
 def after_refusal(tiers: Sequence[Sequence[Name]], refused: Collection[Name]) -> list[list[Name]]:
-    """Those that have refused come last, in the same order."""
+    """The candidates, with those that have refused last, in the same order."""
     first = [[name for name in tier if name not in refused] for tier in tiers]
     last = [[name for name in tier if name in refused] for tier in tiers]
     return [tier for tier in (*first, *last) if tier]
 
 
 def order(kv_use: Mapping[Name, float], warm: Collection[Name]) -> list[list[Name]]:
-    """Those of `warm` that are not much fuller than others, then all others by KV."""
+    """Replicas of `warm` that are not much fuller than others, then all others by KV."""
     bound = min(kv_use.values(), default=0.0) + MAX_FULLER
     first = [name for name in kv_use if name in warm and kv_use[name] < bound]
     others = tiers({name: share for name, share in kv_use.items() if name not in first})
@@ -97,7 +96,7 @@ def order(kv_use: Mapping[Name, float], warm: Collection[Name]) -> list[list[Nam
 
 
 def tiers(kv_use: Mapping[Name, float]) -> list[list[Name]]:
-    """Those with about the same share of their KV in use together, the emptiest first."""
+    """Groups of replicas with about the same share of KV in use, the emptiest first."""
     groups: dict[int, list[Name]] = defaultdict(list)
     for name, share in kv_use.items():
         groups[int(share / TIER)].append(name)

@@ -1,7 +1,7 @@
-"""Draws a timeline as a picture for documents: one line a track, time from left to right, colours for what it was spent
-on, arrows from the draft to the verifications that used its blocks.
+"""Draws a timeline as a picture for documents: one line a track, time from left to right.
 
-Knows timelines and canvases; nothing of how they came to be.
+Colours show the use of time, arrows lead from the draft to the verifications that used its blocks. Knows timelines and
+canvases; nothing of their origin.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ TIP = (
 
 
 def render(shown: Timeline) -> str:
-    """The text of the SVG file. It is as wide as its rounds want to be, and scales when it is shown narrower."""
+    """The text of the SVG file. Its width follows its rounds; it scales when it is shown narrower."""
     return _Drawing(shown).draw()
 
 
 class _Drawing:
-    """Where everything goes."""
+    """The layout of the picture."""
 
     def __init__(self, shown: Timeline) -> None:
         self._shown = shown
@@ -120,7 +120,7 @@ class _Drawing:
         self._canvas.rect(x, self._tops[piece.track], width, TRACK_PX, _tooltip(piece), **style)
 
     def _label(self, piece: Slice) -> None:
-        """What a slice is labelled with, if there is room for it."""
+        """The label of a slice, if there is room for it."""
         start_ns = self._idle_until_ns.get((piece.track, piece.start_ns), piece.start_ns)
         width, label = (piece.end_ns - start_ns) * self._scale, _label(piece)
         if label and (len(label) + 1) * CHAR_PX <= width:
@@ -139,7 +139,7 @@ def _order(track: Track) -> tuple[int, int, int]:
 
 
 def _label(piece: Slice) -> str:
-    """Rounds say what they gave; the rest is told by colour."""
+    """Rounds are labelled with their tokens; colours explain the rest."""
     if piece.kind is SliceKind.ROUND:
         return repr(piece.facts["text"])[1:-1] or piece.name
     return piece.name.split()[1] if piece.kind in (SliceKind.KEPT, SliceKind.WASTED) else ""

@@ -3,8 +3,8 @@
 Knows the client's records; must not know how a picture is written (`deploy.trace.export` and `deploy.trace.svg` do).
 
 Each stream has three tracks: the orchestrator's rounds, the target's calls, the draft's. A call is a round trip, split
-by what the engine said of it: waiting, computing, and the rest, which is the wire's, half of it each way. What was
-computed is split once more, by rows and not by time, into what was kept and what was wasted.
+by the engine's timing: waiting, computing, and the rest, which is the wire's, half of it each way. Computing is split
+once more, by rows and not by time, into kept and wasted rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider_client import CallTrace, Chunk
 
 
 class Side(StrEnum):
-    """Whose work a track shows."""
+    """The party whose work a track shows."""
 
     ORCHESTRATOR = "orchestrator"
     TARGET = "target"
@@ -25,7 +25,7 @@ class Side(StrEnum):
 
 
 class SliceKind(StrEnum):
-    """What a slice shows; each has its colour."""
+    """The kind of a slice; each has its colour."""
 
     ROUND = "round"
     IDLE = "idle"
@@ -44,7 +44,7 @@ class Stream:
 
     name: str
     began_s: float
-    """On a clock that all streams of a picture share."""
+    """Seconds on a clock that all streams of a picture share."""
     chunks: Sequence[Chunk]
 
 
@@ -59,7 +59,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that took time. Slices of a track nest, or do not touch."""
+    """A stretch of time. Slices of a track nest, or do not touch."""
 
     track: Track
     kind: SliceKind
@@ -67,7 +67,7 @@ class Slice:
     start_ns: int
     end_ns: int
     depth: int = 0
-    """How many slices it lies in."""
+    """Number of slices around it."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ class Timeline:
 
 
 def timeline(streams: Sequence[Stream]) -> Timeline:
-    """All that the streams' chunks tell of their calls."""
+    """The calls of all streams' chunks."""
     zero_s = min((stream.began_s for stream in streams), default=0.0)
     slices: list[Slice] = []
     arrows: list[Arrow] = []
@@ -154,10 +154,10 @@ class _Picture:
                 return "catch up"
 
     def _user(self, call: CallTrace) -> CallTrace | None:
-        """The verification that the block of a draft call went to, if it went to one.
+        """The verification that used the block of a draft call, if one did.
 
-        Growth says itself whether it was of use. A block is of use unless the target was sent something while it was
-        being drafted: then it came too late.
+        A call of growth tells by itself whether it was used. A block is used unless the target was sent a message while
+        it was being drafted: then it came too late.
         """
         was_busy = any(call.sent_s <= verify.sent_s < call.received_s for verify in self._verified)
         is_of_use = call.used > 0 if call.call == "growth" else call.call == "block" and not was_busy
@@ -214,7 +214,7 @@ class _Picture:
             yield Slice(computed.track, SliceKind.WASTED, name, border_ns, computed.end_ns, 2)
 
     def _kept(self, call: CallTrace) -> tuple[int, int, str]:
-        """Rows kept, rows in all, and what they are. Prefill and plain steps guess nothing, so they waste nothing."""
+        """Rows kept, all rows, and their kind. Prefill and plain steps guess nothing, so they waste nothing."""
         if call.call == "verify":
             return call.used + 1, call.guesses + 1, "rows"  # the root's row gives the target's own token
         if call.call == "growth":
@@ -223,7 +223,7 @@ class _Picture:
 
 
 def _verdicts(chunks: Iterable[Chunk]) -> Iterator[tuple[CallTrace, Chunk]]:
-    """Each verification with the chunk that came of it: the one that brings it; an empty one if others follow there."""
+    """Each verification with its chunk: the one that reports it; an empty one if others follow there."""
     for chunk in chunks:
         verified = [call for call in chunk.trace if call.call == "verify"]
         for verify in verified[:-1]:

@@ -1,4 +1,4 @@
-"""Carries out what sessions decide: leases, batches, timeouts."""
+"""Executes the commands of sessions: leases, batches, timeouts."""
 
 from orchestrator.dispatch.runner import Runner
 

@@ -1,8 +1,8 @@
 """Gathers the requests of many sessions into few calls to an engine.
 
-While as many calls as are allowed are in flight the next gathers, so the size of a batch follows the load by itself and
-a lone session waits for nobody. Long suffixes (prefill) are sent on their own: an engine answers a call when its last
-request is done, and decoding must not wait for somebody's prompt.
+While the allowed number of calls is in flight the next one gathers requests, so the batch size follows the load and a
+lone session never waits. Long suffixes (prefill) are sent on their own: an engine answers a call when its last request
+is done, and decoding must not wait for a prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 class Batcher(Generic[Request, Reply]):
-    """The calls to one engine. `deliver` is told each reply, or that the engine was lost with this request."""
+    """The calls to one engine. `deliver` gets each reply, or the loss of the engine with this request."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Batcher(Generic[Request, Reply]):
         self._max_calls = max_calls
         self._waiting: list[Request] = []
         self._offers: list[Request] = []
-        """Of sessions whose message waits."""
+        """Sessions whose message waits."""
         self._num_decoding = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, request: Request) -> None:
-        """Send with the next call; a long text, and a continuation, by itself: others would wait for its answer."""
+        """Send with the next call; a long text or a continuation by itself, since others would wait for its answer."""
         is_offer, session = isinstance(request, Continuation), request.stamp.session
         if is_offer and any(each.stamp.session == session for each in self._waiting):
             self._offers.append(request)
@@ -56,23 +56,23 @@ class Batcher(Generic[Request, Reply]):
             self._spawn(self._send_gathered())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """The event loop itself holds tasks weakly."""
+        """Strong references: the event loop holds tasks weakly."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _send_gathered(self) -> None:
         try:
-            await asyncio.sleep(0)  # one turn of the loop, so that all that is ready by now joins this call
+            await asyncio.sleep(0)  # one turn of the loop, so that every request that is ready by now joins this call
             while self._waiting:  # unless another call of this engine took it meanwhile
                 batch, self._waiting = self._waiting, []
                 self._send_offers()
-                await self._send(batch)  # the sessions whose replies these are have put what they ask for next
+                await self._send(batch)  # the sessions of these replies have put their next requests
         finally:
-            self._num_decoding -= 1  # here and not in a callback: who puts next must see it
+            self._num_decoding -= 1  # here and not in a callback: the next `put` must see it
 
     def _send_offers(self) -> None:
-        """Behind the messages that they go on from, which are sent before these tasks begin."""
+        """After the messages that they continue, which are sent before these tasks begin."""
         offers, self._offers = self._offers, []
         for offer in offers:
             self._spawn(self._send([offer]))
@@ -82,7 +82,7 @@ class Batcher(Generic[Request, Reply]):
             self._deliver(request, answer)
 
     async def _answers(self, batch: Sequence[Request]) -> Sequence[Reply | WorkerLost]:
-        """One answer for each request, whatever becomes of the call: sessions wait for it."""
+        """One answer for each request, also where the call fails: sessions wait for it."""
         try:
             replies = await self._call(batch)
         except WorkerLost as lost:

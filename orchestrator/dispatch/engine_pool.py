@@ -1,7 +1,7 @@
-"""All that one orchestrator holds of one kind of engine: leases, and for each leased engine a batcher.
+"""One orchestrator's leases on one kind of engine, with a batcher for each leased engine.
 
-Target and draft differ only in what is asked of them, so one class serves both. Whatever goes wrong with an engine
-comes out of here as WorkerLost or Unavailable: nobody is left waiting for an answer that will not come.
+Target and draft differ only in their messages, so one class serves both. Every failure of an engine becomes WorkerLost
+or Unavailable here, so that no session waits for an answer that will not come.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 class EnginePool(Generic[Port, Request, Reply]):
     """The engines of one kind, as the sessions of one orchestrator use them.
 
-    Invariant: there is a batcher for an engine only while somebody holds a lease on it.
+    Invariant: an engine has a batcher only while a session holds a lease on it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class EnginePool(Generic[Port, Request, Reply]):
         deliver: Callable[[Request, Reply | WorkerLost], None],
         max_calls: int,
     ) -> None:
-        """`max_calls`: decoding calls in flight to one engine."""
+        """`max_calls`: most decoding calls in flight to one engine."""
         self._take = take
         self._call = call
         self._deliver = deliver
@@ -49,11 +49,11 @@ class EnginePool(Generic[Port, Request, Reply]):
 
     @property
     def num_engines(self) -> int:
-        """Engines that are spoken to."""
+        """Number of engines with a batcher."""
         return len(self._batchers)
 
     async def take(self, session_id: str, tokens: Sequence[int]) -> Lease[Port]:
-        """A lease for this session, whose text is `tokens`, to be given back by `give_back`. Raises: Unavailable."""
+        """A lease for this session, whose text is `tokens`; `give_back` ends it. Raises: Unavailable."""
         try:
             lease = await self._take(session_id, tokens)
         except OutriderError as error:
@@ -73,7 +73,7 @@ class EnginePool(Generic[Port, Request, Reply]):
         batcher.put(request)
 
     async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[DraftUpdate], None]) -> None:
-        """Have the leased draft grow continuously: `take` is told after each pass; how it ends is delivered."""
+        """Have the leased draft grow continuously: `take` gets each pass; the end is delivered."""
         answer: DraftReply | WorkerLost
         try:
             answer = await lease.port.grow(request, take)
@@ -85,9 +85,9 @@ class EnginePool(Generic[Port, Request, Reply]):
         self._deliver(request, answer)  # type: ignore[arg-type]
 
     def give_back(self, lease: Lease[Port]) -> None:
-        """Free the session's place and, at once, what the engine holds for it; the end of the lease alone comes later.
+        """End the lease, and free the engine's memory for the session at once, since the lease's end arrives later.
 
-        The task belongs to nobody who could be cancelled: Ray cancels the calls that a cancelled coroutine makes.
+        It runs in a task that no caller can cancel: Ray cancels the calls of a cancelled coroutine.
         """
         lease.release()
         self._num_leases[lease.engine_id] -= 1
@@ -99,7 +99,7 @@ class EnginePool(Generic[Port, Request, Reply]):
         task.add_done_callback(self._releasing.discard)
 
     async def drain(self) -> None:
-        """Wait until what was given back is free."""
+        """Wait until the ended leases are free."""
         while self._releasing:
             await asyncio.wait(self._releasing)
 

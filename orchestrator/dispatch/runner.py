@@ -1,6 +1,6 @@
-"""Carries out what sessions decide: takes leases, sends requests, keeps time, hands pieces to clients.
+"""Executes the commands of sessions: takes leases, sends requests, keeps time, hands pieces to clients.
 
-All of it is one asyncio loop and no locks: an event is handled, and its commands are begun, without a pause in between.
+One asyncio loop and no locks: an event is handled and its commands are begun without a pause in between.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from orchestrator.session import messages as m
 logger = logging.getLogger(__name__)
 
 MAX_TARGET_CALLS = 1
-"""Decoding calls in flight to one target: whoever is ready meanwhile shares the next pass instead of adding one."""
+"""Most decoding calls in flight to one target: sessions that become ready meanwhile share the next pass."""
 MAX_DRAFT_CALLS = 8
-"""And to one draft, whose passes are short: what ends by itself holds up nobody's next message."""
+"""Most calls in flight to one draft, whose passes are short: growth that ends by itself delays no other message."""
 
 Sink = Callable[[Chunk | OutriderError], None]
 """Takes the pieces of one stream; the last is a chunk with a finish reason, or an error."""

@@ -1,4 +1,4 @@
-"""Policies: how far to guess, what to verify and when to wait."""
+"""Policies: the draft length, the nodes to verify, and when to wait."""
 
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import ControlReport, Found, RoundSeen, Shape

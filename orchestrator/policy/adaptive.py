@@ -1,7 +1,7 @@
-"""Control at the margin: what a node, a wait and a row of the draft are worth, at one price.
+"""Marginal control: the worth of a node, of a wait and of a row of the draft, at one price.
 
-The price is `rate`, the tokens a second that a session makes at the moment. Knows chances, costs and times; must not
-know tokens. There is no plan and no search.
+The price is `rate`, the present tokens a second of a session. Knows chances, costs and times; must not know tokens.
+There is no plan and no search.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy, TreeView
 
 REST_ROUNDS = 32
-"""In which nothing was worth verifying: then the draft rests. A guarantee, worth no tokens: others get the
-draft."""
+"""Rounds in a row without a node worth verifying, after which the draft rests: it earns no tokens, but leaves the draft
+to other sessions."""
 TRIAL_ROUNDS = 8
-"""In turn, after a rest."""
+"""Rounds in turn after a rest."""
 OFFERED_OUTCOMES = 4
-"""Of a block, with which the target may go on by itself: worth 1.13 with the target 10 ms away, against one outcome
-1.04, elsewhere nothing (`bench ablation`)."""
+"""Outcomes of a block for which the target is offered a next block: worth 1.13 with the target 10 ms away (one outcome:
+1.04), elsewhere nothing (`bench ablation`)."""
 
 
 class AdaptivePolicy(TreePolicy):
-    """Verifies, waits for and drafts what is worth more than its time."""
+    """Verifies, waits and drafts where the gain is worth more than the time."""
 
     why = "at most, while guesses are worth it"
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
         self._num_idle = 0
-        """Rounds in a row in which something had grown, and nothing of it was worth verifying."""
+        """Rounds in a row whose grown nodes were all not worth verifying."""
         self._num_trials = 0
-        """Rounds that are drafted for in turn though plain decoding promises more: nothing is learned otherwise."""
+        """Remaining rounds that draft in turn although plain decoding promises more, in order to learn."""
         self._is_resting = False
 
     @property
     def rate(self) -> float:
-        """Tokens that a second is worth."""
+        """Tokens that a second is worth: the price."""
         return self._known.rate(self.kind)
 
     # Growing
@@ -61,7 +61,7 @@ class AdaptivePolicy(TreePolicy):
         return self._num_trials >= 0
 
     def _forecast(self) -> int:
-        """Passes of the draft after which a round in turn makes most tokens a second; 0 where plain decoding does.
+        """The number of draft passes with the most tokens a second in turn; 0 where plain decoding has more.
 
         For a chain and constant costs. Source: Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8.
         """
@@ -78,7 +78,7 @@ class AdaptivePolicy(TreePolicy):
         return super()._chain(max(1, min(depth, self._forecast())))
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        """As many passes as are forecast to yield most."""
+        """The number of passes that is forecast to yield most."""
         self._num_rows, self._num_passes = self._known.costs.rows_worth, max(1, min(depth, self._forecast()))
         return TreeSpec(
             self._num_rows, depth, calibration=self._calibration, tail=USUAL_TAIL, num_passes=self._num_passes
@@ -92,7 +92,7 @@ class AdaptivePolicy(TreePolicy):
         return self._known.costs.branch_s > 0.0
 
     def net(self, path_prob: Floats, branches: Ints | None = None) -> Floats:
-        """For each n from 0 on: tokens that the first n nodes gain, less what the time to verify them would yield.
+        """For each n from 0: the tokens that the first n nodes gain, minus the worth of the time to verify them.
 
         `path_prob` [N]: their chances, falling; `branches` [N]: of the nodes up to each, None for none.  # [N + 1]
         """
@@ -117,9 +117,10 @@ class AdaptivePolicy(TreePolicy):
     # Waiting
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
-        """Whether a first guess is worth more than the time until it comes. Nothing else is waited for: what grows
-        while the next block is verified is not lost. And who shares the passes of a target misses the others' pass,
-        and has to wait for the next.
+        """Whether a first guess is worth more than the time until it comes.
+
+        It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
+        the target's passes would miss the pass of the others.
         """
         if has_drafted or self._known.costs.is_shared:
             return False
@@ -129,16 +130,18 @@ class AdaptivePolicy(TreePolicy):
 
     @property
     def num_outcomes(self) -> int:
-        """None where the target is nearer than two passes of the draft take: the one that is under way when the offer
-        is made, and the one before it, of which the offer does not know yet, come too late. And none where passes are
-        shared: who of the others waits for a block holds up all. Who has no draft for a while always goes on.
+        """The number of outcomes to offer; 0 where an offer does not pay.
+
+        None where the target answers sooner than two draft passes take: the pass under way and the one before it come
+        too late for the offer. None where passes are shared: one session that waits for a block delays all. A session
+        without a draft always continues.
         """
         costs = self._known.costs
         is_far = costs.verify_wire_s > 2.0 * self.pass_s and not self.is_in_turn
         return OFFERED_OUTCOMES if self._is_resting or (is_far and not costs.is_shared) else 0
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:
-        """Whether it makes more of its time than a round as usual, with the way to the target and back."""
+        """Whether it yields more tokens a second than a usual round with its way to the target and back."""
         if not self.num_outcomes:
             return super().is_worth_going_on(gained, num_nodes, num_now)
         costs = self._known.costs

@@ -1,8 +1,8 @@
-"""The named policies over a session's tree: simple rules, for those who want them and to compare with.
+"""The named policies over a session's tree: simple rules, as baselines and by request.
 
 How the draft grows is the same as for all others; a rule says what is verified, and whether to wait. Knows shapes and
-settings; must not know tokens. A rule looks at what q was like and never at what was drawn, so that it may be used
-where drafts sample, too (docs/exactness.md, section 4).
+settings; must not know tokens. A rule looks at q and never at the drawn token, so that it may be used where drafts
+sample, too (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ALIKE = (3.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where a chain ends early."""
+    """The conditions under which a chain ends early."""
 
     why: str
     measure: Measure = Measure.MARGIN
     min_confidence: float = 0.0
-    """At a place where the draft is less sure than this by that measure,"""
+    """Least value of `measure` at a place: the chain ends where the draft is less sure."""
     min_path_prob: float = 0.0
-    """or before a guess that it reaches with less than this chance: the product of how sure it was on the way."""
+    """Least path probability, the product of `measure` along the chain: it ends before the first guess below this."""
 
     def num_kept(self, confidences: Sequence[float]) -> int:
-        """How many guesses of a chain to verify; `confidences`: of the place before each."""
+        """The number of guesses of a chain to verify; `confidences` are those of the place before each."""
         pairs = zip(confidences, accumulate(confidences, operator.mul), strict=True)
         return sum(1 for _ in takewhile(lambda at: at[0] >= self.min_confidence and at[1] >= self.min_path_prob, pairs))
 
@@ -61,10 +61,10 @@ def rule_of(config: SpeculationConfig) -> Rule:
 
 
 class NamedPolicy(TreePolicy):
-    """What they share: without the draft's guesses they take what is looked up."""
+    """The common part: without guesses of the draft they take those of prompt lookup."""
 
     _is_whole = False
-    """Whether the block that was chosen last is as the rule wants it, or as it will ever be."""
+    """Whether the block that was chosen last is as the rule wants it, or cannot grow any more."""
 
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         depth, nodes = min(self.gamma, max_depth), min(max_nodes, self.max_nodes)
@@ -125,7 +125,7 @@ class ChainPolicy(NamedPolicy):
         )
 
     def saw_round(self, seen: RoundSeen) -> None:
-        """The heuristic goes on from what became of the draft's guesses."""
+        """The heuristic learns from the verdict on the draft's guesses."""
         super().saw_round(seen)
         num_guesses, num_accepted = len(seen.shape) - seen.shape.num_looked_up, len(seen.path)
         if not (self._is_heuristic and num_guesses):
@@ -152,6 +152,6 @@ class StaticTreePolicy(NamedPolicy):
         return nodes
 
     def _in_turn(self, depth: int) -> TreeSpec:
-        """As many rows a pass as the tree is wide on average."""
+        """The number of rows a pass is the average width of the tree."""
         self._num_rows, self._num_passes = math.ceil(self.max_nodes / depth), depth
         return TreeSpec(self._num_rows, depth, calibration=OWN, tail=USUAL_TAIL, num_passes=depth)

@@ -1,4 +1,4 @@
-"""The policies of one orchestrator's sessions: which of them each gets, what they share, and a report for people.
+"""The policies of one orchestrator's sessions: the choice for each session, the shared estimates, and a report.
 
 Knows settings and policies; must not know sessions or engines.
 """
@@ -18,7 +18,7 @@ from orchestrator.policy.tree_policy import TreePolicy, kind_of
 
 
 class Policies(Protocol):
-    """Gives each session its policy; what is common to them (costs, load, what drafts are worth) is kept here."""
+    """Gives each session its policy, and keeps the shared estimates (costs, load, acceptance)."""
 
     def policy(self, request: GenerationRequest) -> TreePolicy: ...
 
@@ -45,7 +45,7 @@ class Controller:
         return policy
 
     def _config_for(self, request: GenerationRequest) -> SpeculationConfig:
-        """The settings, but for what the request says itself."""
+        """The settings, with the request's own values over them."""
         config, is_pipelined = self._config, request.pipelining
         pipelining = config.pipelining if is_pipelined is None else is_pipelined
         return replace(config, policy=request.policy or config.policy, pipelining=pipelining)

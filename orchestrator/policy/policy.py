@@ -1,9 +1,8 @@
-"""What a policy is told, and what it tells people.
+"""The input of a policy, and its report for people.
 
-A policy decides for one session how far and how wide to guess (`tree_policy`). It sees shapes, ranks,
-confidences and times. No token id reaches it: so a rule of its own, whatever it may be, can drop a guess for what q
-looked like but never for what was drawn, which in rejection and block mode would change the output's law
-(docs/exactness.md, section 4).
+A policy decides for one session how far and how wide to guess (`tree_policy`). It sees shapes, ranks, confidences and
+times. No token id reaches it: so any rule can drop a guess because of q but never because of the drawn token, which in
+rejection and block mode would change the output's law (docs/exactness.md, section 4).
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from core.speculation import UNRANKED
 
 
 class Found(StrEnum):
-    """What became of the wish to have the next block ready when the verdict came."""
+    """Whether the next block was ready when the verdict came."""
 
     HIT = "hit"
     MISS = "miss"
-    """Nothing that the draft has told of is below the verdict's end."""
+    """No node of the draft is below the end of the verdict."""
     NOT_ASKED = "not asked"
 
 
@@ -31,7 +30,7 @@ class Shape:
 
     parents: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
-    """The draft's, of each node among its siblings; 0 for what it drew, `UNRANKED` where it told of no such node."""
+    """The draft's rank of each node among its siblings; 0 for a draw, `UNRANKED` for a node that is not the draft's."""
     confidence: tuple[float, ...] = ()
 
     def __len__(self) -> int:
@@ -39,7 +38,7 @@ class Shape:
 
     @property
     def num_looked_up(self) -> int:
-        """Guesses that are not the draft's."""
+        """Number of guesses that are not the draft's."""
         return self.ranks.count(UNRANKED)
 
 
@@ -48,32 +47,32 @@ class RoundSeen:
     """One verdict."""
 
     shape: Shape
-    """What was verified."""
+    """The block that was verified."""
     path: tuple[int, ...]
-    """Accepted nodes."""
+    """The accepted nodes."""
     found: Found
     elapsed_s: float
-    """From sending the block, or from the verdict with which the target went on with it, to having this one."""
+    """Seconds from sending the block, or from the verdict with which the target continued, to this verdict."""
     timing: Timing | None
     is_continued: bool = False
-    """Whether the target went on with it by itself: then nothing travelled."""
+    """Whether the target continued with it by itself: then no message travelled."""
     unverified: tuple[float, bool] | None = None
-    """How sure the draft was of its first candidate where the path ended, and whether that was the token; where the
-    block did not have it. So a draft is learned about that is never believed.
+    """The draft's margin for its first candidate at the end of the path, and whether that was the token, if the block
+    did not have it. So the estimates learn about a draft whose guesses are never verified.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ControlReport:
-    """What one orchestrator's policies know and do at the moment, for people."""
+    """The present estimates and choices of one orchestrator's policies, for people."""
 
     policy: str
     num_sessions: int
     draft_tokens: int
-    """Depth of the blocks that are being drafted; 0 while the draft rests."""
+    """Depth in tokens of the blocks that are being drafted; 0 while the draft rests."""
     block_tokens: int
     reason: str
-    """Why the last change was made, with the figures that decided it."""
+    """The reason of the last change, with the figures that decided it."""
     acceptance: tuple[float, ...]
     """Estimated chance of each position of a chain, given that those before it were accepted."""
     hit_rate: float

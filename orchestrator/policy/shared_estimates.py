@@ -1,6 +1,6 @@
-"""What the policies of one orchestrator know in common: costs, what guesses are worth, how many they are.
+"""The shared estimates of one orchestrator's policies: costs, acceptance, number of sessions.
 
-Knows estimates; must not know what is decided with them.
+Knows estimates; must not know decisions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from core.costs import CostModel, EngineCost
 from core.speculation import PRIOR, Average, Calibration
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.003
-"""Of a pass, before any was seen."""
+"""Seconds of a pass before any was observed."""
 LOOK_ROUNDS = 8
-"""Of all sessions, after which costs are looked at anew, and with them all that was worked out from them."""
+"""Observations of all sessions after which costs, and everything derived from them, are computed anew."""
 
 
 @dataclass(slots=True)
@@ -41,14 +41,14 @@ class SharedEstimates:
         self.verify = EngineCost(PRIOR_VERIFY_S)
         self.draft = EngineCost(PRIOR_DRAFT_S)
         self.lookups = Average(PRIOR)
-        """What became of guesses that were looked up in the text."""
+        """One verdict on guesses of prompt lookup."""
         self.hits = Average(PRIOR)
         self.kinds: dict[str, Learned] = defaultdict(Learned)
         self.num_sessions = 0
         self._costs: CostModel | None = None
         self._num_verdicts = 0
         self.depth = self.nodes = 0
-        """Of blocks, as whoever changed something last makes them."""
+        """Depth of the blocks of the session that changed last."""
         self.reason = ""
         self.num_changes = 0
 
@@ -56,17 +56,17 @@ class SharedEstimates:
         return f"<SharedEstimates of {self.num_sessions} sessions, {dict(self.kinds)}, {self.verify}, {self.draft}>"
 
     def most_accepted(self) -> float:
-        """In the kind of verification that most has been seen of."""
+        """Under the kind of verification with the most observations."""
         accepted = (each.accepted for each in self.kinds.values())
         return max(accepted, key=lambda average: average.num_seen, default=Average(PRIOR)).value
 
     def rate(self, kind: str) -> float:
-        """Tokens a second that a session of this kind makes at the moment, and not less than plain decoding would."""
+        """Present tokens a second of a session of this kind, and at least those of plain decoding."""
         learned = self.kinds[kind]
         return max(self.costs.least_rate, learned.tokens.value / learned.seconds.value if learned.seconds else 0.0)
 
     def saw_interval(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
-        """A round, from verdict to verdict. Before the first one came one that decoded plainly."""
+        """Seconds of a round, from verdict to verdict; before the first one, those of a plain round."""
         learned = self.kinds[kind]
         if learned.seconds is None:
             learned.seconds = Average(self.costs.verify_s(0))
@@ -74,7 +74,7 @@ class SharedEstimates:
         learned.seconds.see(elapsed_s)
 
     def note(self, reason: str, depth: int, nodes: int, *, is_change: bool = True) -> None:
-        """What is done from now on, and why."""
+        """Note the present choice, and the reason."""
         self.reason, self.depth, self.nodes = reason, depth, nodes
         self.num_changes += is_change
 
@@ -86,12 +86,12 @@ class SharedEstimates:
 
     @property
     def num_sharing(self) -> float:
-        """Sessions that share a pass of the target, when none of them is late for it."""
+        """Number of sessions that share a pass of the target when none is late for it."""
         return max(1.0, self.num_sessions / self._num_targets)
 
     @property
     def costs(self) -> CostModel:
-        """As they were when somebody looked last, for as many sessions as there are now."""
+        """The costs as of the last computation, for the present number of sessions."""
         known = self._costs
         if known is None or known.num_verifying != self.num_sharing:
             known = self._costs = CostModel(

@@ -1,4 +1,4 @@
-"""What a policy decides: how a draft's tree is to grow, what of it to verify, whether to wait; and what it learns.
+"""A policy's decisions: how the draft tree grows, which nodes to verify, whether to wait; and what it learns.
 
 Knows shapes, chances, costs and times; must not know tokens. The policies are in `adaptive` and `named`.
 """
@@ -16,20 +16,20 @@ from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
 
 PATIENCE = 2.0
-"""Times the time it usually takes that a draft is waited for, where that is longer than the configured one."""
+"""Multiple of a draft's usual time that is waited for, where it is longer than `draft_timeout_s`."""
 CATCH_UP = TreeSpec.chain(1)
-"""Take in the text, and tell what may follow it: what a draft does out of its turn, where it drafts in turn."""
+"""Growth of one pass: a draft that drafts in turn takes in the text and tells the candidates behind it."""
 
 
 def kind_of(request: GenerationRequest) -> str:
-    """Under which name what is seen of this request is learned: its acceptance follows another law than others'."""
+    """The name under which observations of this request are learned, since acceptance differs by verification."""
     if request.sampling.is_greedy:
         return "greedy"
     return "coupled" if request.verification is Verification.COUPLED else "rejection"
 
 
 class TreeView(Protocol):
-    """What has grown below the last committed token, as `core.speculation.SpeculationTree` has it: no tokens."""
+    """The shape of the draft tree, without tokens, as `core.speculation.SpeculationTree` has it."""
 
     @property
     def has_drafted(self) -> bool: ...
@@ -40,28 +40,28 @@ class TreeView(Protocol):
 
 
 class TreePolicy(ABC):
-    """One session's; a policy adds what to verify and when to wait. Every method returns at once."""
+    """One session's policy; subclasses choose the nodes to verify and when to wait. Every method returns at once."""
 
     measure = Measure.MARGIN
-    """Of how sure the draft is, as it tells it."""
+    """The measure of confidence that the draft reports."""
     why = ""
-    """Said in reports, for people: what the policy goes by."""
+    """The policy's reason in reports, for people."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
         self.kind = kind_of(request)
         self.max_depth = config.max_draft_tokens if asked is None else min(asked, config.max_draft_tokens)
-        """Guesses in a row."""
+        """Most guesses in a row."""
         self.max_nodes = config.max_block_tokens
-        """Of a block."""
+        """Most nodes of a block."""
         self._is_sampled = self.kind == "rejection"
         self.is_in_turn = self._is_sampled or not config.pipelining
-        """What is drawn is of use for one block, whose root has to be known."""
+        """Draws are of use for one block, whose root has to be known."""
         self._timeout_s = config.draft_timeout_s
         self._known = known
         self._learned = known.kinds[self.kind]
         self._num_rows, self._num_passes = 1, 0
-        """Of the draft, as it was told last."""
+        """Rows and passes of the draft's last `TreeSpec`."""
         self._is_open = True
         known.num_sessions += 1
 
@@ -70,12 +70,12 @@ class TreePolicy(ABC):
 
     @property
     def gamma(self) -> int:
-        """Guesses in a row at present."""
+        """Present number of guesses in a row."""
         return self.max_depth
 
     @property
     def lookups(self) -> Average:
-        """What looked-up tokens have been worth."""
+        """Acceptance of looked-up tokens."""
         return self._known.lookups
 
     # Growing
@@ -87,7 +87,7 @@ class TreePolicy(ABC):
         """
         if min(room, self.max_depth) < 1:
             return None
-        if not self.is_in_turn:  # below any outcome of a block as deep as may be lies another
+        if not self.is_in_turn:  # room for another block below any outcome of the deepest block
             return self._going_on(min(room, 2 * self.max_depth + 1))
         if not turn:
             return CATCH_UP
@@ -99,7 +99,7 @@ class TreePolicy(ABC):
         return True
 
     def _going_on(self, depth: int) -> TreeSpec:
-        """Until the next verdict: as wide as a pass yields most for its time, over all sessions that share it."""
+        """Growth until the next verdict, with the most yielding width of a pass over all its sessions."""
         costs = self._known.costs
         self._num_rows, self._num_passes = costs.rows_worth, 1
         rows = round(costs.num_drafting * self._num_rows)
@@ -107,10 +107,10 @@ class TreePolicy(ABC):
 
     @abstractmethod
     def _in_turn(self, depth: int) -> TreeSpec:
-        """For one block, whose growth ends by itself."""
+        """Growth for one block, which ends by itself."""
 
     def _chain(self, depth: int) -> TreeSpec:
-        """Draws for one block. How long that takes must not depend on them: a block that is late is not used."""
+        """Draws for one block. The duration must not depend on the draws, since a late block is not used."""
         self._num_rows, self._num_passes = 1, depth
         return TreeSpec.chain(depth, self.measure)
 
@@ -123,13 +123,13 @@ class TreePolicy(ABC):
 
     @abstractmethod
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
-        """The nodes to verify next, parents first. Not where the draft samples: there each draw is asked about."""
+        """The nodes to verify next, parents first. Where the draft samples, `keeps` is asked instead."""
 
     def keeps(self, confidences: Sequence[float]) -> bool:
         """Whether to verify the last of these draws, a chain of which those before it are verified.
 
-        What follows a draw depends on it: to drop it for that would bias the output (docs/exactness.md, section 4). So
-        nothing of what follows is shown.
+        Later tokens depend on the draw, and dropping it because of them would bias the output (docs/exactness.md,
+        section 4). So nothing after it is shown.
         """
         return len(confidences) <= self.max_nodes
 
@@ -137,18 +137,19 @@ class TreePolicy(ABC):
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:
         """Whether to wait for the draft's next pass instead of verifying what was chosen just now.
 
-        It has made `num_passes` since it was told of the last verdict. `has_drafted`: whether it has told of anything
-        that may be verified. Asked only where drafting goes on meanwhile.
+        The draft has made `num_passes` since it was told of the last verdict. `has_drafted`: whether it has told of any
+        node that may be verified. Asked only where drafting is continuous.
         """
 
     @property
     def num_outcomes(self) -> int:
-        """Of the block in flight, for which the target is offered what to go on with: a policy's blocks are its own."""
+        """The number of outcomes of the block in flight for which the target is offered a next block."""
         return 0
 
     def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:  # noqa: ARG002
-        """Whether the target should go on by itself with a block of `num_nodes` nodes, instead of waiting for what will
-        have grown by then. `gained` of them are expected to be accepted; the block in flight has `num_now`.
+        """Whether the target should continue by itself with a block of `num_nodes` nodes, not wait for more.
+
+        `gained` of them are expected to be accepted; the block in flight has `num_now`.
         """
         return self.max_depth == 0
 
@@ -156,32 +157,32 @@ class TreePolicy(ABC):
 
     @property
     def pass_s(self) -> float:
-        """Of the draft, as wide as it was told."""
+        """Estimated seconds of a draft pass of the present width."""
         costs = self._known.costs
         return costs.draft_pass_s(costs.num_drafting * self._num_rows)
 
     @property
     def first_pass_s(self) -> float:
-        """Until something grows below a token that the draft did not foresee: a pass is under way when it hears."""
+        """Estimated seconds until nodes grow below a token that the draft did not foresee: a pass is under way then."""
         return 1.5 * self.pass_s + self._known.costs.draft_wire_s
 
     @property
     def patience_s(self) -> float:
-        """How long the draft may take to answer before the round goes on without it."""
+        """Seconds that the draft may take to answer before the round continues without it."""
         return max(self._timeout_s, PATIENCE * self._known.costs.draft_s(self._num_rows, self._num_passes))
 
     # Resting
 
     @property
     def wants_rest(self) -> bool:
-        """Whether the draft has grown for long enough what was not worth verifying."""
+        """Whether the draft rests, after a number of rounds without a node worth verifying."""
         return False
 
     def begin_drafting(self) -> None:  # noqa: B027  nothing to do unless a policy counts rounds
-        """There is a draft from now on."""
+        """The session has a draft from now on."""
 
     def rest(self) -> None:  # noqa: B027  others than adaptive never do
-        """There is no draft for a while."""
+        """The session has no draft for a while."""
 
     # Seeing
 
@@ -202,20 +203,20 @@ class TreePolicy(ABC):
             self._learn(*seen.unverified)
 
     def _learn(self, confidence: float, is_accepted: bool) -> None:
-        """From a place of the text where the draft has told of a first candidate."""
+        """One observation of the draft's first candidate at a place of the text."""
         self._learned.accepted.see(is_accepted)
         if self.measure is Measure.MARGIN:
             self._learned.calibration.see(confidence, is_accepted)
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:  # noqa: B027  to rules that is all the same
-        """A round, from verdict to verdict."""
+        """One round, from verdict to verdict."""
 
     def saw_pass(self, timing: Timing) -> None:
         """One of the draft's."""
         self._known.draft.passes.see(timing.num_rows, timing.computed_s)
 
     def saw_draft(self, elapsed_s: float, timing: Timing | None) -> None:
-        """An answer of the draft that had something to grow. How much may depend on what it drew: not told."""
+        """An answer of the draft that had something to grow. Its size may depend on its draws, so it is not told."""
         if timing is not None:
             self._known.draft.see(timing, elapsed_s)
 

@@ -1,8 +1,7 @@
-"""A growing output as text: what may be shown so far, and where a stop string ends it.
+"""A growing output as text: the part that may be shown, and where a stop string ends it.
 
-Knows the tokenizer and the stop strings of one request; must not know sessions, verdicts or why tokens come in blocks.
-What is shown depends on the tokens alone, never on how they were cut into pushes: so a stream that is resumed shows
-exactly what the first one had not.
+Knows the tokenizer and the stop strings of one request; must not know sessions, verdicts or blocks. The text depends on
+the tokens alone, never on their division into pushes: so a resumed stream shows exactly the rest.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from orchestrator.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_BYTES = 4
-"""Of one character in UTF-8: so many bytes that do not make one are not the beginning of one."""
+"""Longest character in UTF-8, in bytes: an undecodable sequence of this length is not the beginning of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a push has added to the text that may be shown."""
+    """The text that a push adds."""
 
     text: str
     num_kept: int
-    """Of the pushed tokens: up to and including the one that completes the stop string, else all."""
+    """Number of the pushed tokens up to and including the one that completes the stop string, else all."""
     stop: str | None = None
     """The stop string that ends the output here."""
 
@@ -57,14 +56,14 @@ class IncrementalDetokenizer:
         return Piece("".join(shown), len(token_ids))
 
     def finish(self) -> Piece:
-        """All that was held back: no token will follow."""
+        """The rest of the text that was held back: no token will follow."""
         text, stop = self._release(self._decoder.finish())
         if stop is None:
             text, self._held = text + self._held, ""
         return Piece(text, 0, stop)
 
     def _release(self, text: str) -> tuple[str, str | None]:
-        """Add `text` to what is held, and let go what no stop string can claim."""
+        """Add `text` to the held text, and release what cannot be part of a stop string."""
         text = self._held + text
         if (match := self._find_stop(text)) is not None:
             start, stop = match
@@ -91,7 +90,7 @@ class _Decoder(Protocol):
         ...
 
     def finish(self) -> str:
-        """What is left of an incomplete character."""
+        """The bytes of an incomplete character."""
         ...
 
 
@@ -114,14 +113,15 @@ class _ByteDecoder:
 class _WindowDecoder:
     """For all other vocabularies: decodes the newest tokens together with the few before them that they depend on.
 
-    Text that ends in U+FFFD waits for the rest of its character. One liberty is taken: a character that was shown
-    stays, where the library would take back a whole run of byte tokens for an invalid byte after it.
+    Text that ends in U+FFFD waits for the rest of its character. One deviation: a character that was shown stays, where
+    the library would replace a whole run of byte tokens because of an invalid byte after it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._context: list[int] = []
-        """The last tokens whose text is out: with them in front, what follows is not taken for the start of a text."""
+        """The last tokens whose text is out: with them in front, the next token is not decoded as the start of a
+        text."""
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the model's own tokenizer files say.
+"""Text to token ids and back, by the model's own tokenizer files.
 
 Knows the files that stand beside a checkpoint (tokenizer.json, tokenizer_config.json, chat_template.jinja); must not
 know weights, requests or streams (`orchestrator.text.detokenize` turns a growing output into text).
@@ -37,7 +37,7 @@ BYTE_OF_CHAR = _byte_of_char()
 SHORT_CHARS = 4096
 """A text no longer than this is tokenized in a few milliseconds, and somewhat faster when other threads are held up."""
 MAX_COMPOSITION = 4
-"""Composing characters (NFC) makes a text at most so many times shorter: 3.5 times, for U+1FBE U+0308 U+0341."""
+"""Largest ratio by which composing characters (NFC) shortens a text, rounded up: 3.5, for U+1FBE U+0308 U+0341."""
 
 
 class Tokenizer:
@@ -62,7 +62,7 @@ class Tokenizer:
     def _longest_token(self, parts: Mapping[str, Any]) -> int | None:
         """In bytes of text before it is normalized; None where some bytes have no token."""
         if any(self._backend.token_to_id(char) is None for char in BYTE_OF_CHAR):
-            return None  # BPE leaves out what it has no token for
+            return None  # BPE leaves out bytes without a token
         growth = MAX_COMPOSITION if parts["normalizer"] is not None else 1
         return growth * max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
@@ -94,16 +94,16 @@ class Tokenizer:
         return tuple(encoding.ids)
 
     def max_text_bytes(self, num_tokens: int) -> int | None:
-        """No longer text has at most `num_tokens` tokens; None where a token may stand for a text of any length."""
+        """Longest text of at most `num_tokens` tokens; None where a token may stand for a text of any length."""
         return None if self._max_token_bytes is None else num_tokens * self._max_token_bytes
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of these ids; U+FFFD stands for bytes that are not UTF-8, ids that have no token give nothing."""
+        """The text of these ids; U+FFFD stands for bytes that are not UTF-8, and ids without a token give nothing."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token of a byte-level vocabulary adds to the text; a character may be spread over several tokens."""
+        """The bytes of a token of a byte-level vocabulary; a character may be spread over several tokens."""
         assert self.is_byte_level, "only the tokens of a byte-level vocabulary stand for bytes"
         token: str | None = self._backend.id_to_token(token_id)
         if token is None:
@@ -119,7 +119,7 @@ class Tokenizer:
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt by which the model is to answer these messages (each has `role` and `content`).
 
-        It brings its special tokens along, to be encoded without adding any.
+        The template contains the special tokens, so encoding must add none.
 
         Raises: InvalidRequest when the model has no chat template, or the template refuses the messages.
         """

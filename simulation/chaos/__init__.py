@@ -1,4 +1,4 @@
-"""Chaotic runs by seed: faults, corrupt replies, and what must hold all the same."""
+"""Chaotic runs by seed: faults, corrupt replies, and the invariants that must hold."""
 
 from simulation.chaos.run import Story, run_seed
 

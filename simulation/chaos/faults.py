@@ -1,6 +1,6 @@
-"""What goes wrong in a chaotic run: when, how often, and what was done so far.
+"""The faults of a chaotic run: their kinds, times and history.
 
-Knows wires, engines and chance; must not know sessions. The whole of it follows from a seed.
+Knows wires, engines and chance; must not know sessions. All of it follows from a seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 
 
 class CallFault(StrEnum):
-    """What can happen to one call."""
+    """Faults of one call."""
 
     LATE = "late"
     REQUEST_LOST = "request lost"
@@ -39,7 +39,7 @@ class CallFault(StrEnum):
 
 
 class Outage(Exception):
-    """Something that no port should raise."""
+    """An error that no port should raise."""
 
 
 @dataclass(slots=True)
@@ -55,13 +55,13 @@ class Happened:
         self.lines.append((self.now(), f"{kind} {detail}".rstrip()))
 
     def count(self, prefix: str) -> int:
-        """Of all kinds that begin with `prefix`."""
+        """The count of all kinds that begin with `prefix`."""
         return sum(number for kind, number in self.counts.items() if kind.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Chances of one call, grant or answer; all is well after `until_s`."""
+    """Probabilities for one call, grant or answer; no faults after `until_s`."""
 
     until_s: float
     target: float = 0.0
@@ -70,13 +70,13 @@ class Rates:
     refused_draft: float = 0.0
     slow_grant: float = 0.0
     echo: float = 0.0
-    """Of an answer to be delivered to its session once more."""
+    """Probability that an answer is delivered to its session twice."""
     mean_delay_s: float = 0.1
     draft_lies: bool = True
 
 
 GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
-"""What becomes of a message to a draft that grows continuously; `GROWTH_LIES` are what becomes of what it tells."""
+"""Faults of a message to a draft that grows continuously; `GROWTH_LIES` are those of its updates."""
 
 
 class FaultyWire(Wire):
@@ -89,7 +89,7 @@ class FaultyWire(Wire):
         self._strays: set[asyncio.Task[None]] = set()
 
     async def call(self, engine: SimEngine[Request, Reply], batch: Sequence[Request]) -> Sequence[Reply]:
-        """Raises: WorkerLost, and what no port should."""
+        """Raises: WorkerLost, and errors that no port should raise."""
         kind = "target" if isinstance(engine, SimTarget) else "draft"
         if not self.strikes(self.rates.target if kind == "target" else self.rates.draft):
             return await super().call(engine, batch)
@@ -101,7 +101,7 @@ class FaultyWire(Wire):
     async def grow(
         self, engine: SimEngine[Request, Reply], request: Request, take: Callable[[DraftUpdate], None]
     ) -> Reply:
-        """Raises: WorkerLost, and what no port should."""
+        """Raises: WorkerLost, and errors that no port should raise."""
         broken: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def take_perhaps(draft_update: DraftUpdate) -> None:

@@ -1,7 +1,7 @@
-"""What must hold after every event of a chaotic run, and at its end.
+"""The invariants after every event of a chaotic run, and at its end.
 
-Knows what each stream ought to say, and looks inside the orchestrator, which no other module may: a leak, or a queue
-that grows, cannot be seen from outside before it is too late.
+Knows the expected output of each stream, and looks inside the orchestrator, which no other module may: a leak or a
+growing queue cannot be seen from outside in time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from simulation.engines import logprob_of
 from simulation.rig import Rig, SimTokenizer
 
 MAX_TASKS_A_SESSION = 14
-"""A lateness, a deadline, two places, four messages to a draft and to one just left, and what is just ending."""
+"""Most tasks of one session: lateness, deadline, two leases, four messages to a draft and to one just left, and ending
+tasks."""
 HORIZON_S = 600.0
-"""No stream may last longer: whatever its faults, it must have ended one way or the other."""
+"""Most seconds of a stream: it must have ended by then, whatever its faults."""
 
 
 class Violation(AssertionError):
-    """Something happened that must never happen."""
+    """An invariant was broken."""
 
 
 def require(condition: bool, what: str) -> None:
@@ -37,7 +38,7 @@ def require(condition: bool, what: str) -> None:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One completion as its client sees it. Every chunk is held against the plain continuation."""
+    """One completion as its client sees it. Every chunk is compared with the plain continuation."""
 
     script: StreamScript
     num_tokens: int = field(init=False)
@@ -99,17 +100,17 @@ class Stream:
 
 @dataclass(slots=True)
 class Watch:
-    """Holds the orchestrator against its promises."""
+    """Checks the orchestrator's invariants."""
 
     rig: Rig
     loop: VirtualLoop
     happened: Happened
     streams: Sequence[Stream]
     problems: list[AssertionError] = field(default_factory=list)
-    """What clients have found."""
+    """Violations that clients have found."""
 
     def check(self) -> None:
-        """What must hold now; called tens of thousands of times a second, so messages are made when they are needed.
+        """Check what must hold now; called tens of thousands of times a second, so messages are made on failure only.
 
         Raises: AssertionError.
         """
@@ -131,7 +132,7 @@ class Watch:
             raise Violation(f"a stream does not end: {list(runner._running.values())}")
 
     def check_failure(self, stream: Stream, num_others: int) -> None:
-        """Whether something explains the error by which this stream has ended. Raises: Violation."""
+        """Check that a fault explains the error that ended this stream. Raises: Violation."""
         deadline, limits = stream.script.request.deadline, self.rig.blueprint.limits
         match stream.error:
             case DeadlinePassed():
@@ -146,14 +147,14 @@ class Watch:
         require(is_explained, f"{stream.name}: ended by {stream.error!r}, which nothing explains")
 
     def check_success(self, stream: Stream) -> None:
-        """Whether something explains each loss of a target that this stream has survived. Raises: Violation."""
+        """Check that a fault explains each loss of a target that this stream has survived. Raises: Violation."""
         assert stream.last is not None, "only what has finished is a success"
         assert stream.last.stats is not None, "checked when the last chunk came"
         num_failures = stream.last.stats.num_target_failures
         require(self._can_have_failed(num_failures), f"{stream.name}: {num_failures} targets failed it for no reason")
 
     def _can_have_failed(self, num_times: int) -> bool:
-        """Whether so many failures of targets can have met one stream. One bad time of an engine can cause many."""
+        """Whether this number of target failures can have met one stream. One outbreak of an engine can cause many."""
         count = self.happened.count
         num_harmless = count(f"target call {CallFault.TWICE}") + count(f"target call {CallFault.FORGOTTEN}")
         return count("target engine") > 0 or num_times <= count("target call") - num_harmless

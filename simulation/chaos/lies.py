@@ -1,8 +1,8 @@
-"""Replies that no sound engine gives: what a broken one, or a broken network, may put in their place.
+"""Corrupt replies, as a broken engine or network may send them.
 
 Each lie takes a sound reply and a source of chance. A draft may lie about anything, and the output must not change. Of
-a target's lies only those stand here that can be seen through: its word is the output, so nothing guards against a
-target that says another token.
+a target's lies only detectable ones are here: its tokens are the output, so nothing guards against a target that emits
+another token.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TARGET_LIES: dict[str, TargetLie] = {
 
 
 def _told(draft_update: Any, **changes: Any) -> Any:
-    """Raises: ValueError where the lie shows by itself."""
+    """Raises: ValueError where the record itself refuses the lie."""
     return replace(draft_update, new_nodes=replace(draft_update.new_nodes, **changes))
 
 

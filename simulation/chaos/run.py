@@ -1,4 +1,4 @@
-"""One chaotic run from one seed: a few streams, a small cluster, and everything that can go wrong with it.
+"""One chaotic run from one seed: a few streams, a small cluster, and faults of every kind.
 
 The same seed gives the same run, event by event: `python -m simulation --seed N` tells what happened.
 """
@@ -27,7 +27,7 @@ from simulation.rig import Rig
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What came of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     counts: Counter[str]
@@ -36,7 +36,7 @@ class Story:
 
     @property
     def command(self) -> str:
-        """What replays it."""
+        """The command that replays it."""
         return f"python -m simulation --seed {self.seed}"
 
 
@@ -82,7 +82,7 @@ class _Run:
         return Story(self._script.seed, self._counts(), self._happened.lines, error)
 
     async def _all(self) -> None:
-        """All streams and outbreaks, then the end of the service, at which nothing may be left."""
+        """Run all streams and outbreaks, then end the service, after which nothing may be left."""
         for outbreak in self._script.outbreaks:
             self._spawn(break_out(outbreak, self._rig.cluster, self._happened), "outbreak")
         for stream in self._streams:
@@ -102,7 +102,7 @@ class _Run:
         self._tasks.append(asyncio.create_task(work, name=name))
 
     async def _client(self, stream: Stream) -> None:
-        """Reads a stream, and may go away."""
+        """Read a stream, and perhaps leave it early."""
         script = stream.script
         await asyncio.sleep(script.start_s)
         reading = asyncio.create_task(self._read(stream), name=f"reader of {stream.name}")
@@ -140,7 +140,7 @@ class _Run:
             self._watch.problems.append(problem)
 
     def _deliver_some_twice(self) -> None:
-        """Bring answers to sessions a second time, which no batcher would do: their own check is the last guard."""
+        """Deliver answers to sessions twice, which no batcher does: the session's own check is the last guard."""
         runner = self._rig.service._runner
         for pool in (runner._targets, runner._drafts):
             pool._deliver = self._echoing(pool._deliver)
@@ -155,7 +155,7 @@ class _Run:
         return deliver_perhaps_twice
 
     def _count_what_policies_see(self) -> None:
-        """Hits, misses and trees, so that a chaos which has become tame is noticed."""
+        """Count hits, misses and trees, so that a chaos without them is noticed."""
         policies = self._rig.service._policies
         make, counts = policies.policy, self._happened.counts
 

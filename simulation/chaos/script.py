@@ -1,7 +1,7 @@
-"""What a seed stands for: the cluster, the settings, the streams and the faults of one chaotic run.
+"""The script of a seed: the cluster, the settings, the streams and the faults of one chaotic run.
 
-Knows chance and records; runs nothing. Times and sizes are small, so that thousands of scripts play in a minute, and
-lopsided enough that drafts are early, late and absent.
+Knows chance and records; runs nothing. Times and sizes are small, so that thousands of scripts run in a minute, and
+uneven, so that drafts are early, late and absent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ INFALLIBLE = SteadyLaw((1.0,), (1.0,), alpha=1.0)
 
 @dataclass(frozen=True, slots=True)
 class StreamScript:
-    """One client: what it asks for, what it must get, and how it behaves."""
+    """One client: its request, its expected output, and its behaviour."""
 
     request: GenerationRequest
     expected: tuple[int, ...]
-    """All of the output, what is resumed included."""
+    """The whole output, resumed tokens included."""
     reason: FinishReason
     start_s: float
     pause_s: float
     """Between chunks: a slow reader."""
     cancel_after_s: float | None
     has_infallible_draft: bool
-    """The draft always guesses right, and chains are all that it is asked for: no guess may ever be rejected."""
+    """Whether the draft always guesses right, in chains alone: then no guess may ever be rejected."""
 
 
 @dataclass(frozen=True, slots=True)

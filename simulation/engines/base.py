@@ -1,7 +1,7 @@
-"""What both simulated engines share: sessions by the real protocol, and continuous batching on a law of time.
+"""The common part of both simulated engines: the real protocol, and continuous batching on a law of time.
 
-Knows messages, rows and time; what is computed is the subclasses' affair (`target`, `draft`). What becomes of a message
-is `core.protocol`'s, as it is with the real engines, so that an orchestrator that gets along here gets along there.
+Knows messages, rows and time; subclasses compute (`target`, `draft`). `core.protocol` judges messages, as with the real
+engines, so that an orchestrator behaves here as it does there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Job(Generic[Request, Reply]):
     request: Request
     held: HeldTokens
     pending: list[int]
-    """Committed tokens that no pass has taken yet."""
+    """Number of committed tokens that no pass has taken yet."""
     arrived_s: float
     answer: asyncio.Future[Reply | WorkerLost]
     started_s: float | None = None
@@ -48,7 +48,7 @@ class Job(Generic[Request, Reply]):
 
     @property
     def is_decoding(self) -> bool:
-        """The end of a prompt that went in chunks is paced like them."""
+        """The end of a chunked prompt is paced like its chunks."""
         return len(self.pending) <= (MIN_CHUNK_TOKENS if self.num_passes else DECODE_TOKENS)
 
     def timing(self, now_s: float) -> Timing:
@@ -59,15 +59,15 @@ class Job(Generic[Request, Reply]):
 class SimEngine(ABC, Generic[Request, Reply]):
     """One incarnation of an engine.
 
-    A step takes all that is ready; what arrives meanwhile waits for the next. A call is answered when its last request
-    is. Once killed, nothing is ever answered again but WorkerLost.
+    A step takes all jobs that are ready; later ones wait for the next. A call is answered when its last request is.
+    After a kill every call raises WorkerLost.
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:
         self.engine_id = engine_id
         self.epoch = epoch
         self.slowness = 1.0
-        """Passes take so many times what the law says."""
+        """Factor on the law's duration of passes."""
         self.busy_s = 0.0
         self.num_passes = 0
         self.num_rows = 0
@@ -87,7 +87,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
 
     @property
     def sessions(self) -> Sequence[str]:
-        """Names of those that something is held for."""
+        """Names of the sessions that have state here."""
         return tuple(self._sessions)
 
     # Messages
@@ -103,19 +103,19 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return replies
 
     def release(self, sessions: Sequence[str]) -> None:
-        """Free what these sessions hold; a message that comes later stays without effect."""
+        """Free the state of these sessions; later messages have no effect."""
         for session in sessions:
             self._ended.add(session)
             if (held := self._sessions.pop(session, None)) is not None:
                 self._supersede(held)
 
     def forget(self, session: str) -> None:
-        """Drop what an idle session holds, as an engine does that runs out of room."""
+        """Drop the state of an idle session, as an engine without room does."""
         if not any(job.request.stamp.session == session for job in self._jobs):
             self._sessions.pop(session, None)
 
     async def grow(self, request: Request, take: Callable[[DraftUpdate], None]) -> Reply:
-        """As `answer` for one request, which a draft goes on with until it is overtaken. Raises: WorkerLost."""
+        """As `answer` for one request, which a draft continues until a later one replaces it. Raises: WorkerLost."""
         self._listeners[request.stamp] = take
         try:
             reply = await self._take(request)
@@ -179,9 +179,9 @@ class SimEngine(ABC, Generic[Request, Reply]):
         return bool(self._jobs)
 
     async def _step(self) -> None:
-        """One forward pass over what is ready, and what it leads to.
+        """One forward pass over the jobs that are ready, and their replies.
 
-        A real engine reads messages between passes: so who comes during this one finds that its tokens are held.
+        A real engine reads messages between passes, so a message during this one finds its tokens held.
         """
         shares = self._plan()
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
@@ -201,7 +201,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], loop.time())
 
     def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
-        """Who is in the next pass, with how many committed tokens and guesses: decoding first, prefill in chunks."""
+        """The jobs of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
         shares: list[tuple[Job[Request, Reply], int, int]] = []
         rows_left = self._law.max_step_tokens
         for job in sorted(self._jobs, key=lambda job: not job.is_decoding):
@@ -221,7 +221,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
     # Faults
 
     def kill(self) -> None:
-        """End this incarnation; whoever waits is told."""
+        """End this incarnation; open calls raise WorkerLost."""
         self.is_dead = True
         if self._worker is not None:
             self._worker.cancel()
@@ -236,17 +236,17 @@ class SimEngine(ABC, Generic[Request, Reply]):
     def thaw(self) -> None:
         self._thaw.set()
 
-    # What target and draft do differently
+    # Where target and draft differ
 
     @abstractmethod
     def _begin(
         self, request: Request, held: HeldTokens, now_s: float, answer: asyncio.Future[Reply | WorkerLost]
     ) -> Job[Request, Reply] | Reply:
-        """Bring what is held to the request's prefix; a job for the rest, or the reply if there is none."""
+        """Bring the held tokens to the request's prefix; returns a job for the rest, or the reply."""
 
     @abstractmethod
     def _num_guesses(self, job: Job[Request, Reply]) -> int:
-        """Rows that go with the last of the job's committed tokens."""
+        """Number of rows that go with the last of the job's committed tokens."""
 
     @abstractmethod
     def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:

@@ -1,7 +1,7 @@
-"""A draft engine without a model: it grows trees by the real engine's rules, and takes its time for each pass.
+"""A draft engine without a model: it grows trees by the real engine's rules, with a law's time for each pass.
 
 In rejection and block mode it samples by itself, and its sample is the target's token as often as real verification
-would accept it: the coin that a real target tosses is tossed here, so that the target's text stays the output.
+would accept it: the acceptance test runs here, so that the target's text stays the output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulation.engines.texts import Place, Text
 
 @dataclass(eq=False)
 class TreeJob(Job[DraftRequest, DraftReply]):
-    """A session that is grown for, until its next message."""
+    """The growth of a session, until its next message."""
 
     had_part: bool = False
     """In the pass under way, or in the last."""
@@ -36,7 +36,7 @@ class TreeJob(Job[DraftRequest, DraftReply]):
         return not self.pending and self.held.builder.best_path_prob > 0.0
 
     def grown(self, now_s: float) -> DraftTree:
-        """All that has grown, where growth has ended."""
+        """All grown nodes, after the end of the growth."""
         return DraftTree(self.request.stamp, self.held.builder.tell(), self.request.num_committed, self.timing(now_s))
 
     @property
@@ -54,7 +54,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         self._feeding: list[HeldTokens] = []
         """In the pass under way."""
         self._since_s: float | None = None
-        """When the last pass ended, if another followed at once: as real engines count, from pass to pass."""
+        """End of the last pass, if another followed at once: real engines time passes from end to end."""
 
     def _begin(
         self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
@@ -69,7 +69,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         return any(not isinstance(job, TreeJob) or job.pending or job.may_feed for job in self._jobs)
 
     def _plan(self) -> list[tuple[Job[DraftRequest, DraftReply], int, int]]:
-        """Steady growth shares what a pass has room for, best first over all sessions."""
+        """Continuous growth shares the rows of a pass, the likeliest nodes of all sessions first."""
         growing = [job for job in self._jobs if isinstance(job, TreeJob)]
         _feed([job for job in growing if job.may_feed])
         self._feeding = [job.held for job in growing if job.held.builder.feeding]
@@ -95,7 +95,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
             self._take_nodes(job.held)
 
     async def _step(self) -> None:
-        """What a pass says of nodes that were pruned meanwhile is lost, and nothing else."""
+        """The results of nodes that were pruned meanwhile are dropped."""
         loop, num_before = asyncio.get_running_loop(), self.num_rows
         began_s = loop.time() if self._since_s is None else self._since_s
         await super()._step()
@@ -112,7 +112,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         self._since_s = now_s if self._has_work() else None
 
     def _take_nodes(self, held: HeldTokens) -> None:
-        """What the draft says after each of the nodes that are being fed."""
+        """The draft's candidates after each of the nodes that are being fed."""
         builder, places = held.builder, {0: self._text.place(held.log, held.spec)}
         said = [self._says(held, node, self._place_of(builder, node, places)) for node in builder.being_fed]
         held.hold(said)
@@ -142,7 +142,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
 
 def _feed(jobs: Sequence[TreeJob]) -> None:
-    """In the next pass: what each that ends by itself wants, and of all others the likeliest."""
+    """The nodes of the next pass: all of growth that ends by itself, and the likeliest of the others."""
     for job in jobs:
         if job.ends:
             job.held.builder.feed_pass(job.tree_spec.rows_per_pass)

@@ -1,4 +1,4 @@
-"""How long things take: an engine's passes (`core.costs.pass_law`), and the way between machines.
+"""Durations: of an engine's passes (`core.costs.pass_law`), and of the way between machines.
 
 Knows laws of time only. All are of the kind that one can measure on one's own hardware in a minute.
 """
@@ -13,7 +13,7 @@ from core.costs import PassLaw
 
 @dataclass(frozen=True, slots=True)
 class EngineLaw:
-    """One engine: its passes, and how many rows it takes into one."""
+    """One engine: the law of its passes, and the most rows of one."""
 
     pass_s: PassLaw
     max_step_tokens: int = 512

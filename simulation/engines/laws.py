@@ -1,6 +1,6 @@
-"""A law of agreement from one number, for those who have no traces of their pair.
+"""A law of agreement from one number, for pairs without traces.
 
-Knows how the demo pair's figures hang together (docs/simulation.md); other pairs are taken to be alike in that. Tokens
+Knows how the demo pair's figures depend on each other (docs/simulation.md), and assumes the same of other pairs. Tokens
 agree independently of each other, which those of real text do not.
 """
 
@@ -13,7 +13,7 @@ NUM_RANKS = 33
 
 
 def steady_law(acceptance: float, temperature: float) -> SteadyLaw:
-    """Of a pair whose coupled acceptance (at T = 0: greedy agreement) is `acceptance`."""
+    """The law of a pair whose coupled acceptance (at T = 0: greedy agreement) is `acceptance`."""
     rest = 1.0 - acceptance
     tail = [rest * (miss_curve(rank - 1) - miss_curve(rank)) for rank in range(1, NUM_RANKS)]
     shares = (acceptance, *tail)

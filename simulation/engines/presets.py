@@ -1,4 +1,4 @@
-"""Hardware to simulate, by name: how long each model's passes take, and how far the two are apart.
+"""Hardware to simulate, by name: the durations of each model's passes, and the distance of the two.
 
 Laws of time, nothing else. The large pairs' are those that a real engine can be paced as (`core.costs.pass_law`);
 "this-machine" was measured (docs/log/2026-11.md).
@@ -26,12 +26,12 @@ class Hardware:
 
 
 def large_target(pass_s: float) -> EngineLaw:
-    """A target bound by memory, that takes so long over a few rows."""
+    """A target bound by memory, with this duration for a few rows."""
     return _on_gpu(PassLaw.memory_bound(pass_s))
 
 
 def small_draft(pass_s: float, flat_rows: int = 64) -> EngineLaw:
-    """A draft on a small GPU: the same for up to so many rows, and in proportion beyond."""
+    """A draft on a small GPU: constant up to a number of rows, and in proportion beyond."""
     return _on_gpu(PassLaw.flat(pass_s, flat_rows))
 
 

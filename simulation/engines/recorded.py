@@ -1,6 +1,6 @@
-"""Agreement as it was measured on a real pair: `bench.traces` records it, `TraceLaw` replays it.
+"""Agreement as it was measured on a real pair: `bench.models.traces` records it, `TraceLaw` replays it.
 
-Knows the file and what its numbers mean; must not know the models they came from.
+Knows the file and the meaning of its numbers; must not know their models.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MAX_RANK = 255
 MAX_GAMMA = 8
 """Longest chain that was judged by block verification."""
 SHARE_RANKS = (0, 1, 2, 3, 4, 5, 6, 7, 11, 15, 23, 31)
-"""Candidates of which it is kept how they compare with the first; those between lie on the line between, in log-log."""
+"""Ranks whose share relative to the first is stored; those between are interpolated, in log-log."""
 SHARE_STEP = 1 / 16
-"""Of the logarithm in which that is kept."""
+"""Step of the logarithm in which it is stored."""
 
 
 _LOG_RANKS = np.log(np.arange(1, MAX_RANKS + 1))
 
 
 class Column(StrEnum):
-    """What is kept of each token."""
+    """The stored values of each token."""
 
     RANK = "rank"
     PLAIN_RANK = "plain_rank"
@@ -52,7 +52,7 @@ COLUMNS = {
     Column.PLAIN_CONFIDENCE: 255,
     Column.ENTROPY: 32,
 }
-"""By what a value is multiplied to be kept in a byte."""
+"""Factor by which a value is multiplied to be stored in a byte."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""A target engine without a model: it accepts what equals its own text, and takes its time for it."""
+"""A target engine without a model: it accepts guesses that equal its own text, with a law's time for each pass."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Answer = asyncio.Future[VerifyReply | WorkerLost]
 class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
     """Under all three verifications it follows the block down its own text.
 
-    In rejection and block mode the draft has tossed the coin already: its sample is the text's token exactly where a
-    real target would accept it (`simulation.engines.draft`).
+    In rejection and block mode the draft has run the acceptance test already: its sample is the text's token exactly
+    where a real target would accept it (`simulation.engines.draft`).
     """
 
     def __init__(self, engine_id: str, epoch: int, text: Text, law: EngineLaw) -> None:

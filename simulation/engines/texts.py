@@ -1,8 +1,8 @@
-"""What the two models say, as functions of the prefix: the target's text, and where the draft ranks its tokens.
+"""The two models as functions of the prefix: the target's text, and the draft's ranks of its tokens.
 
 Knows tokens and laws of agreement; must not know engines, messages or time. The target's token is a hash of the whole
-prefix and the seed, so any token that is lost, repeated or changed changes all that follow it. How well the draft
-guesses is a law apart: a rank-wise one (`SteadyLaw`), or recorded from two real models (`simulation.traces`). Off the
+prefix and the seed, so any token that is lost, repeated or changed changes all that follow it. A separate law gives the
+draft's acceptance: a rank-wise one (`SteadyLaw`), or a recording of two real models (`simulation.traces`). Off the
 target's own text the draft's candidates are as good as any: none of them will ever be accepted.
 """
 
@@ -39,13 +39,13 @@ class Agreement:
     """How draft and target agree about one token of the target's text. Ranks count from 0, the draft's likeliest."""
 
     rank: int
-    """Of the target's token among the draft's candidates, both with the shared noise."""
+    """Rank of the target's token among the draft's candidates, both with the shared noise."""
     plain_rank: int
     """The same without noise on the draft's side."""
     alpha: float
     """Chance that rejection accepts the draft's own sample: sum of min(p, q)."""
     confidence: float
-    """How sure the draft is of its first candidate, the shared noise included."""
+    """The draft's confidence in its first candidate, the shared noise included."""
     entropy: float = 0.0
     """Of the draft, in nats."""
     plain_confidence: float = 0.5
@@ -62,7 +62,7 @@ class Law(Protocol):
         ...
 
     def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
-        """Of `num_guesses` from `index` on, those that block verification accepts; None to go by `alpha` alone."""
+        """Number of `num_guesses` guesses that block verification accepts; None to use `alpha` alone."""
         ...
 
 
@@ -91,7 +91,7 @@ class SteadyLaw:
 
 
 NEVER_RANKED = 1 << 20
-"""Rank of what the draft does not list at all."""
+"""Rank of a token that the draft does not list."""
 
 
 def _draw_rank(shares: Sequence[float], u: float) -> int:
@@ -104,7 +104,7 @@ def _draw_rank(shares: Sequence[float], u: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prefix, as far as what follows it depends on it."""
+    """The part of a prefix that later tokens depend on."""
 
     prefix_hash: int
     index: int
@@ -113,7 +113,7 @@ class Place:
     is_true: bool
     """Whether the prefix is the target's own text."""
     next_token: int
-    """What the target says after it."""
+    """The target's token after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +136,14 @@ class Text:
         return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, is_true)
 
     def plain(self, prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
-        """What any correct completion of `prompt` begins with."""
+        """The beginning of every correct completion of `prompt`."""
         log = TokenLog(prompt)
         for index in range(num_tokens):
             log.extend([self._place(log.base(len(log)).prefix_hash, index, seed, True).next_token])
         return list(log.since(len(prompt)))
 
     def coupled(self, place: Place, num_ranks: int, *, has_noise: bool = True) -> Candidates:
-        """What the draft says where both sides draw with the same noise, or are greedy."""
+        """The draft's candidates where both sides draw with the same noise, or are greedy."""
         agreement = self._agreement(place)
         ranked = self._ranked(place, agreement.rank if has_noise else agreement.plain_rank, num_ranks)
         if not has_noise:
@@ -151,14 +151,14 @@ class Text:
         return Candidates(ranked, agreement.confidence, agreement.entropy, shares=agreement.shares[:num_ranks])
 
     def sampled(self, place: Place, *, is_right: bool) -> Candidates:
-        """What the draft says where it samples by itself; its sample is right or wrong as the caller has tossed."""
+        """The draft's candidates where it samples by itself; the caller decides whether its sample is right."""
         agreement = self._agreement(place)
         sample = place.next_token if is_right and place.is_true else self._filler(place, self.vocab_size - 3)
         q = SparseDistribution.certain(sample)
         return Candidates((sample,), agreement.plain_confidence, agreement.entropy, sample, q)
 
     def is_accepted(self, place: Place) -> bool:
-        """A toss of rejection's coin for the draft's sample at a place of the target's text."""
+        """Whether rejection accepts the draft's sample at a place of the target's text: a random draw."""
         return fraction(mix(place.prefix_hash, place.seed, 1)) < self.law.at(place.seed, place.index).alpha
 
     def _agreement(self, place: Place) -> Agreement:

@@ -1,4 +1,4 @@
-"""What simulated runs come to: comparisons, days of load, pictures."""
+"""Reports on simulated runs: comparisons, days of load, pictures."""
 
 from simulation.report.comparison import Comparison, Run, compare, plain, run, sequential, sweep
 from simulation.report.day import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, simulate_day

@@ -1,7 +1,7 @@
 """The same load under three ways of decoding: plain, drafting and verifying in turn, and drafting behind verification.
 
-"In turn" means the best that a fixed draft length can do: every length is tried, under each verification that applies,
-and the fastest counts.
+"In turn" means the best fixed draft length: every length is tried, under each verification that applies, and the
+fastest counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ maximum in gamma."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way, and what came of it."""
+    """One way of decoding, and its results."""
 
     name: str
     gamma: int | None
@@ -32,7 +32,7 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """What ways are compared by: tokens a second of one stream."""
+        """The measure of the comparison: tokens a second of one stream."""
         return self.report.tokens_per_s_a_stream
 
 

@@ -1,4 +1,4 @@
-"""A day of load, and how many replicas of each model it is given: the autoscaling that serves, on simulated load.
+"""A day of load, and the number of replicas of each model: the real rules of autoscaling, on simulated load.
 
 Sessions come and go by the hour, with noise and sudden crowds; each fills KV, works its draft, and waits when drafts
 are busy. Replicas are wanted by `core.scaling`, as Serve asks it: by the average of a window, bounded, and after its
@@ -41,12 +41,12 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What sessions are, and when they come."""
+    """Sessions: their load, and when they come."""
 
     peak_sessions: float
-    """At the busiest hour."""
+    """Number of sessions at the busiest hour."""
     night_share: float = 0.1
-    """Of the peak, at the quietest hour; 0 has hours without a session."""
+    """Share of the peak at the quietest hour; 0 has hours without a session."""
     noise: float = 0.1
     """Standard deviation of the load around its course, as a share of it; it lasts for minutes."""
     num_crowds: int = 3
@@ -73,14 +73,14 @@ class Moment:
     at_s: float
     num_sessions: float
     num_replicas: Mapping[str, int]
-    """That serve."""
+    """Number of replicas that serve."""
     num_short: float
     """Sessions beyond what the targets can hold, which are refused or wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What has happened."""
+    """The record of a day."""
 
     moments: Sequence[Moment]
 
@@ -102,7 +102,7 @@ class Day:
         )
 
     def short_share(self) -> float:
-        """Of all sessions' time, what was spent without a place."""
+        """Share of all sessions' time that was spent without a lease."""
         total = sum(moment.num_sessions for moment in self.moments)
         return sum(moment.num_short for moment in self.moments) / total if total else 0.0
 
@@ -143,7 +143,7 @@ def simulate_day(demand: Demand, settings: Scaling, loading: Loading = Loading()
 
 
 class _Course:
-    """How many sessions there are, tick after tick."""
+    """The number of sessions, tick after tick."""
 
     def __init__(self, demand: Demand, random: Random) -> None:
         self._demand = demand
@@ -170,12 +170,12 @@ class _Fleet:
     loading_s: float
     num_running: int = field(init=False)
     _ready_s: list[float] = field(init=False, default_factory=list)
-    """When those that load will serve."""
+    """Times at which loading replicas begin to serve."""
     _seen: deque[float] = field(init=False, default_factory=deque)
     _wishes: list[scaling.Wish] = field(init=False, default_factory=list)
     _more_since_s: float | None = field(init=False, default=None)
     _started_s: float | None = field(init=False, default=None)
-    """When more were last had."""
+    """Time at which replicas were last started."""
 
     def __post_init__(self) -> None:
         self.num_running = self.settings.min_replicas
@@ -206,7 +206,7 @@ class _Fleet:
             self._resize(now_s, wanted)
 
     def _resize(self, now_s: float, num_replicas: int) -> None:
-        """Those that still load go first."""
+        """Remove replicas, loading ones first."""
         missing = num_replicas - self.num_running - len(self._ready_s)
         if missing > 0:
             self._started_s = now_s

@@ -1,4 +1,4 @@
-"""Draws sessions and replicas over time: a day that was simulated, or a cluster under `python -m bench cluster`.
+"""Draws sessions and replicas over time: of a simulated day, or of a cluster under `python -m bench cluster`.
 
 Knows samples and canvases; must not know how they were taken.
 """

@@ -1,4 +1,4 @@
-"""Draws what `outrider simulate` has found: speed by draft length, and by how many streams there are.
+"""Draws the results of `outrider simulate`: speed by draft length, and by the number of streams.
 
 Knows comparisons and canvases; must not know how the figures were made.
 """

@@ -1,4 +1,4 @@
-"""What `outrider simulate` has found, for people: a table, a sentence, and the same figures as results.
+"""The results of `outrider simulate`, for people: a table, a sentence, and the same figures as results.
 
 Knows comparisons; must not know how they were made.
 """
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
 
 
 def advice_of(comparison: Comparison) -> str:
-    """What to do, in words."""
+    """The advice, in words."""
     plain, in_turn, pipelined = comparison.runs
     best = max(comparison.runs, key=lambda run: run.rate)
     gain = best.rate / plain.rate
@@ -87,7 +87,7 @@ def advice_of(comparison: Comparison) -> str:
 
 
 def comparison_results(comparison: Comparison, settings: Mapping[str, Any]) -> list[Result]:
-    """Every figure of every way, and all that was tried in turn."""
+    """Every figure of every way, and of every draft length that was tried in turn."""
     found = [
         Result(f"{run.name}: {figure.name}", round(figure.of(run.report), 3), figure.unit, settings=_of(run, settings))
         for run in comparison.runs

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench.in_process import RealClock
+from bench.engine.in_process import RealClock
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, DraftUpdate, GenerationRequest, Sampling

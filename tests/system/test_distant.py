@@ -1,4 +1,4 @@
-"""A draft on another host: two network namespaces, and a wire that takes its time (bench/hosts.py)."""
+"""A draft on another host: two network namespaces, and a wire that takes its time (bench/harness/hosts.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.hosts import missing, two_hosts
+from bench.harness.hosts import missing, two_hosts
 
 pytestmark = pytest.mark.slow
 DELAY_S = 0.03

@@ -9,10 +9,10 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
-from bench.cluster import settings
-from bench.load import Expected, Load
-from bench.nodes import ROLE, ROLES, nodes, num_running, only_running, until
-from bench.traffic import PLAINLY, connected, request, run
+from bench.disruption.cluster import settings
+from bench.harness.load import Expected, SteadyLoad
+from bench.harness.nodes import ROLE, ROLES, nodes, num_running, only_running, until
+from bench.harness.traffic import PLAINLY, connected, request, run
 from outrider_client import AsyncClient, Client
 
 pytestmark = pytest.mark.ray
@@ -69,7 +69,7 @@ async def test_streams_outlive_a_node_of_each_role(up, role):
     """The client resumes what an orchestrator takes with it; all else the service mends by itself."""
     counts = dict.fromkeys(ROLES, 1)
     jobs = [await expected(up, seed) for seed in range(4)]
-    async with AsyncClient(up.address) as client, Load(client, jobs) as load:
+    async with AsyncClient(up.address) as client, SteadyLoad(client, jobs) as load:
         load.keep(2)
         await asyncio.sleep(1.0)
         up.kill(role)
@@ -85,7 +85,7 @@ async def test_streams_outlive_a_node_of_each_role(up, role):
 @pytest.mark.slow
 async def test_an_update_of_both_models_breaks_no_stream_and_changes_no_token(up):
     jobs = [await expected(up, seed) for seed in range(4)]
-    async with AsyncClient(up.address) as client, Load(client, jobs) as load:
+    async with AsyncClient(up.address) as client, SteadyLoad(client, jobs) as load:
         load.keep(2)
         await asyncio.to_thread(up.deploy, settings(target={"num_cpus": 0.5}, draft={"num_cpus": 0.5}))
         await until(lambda: only_running(dict.fromkeys(ROLES, 1)), 120.0)
@@ -103,7 +103,7 @@ async def test_replicas_follow_the_load_and_drafts_go_down_to_none(up):
     jobs = [await expected(up, seed) for seed in range(4)]
     await asyncio.to_thread(up.deploy, scaled)
     await until(lambda: num_running("draft") == 0, 120.0)
-    async with AsyncClient(up.address) as client, Load(client, jobs) as load:
+    async with AsyncClient(up.address) as client, SteadyLoad(client, jobs) as load:
         load.keep(4)
         await until(lambda: num_running("draft") == 1 and num_running("target") == 2, 120.0)
     await until(lambda: only_running({"orchestrator": 1, "target": 1, "draft": 0}), 180.0)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Answer = tuple[int, Reply | DraftUpdate | Missing | Refused]
-"""A request's ticket, and the reply to it, or what has grown before there is one."""
+"""A request's ticket, and its reply or an update before it."""
 
 
 class Engine(ABC, Generic[Request, Reply]):
@@ -63,9 +63,9 @@ class Engine(ABC, Generic[Request, Reply]):
         return bool(self._jobs or self._answers)
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
-        """Make ready, so that no request pays for first use; what was found out, or is `known`, another can start with.
+        """Warm up, so that no request pays for first use; returns findings, which a later engine can start with.
 
-        `machine` names the one that this runs on.
+        `known` are the findings of an engine before this one; `machine` names this machine.
         """
         progress("warming up")
         findings = self._runtime.warm_up(progress, machine, known)
@@ -76,7 +76,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return findings
 
     def close(self) -> None:
-        """Let the other ranks of the model end, if it has any; there is no step after this."""
+        """End the other ranks of the model, if there are any; no step follows."""
         self._runtime.close()
 
     def stats(self) -> EngineStats:
@@ -117,7 +117,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._begin(ticket, request, held)
 
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
-        """Why this message must change nothing: it is stale, malformed, or can never fit."""
+        """Why this message is refused: it is stale, malformed, or can never fit."""
         has_ended = self._store.has_ended(request.stamp.session)
         refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
         return refusal or self._refusal_of_size(request)
@@ -145,14 +145,14 @@ class Engine(ABC, Generic[Request, Reply]):
         self._answers.append((job.ticket, reply))
 
     def release(self, sessions: Sequence[str]) -> None:
-        """Free what these sessions hold; a message that comes after its session's end stays without effect."""
+        """Free the KV and tokens of these sessions; later messages of an ended session have no effect."""
         for session in sessions:
             if (held := self._store.find(session)) is not None:
                 self._supersede(held)
             self._store.release(session)
 
     def expire(self) -> list[str]:
-        """Free sessions that have said nothing for `session_timeout_s`, and name them."""
+        """Free sessions without a message for `session_timeout_s`, and return their names."""
         limit_s = monotonic() - self._config.session_timeout_s
         busy = {job.held.session for job in self._jobs}
         silent = [held.session for held in self._store if held.last_used_s < limit_s and held.session not in busy]
@@ -163,7 +163,7 @@ class Engine(ABC, Generic[Request, Reply]):
     # Steps
 
     def step(self) -> list[Answer[Reply]]:
-        """One forward pass over what is ready; the replies that are complete after it."""
+        """One forward pass over the jobs that are ready; returns the replies that are complete after it."""
         if self._jobs:
             started_s = monotonic()
             jobs = self._prefixes.ready(self._jobs) if self._prefixes else list(self._jobs)
@@ -195,7 +195,7 @@ class Engine(ABC, Generic[Request, Reply]):
     # Room
 
     def _make_room(self, shares: Sequence[tuple[Job[Request], Share]]) -> list[tuple[Job[Request], Share]]:
-        """The shares that have room for their KV, in order; sessions that are newer are preempted for them."""
+        """The shares with room for their KV, in order; newer sessions are preempted for them."""
         if self._reserve_all(shares):
             return list(shares)
         work: list[tuple[Job[Request], Share]] = []
@@ -204,7 +204,7 @@ class Engine(ABC, Generic[Request, Reply]):
             is_as_planned = share.num_tokens <= len(job.pending) and share.is_last == (
                 share.num_tokens == len(job.pending)
             )
-            if not is_as_planned:  # it was preempted a moment ago, for one before it
+            if not is_as_planned:  # it was just preempted for an earlier share
                 continue
             admitted.add(job.held.session)
             if self._reserve(job, share, admitted):
@@ -212,7 +212,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return work
 
     def _reserve_all(self, shares: Sequence[tuple[Job[Request], Share]]) -> bool:
-        """Make room for all shares at once, if there is as much."""
+        """Reserve blocks for all shares at once, if there are enough."""
         try:
             self._runtime.cache.reserve_all((job.held.kv, _num_kv_rows(job, share)) for job, share in shares)
         except OutOfBlocks:
@@ -230,10 +230,10 @@ class Engine(ABC, Generic[Request, Reply]):
                 return True
 
     def _preempt(self, protected: set[str]) -> bool:
-        """Drop KV of the newest session outside `protected`, idle ones first; whether there was one.
+        """Drop KV of the newest session outside `protected`, idle ones first; returns whether there was one.
 
-        Idle sessions give up what is left of their guesses before any is forgotten, so that its next message is
-        answered Missing; one in progress begins again.
+        Idle sessions first give up the KV of their guesses. An idle session that is dropped is answered Missing at its
+        next message; one in progress begins again.
         """
         waiting = {job.held.session: job for job in self._jobs}
         candidates = [held for held in self._store if held.session not in protected and held.kv.num_tokens]
@@ -255,30 +255,29 @@ class Engine(ABC, Generic[Request, Reply]):
         logger.info("KV is full: session %s was preempted", victim.session)
 
     def _publish(self, held: HeldSequence) -> None:
-        """Let others begin with what was computed of this sequence, now that what the model says after it is sound."""
+        """Publish the computed prefix of this sequence, now that the logits after it are sound."""
         if self._prefixes is not None:
             self._store.publish(held)
 
-    # What target and draft do differently
+    # Where target and draft differ
 
     @abstractmethod
     def _needed_guesses(self, request: Request) -> TokenTree:
-        """What the request cannot be served without, beyond its committed tokens."""
+        """Number of rows that the request needs beyond its committed tokens."""
 
     @abstractmethod
     def _begin(self, ticket: int, request: Request, held: HeldSequence) -> None:
-        """Make `held` agree with the request, and a job of what is still to be computed."""
+        """Make `held` agree with the request, and a job of the rest to be computed."""
 
     @abstractmethod
     def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:
-        """Use the logits of jobs, of the kind that `_begin` makes, whose last rows were computed in this step; whether
-        that had to wait until the device was done.
+        """Use the logits of jobs whose last rows were computed in this step; returns whether it waited for the device.
 
-        The rows of `logits` are those of the jobs that want them, in order: of the last token if one was pending, then
-        of the guesses.
+        The jobs are of the kind that `_begin` makes. The rows of `logits` are those of the jobs that want them, in
+        order: of the last token if one was pending, then of the guesses.
         """
 
 
 def _num_kv_rows(job: Job[Any], share: Share) -> int:
-    """That its sequence has after this share of it."""
+    """Number of rows of KV that its sequence has after this share."""
     return job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)

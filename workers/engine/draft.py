@@ -1,8 +1,8 @@
-"""The draft engine: catches up with what was committed, then grows trees of guesses below it.
+"""The draft engine: catches up with the committed tokens, then grows trees of guesses below them.
 
-What it has fed stays until it is known to be wrong, so that what lies below a verdict is not computed again. Nothing it
-says can change the output, only how fast it comes: it uses the target's sampling parameters and, in coupled mode, the
-target's noise, because that is how it guesses best.
+Fed nodes stay until they are known to be wrong, so that the nodes below a verdict are not computed again. Its guesses
+change the speed of the output and never its tokens: it uses the target's sampling parameters and, in coupled mode, the
+target's noise, because these give the best guesses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workers.step import Readback
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What bounds a tree."""
+    """The bounds of a tree."""
 
     step_tokens: int
     """Rows of one step."""
@@ -49,9 +49,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         cache = runtime.cache
         kv_tokens = cache.num_blocks * cache.block_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
-        """By session, whoever is grown for until its next message."""
+        """By session: the jobs that grow until the session's next message."""
         self._since_s: float | None = None
-        """When the last step ended, if there was more to do at once."""
+        """End of the last step, if the next one follows at once."""
         self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
@@ -73,11 +73,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
-        """Whoever is grown for continuously is a job, too, even while nothing is worth a row."""
+        """A session with continuous growth is a job, too, also while no node is worth a row."""
         return replace(super().stats(), num_jobs=len(self._jobs) + len(self._growing_jobs))
 
     def step(self) -> list[Answer[DraftReply]]:
-        """As `Engine.step`; whoever is grown for continuously takes what the pass has room for, best first over all."""
+        """As `Engine.step`; continuous growth takes the rest of the pass, the likeliest nodes of all sessions first."""
         self._plan_turns()
         self._plan_growth()
         answers = super().step()
@@ -116,7 +116,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return [job for job in self._growing_jobs.values() if job.may_feed]
 
     def _num_growth_rows(self, growing: Sequence[TreeJob]) -> int:
-        """Nodes that the next pass has room for, beside the tokens that somebody waits for.
+        """Number of nodes that fit into the next pass, beside the tokens that a round waits for.
 
         Each row may need a block of its own; at worst each session begins one.
         """
@@ -128,9 +128,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return max(0, min(num_wanted, num_fitting, self._room.step_tokens))
 
     def _plan_growth(self) -> None:
-        """Who is in the next pass, with which nodes."""
+        """The jobs of the next pass, with their nodes."""
         for job in self._growing_jobs.values():
-            if job.has_lost_root:  # its guesses made room for others
+            if job.has_lost_root:  # its guesses were dropped to make room
                 job.builder.begin()
                 job.pending = self._store.step_back(job.held)
         growing = self._growing()
@@ -141,7 +141,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs += [job for job in self._growing_jobs.values() if job.pending or job.builder.feeding]
 
     def _plan_turns(self) -> None:
-        """What growth that ends by itself feeds next; where it finds no room, it has ended."""
+        """Choose the next nodes of growth that ends by itself; without room, it has ended."""
         for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending]:
             num_rows = self._room.kv_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._room.step_tokens))
@@ -159,12 +159,12 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._answers.append((ticket, job.draft_update()))
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
-        """What is asked for, no deeper than the model has positions: the deepest nodes are told, and not fed."""
+        """The request's tree spec, no deeper than the model has positions: the deepest nodes are told, not fed."""
         num_left = self._room.context_tokens - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
-        return EMPTY_BLOCK  # a tree that does not fit is grown as far as it does
+        return EMPTY_BLOCK  # a tree that does not fit is grown partly
 
     def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
@@ -178,8 +178,10 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return bool(growing)
 
     def _end_unsound(self, job: TreeJob) -> None:
-        """The model says nothing that can be used. What was drawn before is told all the same: to leave it out would be
-        to choose among draws by what they are, since what follows one depends on it (docs/exactness.md, section 4).
+        """End growth whose logits are unsound.
+
+        Earlier draws are told all the same: to leave them out would select draws by
+        their values, since later logits depend on them (docs/exactness.md, section 4).
         """
         reason = "NaN or infinite scores of the draft for this sequence"
         is_kept = job.held.spec.needs_q and job.builder.has_root
@@ -193,7 +195,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._answer(job, job.reply())
 
     def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
-        """Hand each job what the model says after its rows; refuse those that it says nothing sound to."""
+        """Give each job the logits of its rows; refuse jobs with unsound ones."""
         readback = Readback()
         places = [job.places() for job in jobs]
         propose_all = propose(logits, list(chain.from_iterable(places)), self._q_top_tokens, readback)

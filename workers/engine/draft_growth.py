@@ -1,4 +1,4 @@
-"""Drafting that never stops: what one session's continuous growth adds to each pass of the draft engine."""
+"""Continuous drafting: the part of one session in each pass of the draft engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from workers.step import StepRows
 
 @dataclass(eq=False, slots=True)
 class TreeJob(Job[DraftRequest]):
-    """A session that is grown for until its next message; one of the engine's jobs while it takes part in a pass.
+    """The growth of one session until its next message; one of the engine's jobs while it takes part in a pass.
 
     Where growth ends by itself it is a job like others, until its reply.
     """
 
     _pass: tuple[float, int] | None = None
-    """When the last step that it had a part in began, and how many rows that had; None once it was told of."""
+    """Begin and number of rows of the last step that it took part in; None once it was told."""
 
     @property
     def tree_spec(self) -> TreeSpec:
@@ -53,7 +53,7 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def has_lost_root(self) -> bool:
-        """Whether what the model says after the text is to be computed again, because its guesses were forgotten."""
+        """Whether the candidates behind the text are to be computed again, because the guesses were dropped."""
         return not self.pending and self.held.tree.root is None
 
     def took_part(self, started_s: float, num_rows: int) -> None:
@@ -61,7 +61,7 @@ class TreeJob(Job[DraftRequest]):
         self._pass = (started_s, num_rows)
 
     def last_rows(self) -> StepRows:
-        """What is pending, or the nodes to be fed."""
+        """The pending tokens, or the nodes to be fed."""
         tree, builder = self.held.tree, self.builder
         assert not builder.feeding or len(builder.rows) == 1 + len(tree), "the root and all that is held were fed"
         tokens = (*tree.tokens, *(builder.tokens[node] for node in builder.feeding))
@@ -69,7 +69,7 @@ class TreeJob(Job[DraftRequest]):
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
-        """Of the logits that the last step gave. Without penalties those as deep as each other are alike."""
+        """The sampling context of each row of logits. Without penalties nodes of equal depth share it."""
         log, builder = self.held.log, self.builder
         nodes = builder.being_fed
         if self.held.spec.sampling.has_penalties:
@@ -81,11 +81,11 @@ class TreeJob(Job[DraftRequest]):
         spec = self.held.spec
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
         sample = depth if spec.needs_q else None
-        # chances are shared out among those that follow the first
+        # the others share the rest of the probability
         return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
 
     def hold(self, found: Sequence[Candidates]) -> None:
-        """What the model says after each of `places`, of which the tree builder is still to be told."""
+        """The model's candidates after each of `places`, which the tree builder still needs."""
         self.held.hold(found)
         self.builder.made_pass()
 
@@ -101,15 +101,15 @@ class TreeJob(Job[DraftRequest]):
         return not self.pending and self.builder.has_ended
 
     def choose(self, room: int) -> None:
-        """What growth that ends by itself feeds next, of which there is room for so many rows."""
+        """Choose the next nodes of growth that ends by itself, at most `room` of them."""
         if not self.pending:
             self.builder.feed_pass(room)
 
     def draft_update(self, since_s: float | None = None) -> DraftUpdate:
-        """What has grown since the last time.
+        """The nodes that have grown since the last update.
 
-        The pass took as long as from the one before, which ended at `since_s`: what is done between two passes, such as
-        telling, is a part of what each costs. None where the engine had nothing to do before.
+        A pass is timed from the end of the one before, `since_s`: work between two passes, such as telling, is a part
+        of its cost. None where the engine was idle before.
         """
         timing = None
         if self._pass is not None:
@@ -120,7 +120,7 @@ class TreeJob(Job[DraftRequest]):
         return DraftUpdate(self.request.stamp, self.builder.tell(), self._num_held, timing, is_over)
 
     def reply(self) -> DraftTree:
-        """All that has grown, where growth has ended."""
+        """All grown nodes, after the end of the growth."""
         timing = self.timing() if self.num_passes else None
         return DraftTree(self.request.stamp, self.builder.tell(), self._num_held, timing)
 

@@ -1,4 +1,4 @@
-"""What an engine does about one request, from its arrival to its reply, step by step."""
+"""The work on one request, from its arrival to its reply, step by step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Job(ABC, Generic[Request]):
     num_passes: int = 0
     num_rows: int = 0
     prompt_hashes: list[BlockHash] = field(default_factory=list)
-    """Of all that the job computes, where its sequence began empty and `workers.engine.prefix_cache` has looked."""
+    """Block hashes of the job's tokens, if its sequence began empty and `workers.engine.prefix_cache` has looked."""
 
     @property
     @abstractmethod
     def num_tree_rows(self) -> int:
-        """Guesses that are computed in the step that takes the last pending token, or in the next if none is left."""
+        """Guesses that are computed with the last pending token, or in the next step if none is pending."""
 
     @property
     def is_urgent(self) -> bool:
@@ -48,31 +48,31 @@ class Job(ABC, Generic[Request]):
 
     @property
     def wants_logits(self) -> bool:
-        """Whether anybody asks what follows the last pending token and the guesses."""
+        """Whether logits of the last pending token and of the guesses are wanted."""
         return True
 
     @abstractmethod
     def last_rows(self) -> StepRows:
-        """All that is pending, and the guesses that go with it."""
+        """The pending tokens, and the guesses that go with them."""
 
     def rows(self, share: Share) -> StepRows:
-        """What a share of this job adds to its step."""
+        """The rows that a share of this job adds to its step."""
         if share.is_last:
             return self.last_rows()
         return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
 
     def begin_again(self) -> None:
-        """What had been computed is pending once more; its KV is about to be freed."""
+        """Mark the computed tokens as pending again, since their KV is about to be freed."""
         self.pending = [*self.held.log.tokens, *self.pending]
 
     def took_part(self, started_s: float, num_rows: int) -> None:
-        """A step of `num_rows` rows, the company's included, that began at `started_s`."""
+        """Count a step of `num_rows` rows, those of others included, that began at `started_s`."""
         self.started_s = started_s if self.started_s is None else self.started_s
         self.num_passes += 1
         self.num_rows += num_rows
 
     def timing(self) -> Timing:
-        """What the job has cost until now."""
+        """The time that the job has taken until now."""
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)

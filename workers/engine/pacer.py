@@ -1,6 +1,6 @@
 """Forward passes that last as long as another model's on other hardware, with the processor free meanwhile.
 
-Knows a law of time and the clock; must not know what a pass computes.
+Knows a law of time and the clock; must not know the computation.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from core.costs import PASS_LAWS, PassLaw
 logger = logging.getLogger(__name__)
 
 WAKE_UP_S = 100e-6
-"""A sleep ends about so much late (Linux: 50 us of timer slack, and the way back to the thread), and is cut short by
+"""Usual delay of a sleep's end (Linux: 50 us of timer slack, and the way back to the thread); sleeps are shortened by
 it. On two cores that others use, too, waits of 1 to 25 ms end 0.03 ms late at the median and 0.12 at p90 (0.12 and 0.21
 without it), for 0.05 ms of processor time."""
 
 
 class Pacer:
-    """Holds an engine's passes back until they have lasted as long as the law says."""
+    """Prolongs an engine's passes to the duration of the law."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Pacer:
     ) -> None:
         self.name = name
         self.num_overruns = 0
-        """Passes that took longer by themselves than the law says."""
+        """Number of passes that took longer by themselves than the law's duration."""
         self._law = law
         self._clock = clock
         self._sleep = sleep
@@ -41,18 +41,18 @@ class Pacer:
         return cls(name, PASS_LAWS[name])
 
     def lasts_s(self, num_rows: int, took_s: float) -> float:
-        """What a pass that takes `took_s` by itself takes with its wait."""
+        """Duration with its wait of a pass that takes `took_s` by itself."""
         return max(took_s, self._law(num_rows))
 
     def wait(self, num_rows: int, began_s: float) -> None:
-        """Return when a pass of so many rows that began at `began_s` may end; at once where it took longer."""
+        """Wait until a pass of `num_rows` rows that began at `began_s` may end; not at all if it took longer."""
         end_s = began_s + self._law(num_rows)
         self.num_overruns += self._clock() > end_s
         while (left_s := end_s - self._clock()) > 0:
             self._sleep(max(0.0, left_s - WAKE_UP_S))
 
     def warn_of_overruns(self, step_times_s: Iterable[tuple[int, float]]) -> None:
-        """Say which steps, of those that were timed at start, are longer on this machine than they are meant to be."""
+        """Log the steps, of those timed at start, that take longer on this machine than the law's duration."""
         too_long = [str(num_rows) for num_rows, took_s in step_times_s if took_s > self._law(num_rows)]
         if too_long:
             logger.warning(

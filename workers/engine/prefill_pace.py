@@ -1,7 +1,7 @@
-"""How much of a prompt goes into a step in which others are decoding.
+"""The number of prefill rows in a step in which other sessions decode.
 
-Whoever decodes waits for the whole step. How much longer a step takes with so many rows more depends on the device: on
-a GPU hundreds are nearly free, on a CPU eight may double it. So it is learned.
+Decoding sessions wait for the whole step. The time of further rows depends on the device: on a GPU hundreds are nearly
+free, on a CPU eight may double a step. So it is learned.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from core.costs import PassCost
 
 PRIOR_S: Final = 0.01
 MAX_UNREAD: Final = 256
-"""Passes: cutting a prompt then takes some milliseconds at most, of a step that takes longer."""
+"""Number of passes kept: computing a chunk from them takes some milliseconds at most, within a longer step."""
 
 
 class PrefillPace:
-    """The largest chunk, of a few sizes, with which a step takes at most `stretch` times as long as without."""
+    """The largest chunk, of a few sizes, with which a step takes at most `stretch` times its duration without."""
 
     def __init__(self, stretch: float, max_rows: int) -> None:
         self._stretch = stretch
@@ -29,11 +29,11 @@ class PrefillPace:
         self._unread: deque[tuple[int, float]] = deque(maxlen=MAX_UNREAD)
 
     def see(self, num_rows: int, seconds: float) -> None:
-        """A forward pass of so many rows took so long; that is looked at when there is a prompt to cut."""
+        """Note a pass of `num_rows` rows and its duration, for the next prompt."""
         self._unread.append((num_rows, seconds))
 
     def chunk_rows(self, num_decoding: int) -> int:
-        """Rows of prefill that may join `num_decoding` others."""
+        """Number of prefill rows that may join `num_decoding` decoding rows."""
         while self._unread:
             self._cost.see(*self._unread.popleft())
         curve = self._cost.curve()

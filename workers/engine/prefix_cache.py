@@ -1,7 +1,7 @@
-"""Prompts that begin alike are computed once: a new sequence begins with the KV that others have left.
+"""Common prefixes are computed once: a new sequence begins with the KV of others.
 
-Decides who adopts what, and who does best to wait for somebody that is computing the same. Must not know where KV lies
-(`workers.step.kv_cache`) or what is done with it.
+Decides which sequence adopts which blocks, and which one waits for another that computes the same prefix. Must not know
+where KV lies (`workers.step.kv_cache`) or how it is used.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from workers.engine.jobs import Job
 from workers.engine.sequences import SequenceStore
 
 WORTH_WAITING: Final = 0.5
-"""A sequence waits for another that is computing at least this share of what it lacks,"""
+"""Share of its missing tokens that another sequence must be computing for a sequence to wait for it."""
 MIN_AWAITED_TOKENS: Final = 64
-"""if it is so many tokens: fewer are computed sooner than a further step."""
+"""Fewest tokens that are worth waiting for: fewer are computed sooner than a further step."""
 
 
 class Prefixes:
-    """Common beginnings of the sequences of one engine."""
+    """Common prefixes of the sequences of one engine."""
 
     def __init__(self, store: SequenceStore, block_tokens: int) -> None:
         self._store = store
@@ -28,7 +28,7 @@ class Prefixes:
         self.num_adopted_tokens = 0
 
     def ready(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
-        """The jobs that should go on now; those that hold nothing begin with what can be adopted."""
+        """The jobs that should run now; empty sequences first adopt what they can."""
         coming: set[BlockHash] = set()
         ready = []
         for job in jobs:
@@ -37,13 +37,13 @@ class Prefixes:
                 if self._should_wait(job, coming):
                     continue
                 self._adopt(job)
-            if job.pending and job.wants_logits:  # others are not published: nobody has seen that they are sound
+            if job.pending and job.wants_logits:  # later ones are not published: their logits have not been checked
                 coming.update(job.prompt_hashes)
             ready.append(job)
         return ready
 
     def _look_at(self, job: Job[Any]) -> None:
-        """Its last token stays with a job: somebody asks what follows it."""
+        """The last token stays with the job, since its logits are wanted."""
         if not job.prompt_hashes:
             job.prompt_hashes = block_hashes(job.pending[:-1], self._block_tokens)
 

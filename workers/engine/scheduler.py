@@ -1,8 +1,8 @@
-"""Who is in the next step, and with how many rows.
+"""The jobs of the next step, and their numbers of rows.
 
-Decoding comes first and whole: its rows are few, and every one of them is a stream that waits. Prefill takes what is
-left of the step, in chunks while anything is decoding, so that a long prompt never stalls the others. Among equals what
-is urgent goes before what is only prepared.
+Decoding comes first and whole: its rows are few, and a stream waits for each. Prefill takes the rest of the step, in
+chunks while any session decodes, so that a long prompt never stalls the others. Among equals, urgent jobs go before
+preparations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Schedulable(Protocol):
 
     @property
     def pending(self) -> Sequence[int]:
-        """Tokens still to be computed."""
+        """Number of tokens still to be computed."""
         ...
 
     @property
     def num_tree_rows(self) -> int:
-        """Guesses that go with the last of them; at least one where no token is pending."""
+        """Number of guesses that go with the last of them; at least one where no token is pending."""
         ...
 
     @property
@@ -50,8 +50,8 @@ class Share:
 def plan(jobs: Sequence[Schedulable], max_rows: int, chunk_rows: Callable[[int], int]) -> list[Share]:
     """Shares of the next step: decoding first, then what is urgent, then by age. Never empty when there are jobs.
 
-    A step has `max_rows` rows; beside so many that decode, prefill takes `chunk_rows` of them at most. It always gets a
-    few, so that no prompt waits for ever while others fill each step.
+    A step has at most `max_rows` rows; `chunk_rows` gives the most rows of prefill beside a number of decoding rows.
+    Prefill always gets a few rows, so that no prompt waits for ever while others fill each step.
     """
     by_urgency = sorted(range(len(jobs)), key=lambda index: not jobs[index].is_urgent)
     decoding = [index for index in by_urgency if _is_decoding(jobs[index])]
@@ -63,15 +63,17 @@ def plan(jobs: Sequence[Schedulable], max_rows: int, chunk_rows: Callable[[int],
 
 
 def _is_decoding(job: Schedulable) -> bool:
-    """The end of a prompt that went in chunks is none, or a step would take longer with it than with any of them; but a
-    last few tokens are, so that the guesses which go with them need not find room in a chunk."""
+    """Whether the job is decoding.
+
+    The end of a chunked prompt is not, or its step would take longer than one with a chunk. The last few tokens are, so
+    that the guesses with them need no room in a chunk."""
     return len(job.pending) <= (MIN_CHUNK_TOKENS if job.has_begun else DECODE_TOKENS)
 
 
 def _whole(
     indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int, reserve: int
 ) -> tuple[list[Share], int]:
-    """As many as leave `reserve` rows, and one at least; and how many rows are left."""
+    """The shares that leave `reserve` rows, at least one; and the number of rows left."""
     shares: list[Share] = []
     for index in indices:
         job = jobs[index]

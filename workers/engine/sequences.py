@@ -1,6 +1,6 @@
-"""What an engine holds of each session: its tokens, guesses below them, the KV of both, and how to sample for it.
+"""The state of each session on an engine: tokens, guesses below them, the KV of both, and how to sample.
 
-Knows how KV follows what `core.protocol` decides. Must not know when rows are computed or what they are for.
+Makes KV follow the decisions of `core.protocol`. Must not know when rows are computed, or their purpose.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HeldSequence(HeldTokens):
     session: str = field(kw_only=True)
     kv: SequenceKV = field(kw_only=True)
     hashes: list[BlockHash] = field(default_factory=list)
-    """Of the first blocks of the log, as far as somebody has asked."""
+    """Hashes of the first blocks of the log, as far as computed."""
     last_used_s: float = 0.0
 
 
@@ -47,7 +47,7 @@ class SequenceStore:
         return self._held.get(session)
 
     def open(self, session: str, spec: SequenceSpec) -> HeldSequence:
-        """The session's sequence; a new and empty one if it has none. What was guessed by another spec is forgotten."""
+        """The session's sequence; a new and empty one if it has none. Guesses under another spec are dropped."""
         held = self._held.get(session)
         if held is None:
             held = self._held[session] = HeldSequence(spec, session=session, kv=self._cache.new_sequence())
@@ -56,53 +56,53 @@ class SequenceStore:
         return held
 
     def has_ended(self, session: str) -> bool:
-        """Whether a message for this session is an echo from before its end."""
+        """Whether this session has ended, so that a message for it is late."""
         return session in self._ended
 
     def follow(self, held: HeldSequence, rebased: Rebased) -> Rebased:
-        """Let KV follow what a message has left of the sequence; the same again."""
+        """Make the KV follow `rebased`, and return it."""
         self._follow(held, rebased.num_tokens, rebased.guesses)
         return rebased
 
     def num_adoptable(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of these blocks others have left, from the first on."""
+        """The number of these blocks, from the first on, that others have left."""
         return self._cache.num_published(hashes)
 
     def adopt(self, held: HeldSequence, hashes: Sequence[BlockHash], tokens: Sequence[int]) -> int:
-        """Begin an empty sequence with what others have computed of `tokens`; of how many of them the KV is there."""
+        """Begin an empty sequence with the KV that others have of `tokens`; returns the number of tokens covered."""
         num_tokens = self._cache.adopt(held.kv, hashes)
         held.log.extend(tokens[:num_tokens])
         return num_tokens
 
     def publish(self, held: HeldSequence) -> None:
-        """Let others begin with this sequence's tokens. The model must have said something sound after the last."""
+        """Let others adopt this sequence's KV. The logits after the last token must be sound."""
         block_tokens = self._cache.block_tokens
         if len(held.log) // block_tokens > len(held.hashes):
             held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes)
             self._cache.publish(held.kv, held.hashes)
 
     def step_back(self, held: HeldSequence) -> list[int]:
-        """Forget the last token, which is to be computed again for its logits; that token."""
+        """Drop the last token, which is to be computed again for its logits, and return it."""
         pending = held.step_back()
         self._follow(held, len(held.log))
         return pending
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens` tokens and their KV."""
+        """Drop all but the first `num_tokens` tokens and their KV."""
         held.truncate(num_tokens)
         self._follow(held, num_tokens)
 
     def forget_guesses(self, held: HeldSequence) -> None:
-        """Keep the tokens, and of what was computed below them nothing."""
+        """Keep the tokens, and drop the guesses below them."""
         self.truncate(held, len(held.log))
 
     def drop(self, session: str) -> None:
-        """Free a session's KV; it may come back with its whole prefix (this is preemption, too)."""
+        """Free a session's KV; it may come back with its whole prefix (preemption does this, too)."""
         if (held := self._held.pop(session, None)) is not None:
             self._cache.free(held.kv)
 
     def release(self, session: str) -> None:
-        """Free a session's KV for good: a message that was overtaken by its end must not bring it back."""
+        """Free a session's KV for good: a late message must not open it again."""
         self.drop(session)
         self._ended.add(session)
 

@@ -1,4 +1,4 @@
-"""The target engine: extends prefixes and judges blocks. Its word is the output."""
+"""The target engine: extends prefixes and verifies blocks. Its tokens are the output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, 
 
 @dataclass(eq=False, slots=True)
 class VerifyJob(Job[VerifyRequest]):
-    """A prefix to extend, and a block to judge below it."""
+    """A prefix to extend, and a block to verify below it."""
 
     @property
     def block(self) -> TokenTree:
@@ -52,7 +52,7 @@ class VerifyJob(Job[VerifyRequest]):
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A job whose logits are there: its stretch of them, and what its rows draw."""
+    """A job whose logits are there: its rows of them, and the tokens that they draw."""
 
     job: VerifyJob
     start: int
@@ -68,7 +68,7 @@ class _Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """The logits of a step, what bias and penalties make of them, and the rows that give no distribution."""
+    """The logits of a step, before and after bias and penalties, and the rows without a distribution."""
 
     logits: Tensor
     scores: Tensor
@@ -82,7 +82,7 @@ class _Scored:
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
-    """Verifies blocks of many sessions at once. Prefill is verifying an empty block after a long suffix."""
+    """Verifies blocks of many sessions at once. Prefill is the verification of an empty block after a long suffix."""
 
     @classmethod
     def load(
@@ -93,7 +93,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         rank: Rank | None = None,
         on_loss: Callable[[str], None] = log_loss,
     ) -> TargetEngine:
-        """The engine; where ranks share the model it is the first, and `workers.parallel` says what becomes of it.
+        """The engine; with several ranks it is rank 0 (`workers.parallel`).
 
         Raises: StartupError.
         """
@@ -103,10 +103,10 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         super().__init__(runtime, config, epoch)
         self._continuations: Continuations[int] = Continuations()
         self.take_offers: Callable[[], None] = _nothing
-        """Called before verdicts are given, for offers that have come since the step began."""
+        """Called before verdicts are given, to take offers that have come since the step began."""
 
     def add(self, ticket: int, request: TargetRequest) -> None:
-        """As `Engine.add`; or take the offer of a continuation."""
+        """As `Engine.add`; also takes the offer of a continuation."""
         session = request.stamp.session
         if isinstance(request, Continuation):
             refused = self._refusal_of_offer(request)
@@ -153,7 +153,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return bool(jobs)
 
     def _judge(self, items: Sequence[_Judged], scored: _Scored) -> list[_Judged]:
-        """Answer all but those with a guess that has led the model to NaN; these as they are to be judged again.
+        """Answer all jobs but those with a guess that led to NaN; returns these, to be verified again.
 
         Everything that decides is read back at once: the host waits a second time for log probabilities alone.
         """
@@ -219,19 +219,19 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing())
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
-        """Not after an end-of-sequence token: only the orchestrator knows whether the text goes on behind it."""
+        """Not after an end-of-sequence token: only the orchestrator knows whether the text continues after it."""
         is_end = not set(committed).isdisjoint(self.info.eos_token_ids)
         return not is_end and self._refusal_of(request, self._store.find(request.stamp.session)) is None
 
     def _roll_back(self, job: VerifyJob, path: Sequence[int]) -> None:
-        """Keep the KV of the accepted path alone: what was rejected must not be attended to again."""
+        """Keep the KV of the accepted path alone: rejected tokens must not be attended to again."""
         held = job.held
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
 
 
 def _nothing() -> None:
-    """Who drives an engine by hand makes its offers between steps."""
+    """Nothing to take: an engine driven by hand gets its offers between steps."""
 
 
 def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
@@ -242,12 +242,12 @@ def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
 
 
 def _without_guesses(item: _Judged) -> _Judged:
-    """The root alone: plain decoding might never have gone where a guess has led the model to NaN."""
+    """The root alone: plain decoding might never reach the guess that led the model to NaN."""
     return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
 
 
 def _rows(job: VerifyJob) -> list[Row]:
-    """What the root and each node draw, one position below themselves."""
+    """The token that the root and each node draw, one position further."""
     spec, num_committed = job.held.spec, len(job.held.log)
     if sampler.is_argmax(spec.sampling):
         return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
@@ -260,7 +260,7 @@ def _rows(job: VerifyJob) -> list[Row]:
 
 
 def _paths(job: VerifyJob) -> list[Sequence[int]]:
-    """All tokens before what the root and each node draw: penalties count them."""
+    """All tokens before the draw of the root and of each node: penalties count them."""
     paths: list[Sequence[int]] = [list(job.held.log.tokens)]
     for token, parent in zip(job.block.tokens, job.block.parents, strict=True):
         paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
@@ -270,7 +270,7 @@ def _paths(job: VerifyJob) -> list[Sequence[int]]:
 def _logprobs(
     item: _Judged, outcome: Outcome, logits: Tensor, readback: Readback
 ) -> Callable[[], Sequence[TokenLogprobs]]:
-    """Of each emitted token, from the row that drew it: the root's for the first, then each accepted node's."""
+    """Log probabilities of each emitted token, from the row that drew it: the root's, then each accepted node's."""
     spec: SequenceSpec = item.job.held.spec
     if spec.num_logprobs is None:
         return tuple

@@ -1,7 +1,7 @@
 """Gives an engine a thread of its own, and its callers an event loop that stays free.
 
-All of an engine runs on that one thread, so it needs no locks; orders reach it through a queue, and replies go to
-whoever posted the requests, as soon as the step that completes them has ended.
+An engine runs on that one thread alone, so it needs no locks; orders reach it through a queue, and replies go to the
+receiver of each batch as soon as the step that completes them has ended.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ EXPIRY_PERIOD_S = 5.0
 
 
 class Receiver(Protocol):
-    """Who has posted requests. Called on the engine's thread: neither method may wait, or raise."""
+    """Takes the replies of posted requests. Called on the engine's thread: neither method may wait, or raise."""
 
     def take(self, replies: Sequence[tuple[int, Any]]) -> None:
-        """What one step has completed, each with the number of its request."""
+        """The replies that one step has completed, each with the number of its request."""
         ...
 
     def lose(self, end: WorkerLost) -> None:
-        """The engine has ended, and answers nothing that is still open."""
+        """The engine has ended; open requests get no answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """Puts what is said into a queue of another thread's event loop; a Receiver."""
+    """Puts replies into a queue of another thread's event loop; a Receiver."""
 
     loop: asyncio.AbstractEventLoop
     said: asyncio.Queue[Any]
@@ -90,7 +90,7 @@ class _Call(Generic[Reply]):
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Something to do on the engine's thread, and whom to tell if it cannot be done any more."""
+    """Work for the engine's thread, and the receiver to tell if it cannot be done any more."""
 
     run: Callable[[], None]
     lose: Callable[[WorkerLost], None]
@@ -103,7 +103,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._engine = engine
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._offers: queue.SimpleQueue[_Order] = queue.SimpleQueue()
-        """Continuations, which are of use until the step in progress ends, and not after it."""
+        """Continuations, which are of use only until the step in progress ends."""
         if isinstance(engine, TargetEngine):
             engine.take_offers = self._take_offers
         self._calls: dict[int, tuple[Receiver, int, float]] = {}
@@ -124,7 +124,7 @@ class EngineLoop(Generic[Request, Reply]):
         return await asyncio.wrap_future(call.future)
 
     def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
-        """Have `receiver` told the reply to each request, under its number, as soon as there is one.
+        """Give `receiver` the reply to each request, under its number, as soon as there is one.
 
         From any thread. Raises: WorkerLost.
         """
@@ -138,7 +138,7 @@ class EngineLoop(Generic[Request, Reply]):
             self._order(_Order(self._take_offers, receiver.lose))  # where no step takes them up
 
     async def replies(self, request: Request) -> AsyncIterator[Any]:
-        """What the engine says to a request that it answers more than once; what is `DraftUpdate` is not the last.
+        """The replies to a request that is answered more than once; a `DraftUpdate` is not the last.
 
         Raises: WorkerLost.
         """
@@ -163,7 +163,7 @@ class EngineLoop(Generic[Request, Reply]):
         return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
-        """Let the step in progress end, then stop; whoever still waits is told WorkerLost."""
+        """Let the step in progress end, then stop; open calls raise WorkerLost."""
         self._shut(WorkerLost("the engine was closed"))
         self._orders.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -175,7 +175,7 @@ class EngineLoop(Generic[Request, Reply]):
             self._orders.put(order)
 
     def _shut(self, end: WorkerLost) -> None:
-        """After this no order comes in, so that those in the queue are the last."""
+        """Refuse further orders, so that those in the queue are the last."""
         with self._door:
             self._end = self._end or end
 
@@ -193,7 +193,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._turn_away_the_rest()
 
     def _take_orders(self) -> None:
-        """Carry out what has been ordered; wait for it while there is nothing else to do."""
+        """Execute the orders in the queue; wait for one while there is no other work."""
         is_idle = not self._engine.has_work
         try:
             order = self._orders.get(block=is_idle, timeout=EXPIRY_PERIOD_S if is_idle else None)
@@ -205,7 +205,7 @@ class EngineLoop(Generic[Request, Reply]):
                 self._engine.expire()
 
     def _take_offers(self) -> None:
-        """What has been offered until now."""
+        """Take the offers that have come until now."""
         try:
             while True:
                 self._offers.get_nowait().run()
@@ -213,7 +213,7 @@ class EngineLoop(Generic[Request, Reply]):
             pass
 
     def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float | None = None) -> None:
-        """`ordered_s`: since when it has waited to be taken up; None where its reply does not wait for that."""
+        """`ordered_s`: when the order was given; None where the reply does not count the time since."""
         queued_s = monotonic() - ordered_s if ordered_s is not None else 0.0
         for number, request in batch:
             self._num_requests += 1
@@ -232,7 +232,7 @@ class EngineLoop(Generic[Request, Reply]):
         ready: dict[Receiver, list[tuple[int, Any]]] = {}
         for ticket, reply in self._engine.step():
             receiver, number, queued_s = self._calls[ticket]
-            if not isinstance(reply, DraftUpdate):  # after which more comes; and its timing is that of one pass
+            if not isinstance(reply, DraftUpdate):  # more replies follow, and its timing is that of one pass
                 del self._calls[ticket]
                 reply = _with_queueing(reply, queued_s)
             ready.setdefault(receiver, []).append((number, reply))
@@ -257,6 +257,6 @@ def _fail(future: Future[Any], error: WorkerLost) -> None:
 
 
 def _with_queueing(reply: Any, queued_s: float) -> Any:
-    """The reply, its timing counted from the order instead of from the engine's taking it up."""
+    """The reply, with its timing counted from the order instead of from the beginning of the work."""
     timing = getattr(reply, "timing", None)
     return reply if timing is None else replace(reply, timing=replace(timing, waited_s=timing.waited_s + queued_s))

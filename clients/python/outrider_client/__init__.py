@@ -1,7 +1,7 @@
 """A client of Outrider: `Client` for threads, `AsyncClient` for asyncio.
 
-Both give one unbroken stream for each completion: when a server dies in the middle, they call again, with the tokens
-received and the seed, and the caller sees neither a lost token nor a repeated one.
+Both give one unbroken stream for each completion: when a server dies, they call again with the received tokens and the
+seed, and the caller sees no lost and no repeated token.
 """
 
 from outrider_client.aio import AsyncClient, AsyncStream

@@ -1,6 +1,6 @@
-"""Whether, when and for how long a call is made again. No I/O: the time and the dice are handed in.
+"""Whether, when and for how long a call is made again. No I/O: the clock and the random source are arguments.
 
-Knows errors and options; must not know what the call is.
+Knows errors and options; must not know the call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider_client.options import Retry
 
 
 class RetryBudget:
-    """The retries that all calls of a client have left together; may be shared by threads."""
+    """The remaining retries of all calls of a client; may be shared by threads."""
 
     def __init__(self, num_retries: int) -> None:
         self._most = num_retries
@@ -60,7 +60,7 @@ class Attempts:
         self._is_answered = False
 
     def begin(self) -> float | None:
-        """The seconds that the next call may take; None is any number. Raises: DeadlinePassed."""
+        """The seconds that the next call may take; None for no limit. Raises: DeadlinePassed."""
         left_s = None if self._deadline is None else self._deadline - self._now()
         if left_s is not None and left_s <= 0:
             raise self._deadline_passed()
@@ -75,7 +75,7 @@ class Attempts:
         self._is_answered, self._num_failures = True, 0
 
     def failed(self, error: OutriderError) -> float:
-        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed, when there is to be none."""
+        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed when there is none."""
         self._num_failures += 1
         if not error.is_transient or self._num_failures > self._retry.max_retries or not self._budget.spend():
             raise error

@@ -1,12 +1,11 @@
-"""One stream over as many calls as it takes. No I/O: it is told what came and what failed, and says what to do.
+"""One stream over one or more calls. No I/O: it takes messages and failures, and gives the next step.
 
-    begin() -> call the server with this, and for each thing that happens:
-        take(message) -> give this chunk to the caller
-        broke(error), ended() -> stop if `is_finished`, else wait so long and begin again; or raise
+    begin() -> call the server with this, and for each thing that happens: take(message) -> give this chunk to the
+    caller broke(error), ended() -> stop if `is_finished`, else wait the returned seconds and begin again; or raise
 
-Why what the caller sees is unbroken: a chunk comes whole or not at all, so the ids received are a prefix of the output;
-sent as `resume_token_ids`, with the seed, they make the server continue it. Text follows: what may be shown of an
-output depends on its tokens alone, so text that was held back when the first call broke comes with the second.
+Why the caller's stream is unbroken: a chunk comes whole or not at all, so the ids received are a prefix of the output;
+sent as `resume_token_ids`, with the seed, they make the server continue it. Text follows: the shown part of an output
+depends on its tokens alone, so text that was held back when the first call broke comes with the second.
 
 Must not know channels, threads or event loops: the clients of both kinds drive this one.
 """
@@ -33,7 +32,7 @@ class Call:
 
 
 class Resumption:
-    """What has been received of one stream, and how it goes on.
+    """The received part of one stream, and its continuation.
 
     Invariant: after a chunk with a finish, `is_finished`, and nothing raises any more.
     """
@@ -54,7 +53,7 @@ class Resumption:
         return self._attempts.num_calls
 
     def begin(self) -> Call:
-        """The call for what has not been received yet. Raises: DeadlinePassed."""
+        """The call for the rest of the stream. Raises: DeadlinePassed."""
         timeout_s = self._attempts.begin()
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
@@ -76,9 +75,9 @@ class Resumption:
         return self.broke(ServiceError(grpc.StatusCode.DATA_LOSS, "the stream ended without saying how"))
 
     def broke(self, error: OutriderError) -> float:
-        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed, when there is to be none.
+        """The seconds to wait before the next call. Raises: `error` or DeadlinePassed when there is none.
 
-        Once the stream is finished, what becomes of its call makes no difference.
+        Once the stream is finished, the end of its call makes no difference.
         """
         return 0.0 if self.is_finished else self._attempts.failed(error)
 

@@ -1,4 +1,4 @@
-"""Where calls go: the addresses of a client, one channel for each that is used, and what is sent along with each call.
+"""The servers of a client: addresses, one channel for each that is used, and the metadata of each call.
 
 Knows gRPC's channel options; must not know requests, or whether the channels are blocking or asyncio's.
 """
@@ -19,7 +19,7 @@ Channel = TypeVar("Channel", grpc.Channel, grpc.aio.Channel)
 OpenChannel = Callable[[str, list[tuple[str, Any]], grpc.ChannelCredentials | None], Channel]
 """From address, options and credentials; without credentials it does not encrypt."""
 MIN_RECONNECT_MS = 100
-"""gRPC waits so long at least before it connects again to where it could not."""
+"""Least milliseconds before gRPC connects again to an address after a failure."""
 MAX_RECONNECT_MS = 5_000
 
 
@@ -35,7 +35,7 @@ class Servers(Generic[Channel]):
         token: str | None,
     ) -> None:
         self.metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        """Sent with each call; on an unencrypted channel the token can be read on the way."""
+        """Metadata of each call; on an unencrypted channel the token can be read on the way."""
         self.is_closed = False
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self._addresses:
@@ -70,7 +70,7 @@ class Servers(Generic[Channel]):
                 self._current = (self._current + 1) % len(self._addresses)
 
     def close(self) -> list[Channel]:
-        """Give no stub any more; all channels, for the caller to close."""
+        """Give no more stubs; returns all channels, for the caller to close."""
         with self._lock:
             self.is_closed = True
             return list(self._channels.values())

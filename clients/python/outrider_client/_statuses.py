@@ -1,6 +1,6 @@
 """From gRPC's errors to ours, with the field and the delay that the server named.
 
-Knows status codes, details and trailers; must not know which call failed or what is to be done about it.
+Knows status codes, details and trailers; must not know which call failed or how it is handled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS: dict[grpc.StatusCode, type[OutriderError]] = {
     # among these: gRPC's servers say it of a call that they cannot read, which would fail again and again.
     grpc.StatusCode.INTERNAL: errors.ServiceError,
     grpc.StatusCode.ABORTED: errors.ServiceError,
-    # Not ours, or nobody would ask: a proxy or a stopping replica resets the stream so.
+    # Not from this client, which would not ask: a proxy or a stopping replica resets streams with it.
     grpc.StatusCode.CANCELLED: errors.ServiceError,
 }
 _TOO_LONG = "message larger than max"
@@ -39,7 +39,7 @@ _FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[\d+\])*): ")
 
 
 def error_of(error: grpc.RpcError) -> OutriderError:
-    """What a call failed of."""
+    """The error of a failed call."""
     code, message = error.code(), error.details() or "the server gave no reason"
     kind = OutriderError if _TOO_LONG in message else _KINDS.get(code, OutriderError)
     details = list(_details(error.trailing_metadata()))
@@ -60,7 +60,7 @@ def _details(trailers: Iterable[Any] | None) -> Iterable[details_pb2.RetryInfo |
                 case "google.rpc.BadRequest":
                     yield details_pb2.BadRequest.FromString(packed.value)
     except DecodeError:
-        return  # whoever wrote these trailers, code and message stand by themselves
+        return  # unknown trailers: code and message are enough
 
 
 def _field(details: Iterable[object], message: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The client for asyncio: what `outrider_client.client` does for threads, with the same names."""
+"""The client for asyncio, with the names of `outrider_client.client`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AsyncClient:
             await channel.close(None)
 
     def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> AsyncStream:
-        """The pieces of one completion as they come, without a break, however often the server dies meanwhile."""
+        """The pieces of one completion as they come, without a break, also when servers die meanwhile."""
         request = to_message(prompt, fields)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else None
         return AsyncStream(self._servers, Resumption(request, self._attempts(timeout_s)))
@@ -79,7 +79,7 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> tuple[int, ...]:
-        """The token ids of `text`, by default with what the tokenizer puts around a prompt."""
+        """The token ids of `text`, by default with the special tokens around a prompt."""
         request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         return tuple((await self._call("Tokenize", request, timeout_s)).token_ids)
 
@@ -97,11 +97,11 @@ class AsyncClient:
         return text
 
     async def model_info(self, *, model: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
-        """What is served by that name, and what it does with a request that leaves everything unset."""
+        """The served model of that name, with the defaults of its requests."""
         return to_model_info(await self._call("GetModelInfo", pb.GetModelInfoRequest(model=model), timeout_s))
 
     async def is_serving(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
-        """Whether the server in use is there and takes requests; if it is not, the next address is in use."""
+        """Whether the server in use takes requests; if not, the next address is used from now on."""
         address, stub = self._servers.current()
         try:
             reply = await stub.Check(
@@ -161,12 +161,12 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     @property
     def request_id(self) -> str:
-        """By which the server's logs name it."""
+        """The id of the request in the server's logs."""
         return self._resumption.request_id
 
     @property
     def num_calls(self) -> int:
-        """Calls that were made for it so far."""
+        """Number of calls that were made for it so far."""
         return self._resumption.num_calls
 
     async def __aenter__(self) -> Self:
@@ -196,7 +196,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         try:
             chunk = await self._next()
         except asyncio.CancelledError:
-            self._call = None  # gRPC has cancelled it; whoever waits again goes on by another
+            self._call = None  # gRPC has cancelled it; the next wait makes another call
             raise
         except BaseException:
             self.close()
@@ -219,7 +219,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         return None
 
     async def _read(self) -> tuple[pb.GenerateChunk | None, float]:
-        """The next message; or none, and the seconds to wait before the next call. Raises when there is to be none."""
+        """The next message; or None, and the seconds to wait before the next call. Raises when there is none."""
         try:
             if self._call is None:
                 self._begin()

@@ -1,4 +1,4 @@
-"""The blocking client. Carries out what `_resume` and `_attempts` decide; `outrider_client.aio` does so for asyncio."""
+"""The blocking client: executes the decisions of `_resume` and `_attempts`; `outrider_client.aio` does for asyncio."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from outrider_client.request import GenerateFields, to_message
 
 DEFAULT_ADDRESS = "localhost:9000"
 DEFAULT_TIMEOUT_S = 30.0
-"""For calls that are short unless something is wrong."""
+"""Seconds for calls that are short unless something is wrong."""
 HEALTH_TIMEOUT_S = 2.0
 POLL_S = 0.1
-"""Between two looks at a server that does not serve yet."""
+"""Seconds between two checks of a server that does not serve yet."""
 
 
 class Client:
@@ -67,7 +67,7 @@ class Client:
             channel.close()
 
     def stream(self, prompt: str | None = None, **fields: Unpack[GenerateFields]) -> Stream:
-        """The pieces of one completion as they come, without a break, however often the server dies meanwhile."""
+        """The pieces of one completion as they come, without a break, also when servers die meanwhile."""
         request = to_message(prompt, fields)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else None
         return Stream(self._servers, Resumption(request, self._attempts(timeout_s)))
@@ -85,7 +85,7 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> tuple[int, ...]:
-        """The token ids of `text`, by default with what the tokenizer puts around a prompt."""
+        """The token ids of `text`, by default with the special tokens around a prompt."""
         request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
         return tuple(self._call("Tokenize", request, timeout_s).token_ids)
 
@@ -103,11 +103,11 @@ class Client:
         return text
 
     def model_info(self, *, model: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
-        """What is served by that name, and what it does with a request that leaves everything unset."""
+        """The served model of that name, with the defaults of its requests."""
         return to_model_info(self._call("GetModelInfo", pb.GetModelInfoRequest(model=model), timeout_s))
 
     def is_serving(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
-        """Whether the server in use is there and takes requests; if it is not, the next address is in use."""
+        """Whether the server in use takes requests; if not, the next address is used from now on."""
         address, stub = self._servers.current()
         try:
             reply = stub.Check(details_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=self._servers.metadata)
@@ -155,12 +155,12 @@ class Stream(Iterator[Chunk]):
 
     @property
     def request_id(self) -> str:
-        """By which the server's logs name it."""
+        """The id of the request in the server's logs."""
         return self._resumption.request_id
 
     @property
     def num_calls(self) -> int:
-        """Calls that were made for it so far."""
+        """Number of calls that were made for it so far."""
         return self._resumption.num_calls
 
     def __enter__(self) -> Self:
@@ -201,7 +201,7 @@ class Stream(Iterator[Chunk]):
         return None
 
     def _read(self) -> tuple[pb.GenerateChunk | None, float]:
-        """The next message; or none, and the seconds to wait before the next call. Raises when there is to be none."""
+        """The next message; or None, and the seconds to wait before the next call. Raises when there is none."""
         try:
             if self._call is None:
                 self._begin()

@@ -21,7 +21,7 @@ import grpc
 
 
 class OutriderError(Exception):
-    """A call failed: with which code, what the server said, and, where it named one, which field of the request."""
+    """A call failed: the code, the server's message, and the field of the request if the server named one."""
 
     is_transient: ClassVar[bool] = False
     """Whether the same call may succeed a little later."""
@@ -34,7 +34,7 @@ class OutriderError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
-        """How long the server asked to be left alone."""
+        """Seconds that the server asked to wait."""
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
@@ -69,4 +69,4 @@ class ServiceError(OutriderError):
 
 
 class Inconsistent(OutriderError):
-    """What a server sent does not continue what was received before: it may serve another model."""
+    """A server's output does not continue the received part: it may serve another model."""

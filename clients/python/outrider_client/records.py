@@ -12,17 +12,17 @@ from typing import Literal
 FinishReason = Literal["stop", "length"]
 Verification = Literal["coupled", "rejection", "block"]
 Call = Literal["verify", "block", "growth", "prefill"]
-"""What an engine was asked for: the target to verify (with no guesses: prefill, or a plain step); the draft to guess
-the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""
+"""The kind of a call to an engine: the target is asked to verify (with no guesses: prefill, or a plain step); the draft
+to guess the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens so far."""
+    """Numbers of tokens so far."""
 
     prompt_tokens: int
     completion_tokens: int
-    """Those that the stream was resumed with included."""
+    """Tokens of output, resumed ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What speculation did for a stream; of one that was resumed, since it was resumed last."""
+    """The effect of speculation on a stream, since its last resumption."""
 
     target_passes: int
     draft_passes: int
@@ -47,15 +47,15 @@ class Speculation:
     draft_failures: int
     target_failures: int
     hits: int
-    """Verdicts whose next block had been prepared while the target was verifying."""
+    """Number of verdicts whose next block was prepared while the target was verifying."""
     misses: int
     draft_time_s: float
     hidden_draft_time_s: float
     """The part of `draft_time_s` during which the target was verifying for this stream."""
     lookup_tokens: int
-    """Of the drafted tokens, those looked up in the text so far, without a draft model."""
+    """Number of the drafted tokens that come from prompt lookup, without a draft model."""
     continued_passes: int
-    """Of the target passes, those that the target went on with by itself, without a message for them."""
+    """Number of target passes that the target began by itself, without a message for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a call cost where it was answered."""
+    """The engine's timing of a call."""
 
     waited_s: float
-    """From its arrival to the beginning of its first step."""
+    """Seconds from its arrival to the beginning of its first step."""
     computed_s: float
-    """From there to the end of its last step."""
+    """Seconds from there to the end of its last step."""
     passes: int
     rows: int
-    """Of those passes, those of other streams included."""
+    """Number of rows of those passes, those of other streams included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,12 @@ class CallTrace:
     """Seconds since the stream began, on the server's clock, as is `received_s`."""
     received_s: float
     guesses: int
-    """Nodes verified, or nodes grown."""
+    """Number of nodes verified or grown."""
     used: int
-    """Of the nodes verified, those accepted; of growth, those of the next block, if it was the last before that."""
+    """Number of verified nodes that were accepted; of growth, the nodes in the next block, if this was the last call
+    before it."""
     timing: Timing | None
-    """None when the engine has not said."""
+    """None when the engine has not reported it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Chunk:
     """A piece of a stream."""
 
     text: str
-    """What these tokens complete: a character or a possible stop string may be held back until later ones."""
+    """The text that these tokens complete: a character or a possible stop string may be held back until later ones."""
     token_ids: tuple[int, ...]
     guessed: tuple[bool, ...]
     """For each id: the draft had guessed it (else it is the target's own)."""
@@ -134,9 +135,9 @@ class Completion:
     trace: tuple[CallTrace, ...]
     """With `trace=True`: all calls."""
     request_id: str
-    """By which the server's logs name it."""
+    """The id of the request in the server's logs."""
     num_calls: int
-    """1, and 1 more for each time that the call was made again."""
+    """Number of calls: 1, and 1 more for each repetition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What unset sampling fields take."""
+    """The values of unset sampling fields."""
 
     temperature: float
     top_k: int
@@ -167,15 +168,15 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the orchestrator that answered has observed, and how it drafts now."""
+    """The estimates of the orchestrator that answered, and its present drafting."""
 
     policy: str
     sessions: int
     draft_tokens: int
-    """Depth of a block; 0 while the draft rests."""
+    """Depth of a block in tokens; 0 while the draft rests."""
     block_tokens: int
     reason: str
-    """Why the last change was made."""
+    """The reason of the last change."""
     acceptance: tuple[float, ...]
     hit_rate: float
     verify_s: Mapping[int, float]
@@ -189,7 +190,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is served."""
+    """The served model, and its draft."""
 
     model: str
     target: Model
@@ -199,4 +200,4 @@ class ModelInfo:
     verification: Verification
     sampling_defaults: SamplingDefaults
     control: Control | None
-    """None from an orchestrator that does not say."""
+    """None from an orchestrator that does not report it."""

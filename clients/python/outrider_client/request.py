@@ -1,6 +1,6 @@
-"""What a caller asks for, and the message that it becomes: an argument that is None, or not given, is not sent.
+"""The caller's arguments, and the message that they become: arguments that are None or absent are not sent.
 
-Knows names and types of fields; which values are allowed is the server's to say.
+Knows names and types of fields; the server checks values.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class GenerateFields(TypedDict, total=False):
     """A chat, instead of a text: each message has `role` and `content`."""
     model: str | None
     request_id: str | None
-    """Names the request in the server's logs; drawn when not given."""
+    """The name of the request in the server's logs; drawn when not given."""
     timeout_s: float | None
-    """For the whole stream, over all its calls and the pauses between them."""
+    """Seconds for the whole stream, over all its calls and the pauses between them."""
     logprobs: int | None
     """Alternatives to report with each token; 0 reports the token alone."""
     resume_token_ids: Sequence[int] | None
-    """Output that the caller has already, of an earlier stream: only what follows is given. Give its seed, too."""
+    """Output of an earlier stream that the caller has already: only the rest is given. Needs its seed."""
 
     temperature: float | None
     """0 is greedy."""
@@ -52,11 +52,11 @@ class GenerateFields(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     seed: int | None
-    """Drawn by the client when not given, so that a stream can be resumed before it has said anything."""
+    """Drawn by the client when not given, so that a stream can be resumed before its first token."""
     logit_bias: Mapping[int, float] | None
 
     max_tokens: int | None
-    """Of output in all."""
+    """Most tokens of output, in all."""
     min_tokens: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
@@ -64,7 +64,7 @@ class GenerateFields(TypedDict, total=False):
     include_stop: bool | None
 
     max_draft_tokens: int | None
-    """Draft length at most, in tokens from the last one down; 0 decodes plainly."""
+    """Longest draft, in tokens from the last one down; 0 decodes plainly."""
     verification: Verification | None
     policy: str | None
     """How to decide how far to draft: "adaptive", "static", "static_tree", "heuristic", "confidence",
@@ -145,7 +145,7 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
 
 def _make_repeatable(message: pb.GenerateRequest) -> None:
     message.request_id = message.request_id or uuid.uuid4().hex
-    # The seed of an output that the caller brings is the caller's to know: any other would change it.
+    # Resumed output needs the seed that it was made with: any other would change it.
     if not message.sampling.HasField("seed") and not message.resume_token_ids:
         message.sampling.seed = secrets.randbits(SEED_BITS)
 

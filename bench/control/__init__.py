@@ -1,0 +1,1 @@
+"""What adaptive control reaches, and what each part of it is worth."""

@@ -1,0 +1,268 @@
+"""Adaptive control against fixed chains and trees, simulated: on steady loads, changing ones, and where plain wins.
+
+What is compared runs the same streams with the same seeds. A rate is tokens over the time that streams were open, so
+it is what a client sees, and the load's last streams, which have the engines to themselves, count no more than others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Final
+
+from bench.results import Result, at_least, at_most
+from core.config import SpeculationConfig
+from core.records import Verification
+from simulation.engines import PRESETS, Agreement, Law, SteadyLaw
+from simulation.scenario import Arrivals, Change, Closed, Scenario, simulate
+
+GAMMAS: Final = (0, 1, 2, 3, 4, 6, 8)
+TREE_NODES: Final = (4, 8, 16, 32)
+TREE_DEPTHS: Final = (4, 8)
+"""No tree is larger, nor deeper, than adaptive control may make it."""
+PATH_FLOORS: Final = (0.3, 0.1, 0.03, 0.01)
+NO_USE: Final = 0.85
+"""A sweep ends where a larger draft yields less than this share of the best: what is larger still yields less."""
+STATIONARY_GOAL: Final = 0.97
+CHANGING_GOAL: Final = 1.08
+LOADED_GOAL: Final = 0.98
+LOADED_STATIC: Final = 0.9
+LOADED_GAMMA: Final = 4
+
+GREEDY, COUPLED, REJECTION = (0.0, Verification.COUPLED), (1.0, Verification.COUPLED), (1.0, Verification.REJECTION)
+MODES: Final = {"greedy": GREEDY, "coupled": COUPLED, "rejection": REJECTION}
+NUM_AT_ONCE: Final = (1, 4, 16, 64)
+
+EASY: Final = SteadyLaw((0.88, 0.06, 0.02, 0.01), alpha=0.9)
+HARD: Final = SteadyLaw((0.30, 0.15, 0.10, 0.06, 0.04, 0.03), (0.25, 0.12, 0.08, 0.05), alpha=0.35)
+
+Size = int | str
+Rates = dict[Size, float]
+"""Tokens per second of a stream, by the size that a policy was given."""
+NAMES: Final = {
+    "static": "static chain",
+    "path_probability": "chain by the draft's chances",
+    "static_tree": "static tree",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Alternating:
+    """A text that is easy to guess and hard to guess in turns."""
+
+    easy: Law
+    hard: Law
+    num_tokens: int
+
+    def at(self, seed: int, index: int) -> Agreement:
+        return self._now(index).at(seed, index)
+
+    def num_accepted_of_block(self, seed: int, index: int, num_guesses: int) -> int | None:
+        return self._now(index).num_accepted_of_block(seed, index, num_guesses)
+
+    def _now(self, index: int) -> Law:
+        return self.hard if index // self.num_tokens % 2 else self.easy
+
+
+@dataclass(frozen=True)
+class ControlCase:
+    """A scenario, whose policy is still open."""
+
+    kind: str
+    name: str
+    scenario: Scenario
+    is_pipelined: bool
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {"pipelining": "on" if self.is_pipelined else "off"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The settings of this benchmark."""
+    parser.add_argument(
+        "--full", action="store_true", help="every combination of the steady loads, which takes an hour"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the work (default: 1)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """All cases, each against every fixed draft length."""
+    cases = [case for case in (*stationary(full=args.full), *changing(), *loaded()) if args.only in case.name]
+    if args.jobs > 1:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            return [result for results in pool.map(judged, cases) for result in results]
+    return [result for case in cases for result in judged(case)]
+
+
+# Cases
+
+
+def stationary(*, full: bool) -> Iterator[ControlCase]:
+    """Loads that stay as they are: texts of the demo pair, on each hardware, with each number of streams.
+
+    Not in `full`, the ways to verify and to pipeline take turns instead of being crossed with all that.
+    """
+    turns = enumerate(product(PRESETS, NUM_AT_ONCE))
+    for number, (hardware, num_at_once) in turns:
+        turn = number + number // len(NUM_AT_ONCE)
+        modes = list(MODES) if full else [list(MODES)[turn % len(MODES)]]
+        ways = (True, False) if full else ((turn % 2 == 0),)
+        for mode, is_pipelined in product(modes, ways):
+            temperature, verification = MODES[mode]
+            scenario = Scenario(
+                hardware=PRESETS[hardware],
+                temperature=temperature,
+                verification=verification,
+                load=Closed(num_at_once, max(16, num_at_once * 3 // 2)),
+                max_tokens=160 if num_at_once < NUM_AT_ONCE[-1] else 96,
+            )
+            name = f"{hardware} {mode} {num_at_once} streams {'pipelined' if is_pipelined else 'in turn'}"
+            yield ControlCase("stationary", name, scenario, is_pipelined)
+
+
+def changing() -> Iterator[ControlCase]:
+    """Loads that ask for one draft length now and for another later."""
+    texts = Scenario(law=Alternating(EASY, HARD, 160), load=Closed(1, 4), max_tokens=960)
+    waves = ((50.0, 0.4), (8.0, 2.5), (50.0, 0.4), (8.0, 2.5), (30.0, 0.4))
+    load = Scenario(
+        hardware=PRESETS["this-machine"], temperature=1.0, load=Arrivals(waves), max_tokens=120, prompt_tokens=24
+    )
+    slow = Scenario(load=Closed(4, 20), changes=(Change(8.0, "draft", 8.0),))
+    for name, scenario in (("easy and hard text", texts), ("load rises and falls", load), ("draft slows down", slow)):
+        for is_pipelined in (True, False):
+            way = "pipelined" if is_pipelined else "in turn"
+            yield ControlCase("changing", f"{name} {way}", scenario, is_pipelined)
+
+
+def loaded() -> Iterator[ControlCase]:
+    """Many streams of hard text where rows cost: plain decoding is hard to beat."""
+    for num_at_once, is_pipelined in product((16, 32), (True, False)):
+        scenario = Scenario(
+            hardware=PRESETS["this-machine"],
+            law=HARD,
+            load=Closed(num_at_once, 2 * num_at_once),
+            prompt_tokens=24,
+        )
+        name = f"hard text {num_at_once} streams {'pipelined' if is_pipelined else 'in turn'}"
+        yield ControlCase("loaded", name, scenario, is_pipelined)
+
+
+# Judgement
+
+
+def judged(case: ControlCase) -> list[Result]:
+    """What adaptive control yields there, against the goal of its kind; and against each of the fixed policies."""
+    if case.kind == "loaded":
+        return _against_plain(case)
+    swept = sweep(case)
+    tops = {policy: max(rates.values()) for policy, rates in swept.items()}
+    rate, reason = adaptive(case)
+    settings = {
+        **case.settings,
+        "adaptive_tokens_per_s": round(rate, 2),
+        **{f"{policy}_tokens_per_s": _rounded(rates) for policy, rates in swept.items()},
+        "best_gamma": _best(swept["static"]),
+        "best_static": max(tops, key=lambda policy: tops[policy]),
+        "last_change": reason,
+    }
+    name = f"control/{case.kind}/{case.name}: adaptive over best"
+    goal = STATIONARY_GOAL if case.kind == "stationary" else CHANGING_GOAL
+    of_all = at_least(goal, Result(f"{name} static", round(rate / max(tops.values()), 3), "x", settings=settings))
+    apart = [_over(f"{name} {NAMES[policy]}", rate, rates, case) for policy, rates in swept.items()]
+    return [of_all, *apart]
+
+
+def _over(name: str, rate: float, rates: Rates, case: ControlCase) -> Result:
+    best = _best(rates)
+    return Result(name, round(rate / rates[best], 3), "x", settings={**case.settings, "best": best})
+
+
+def _best(rates: Rates) -> Size:
+    return max(rates, key=lambda size: rates[size])
+
+
+def _rounded(rates: Rates) -> Rates:
+    return {size: round(rate, 2) for size, rate in rates.items()}
+
+
+def _against_plain(case: ControlCase) -> list[Result]:
+    plain, fixed = static(case, 0), static(case, LOADED_GAMMA)
+    rate, reason = adaptive(case)
+    settings = {**case.settings, "plain_tokens_per_s": round(plain, 2)}
+    name = f"control/loaded/{case.name}"
+    steady = Result(f"{name}: adaptive over plain", round(rate / plain, 3), "x", settings={**settings, "last": reason})
+    falls = Result(f"{name}: static gamma {LOADED_GAMMA} over plain", round(fixed / plain, 3), "x", settings=settings)
+    return [at_least(LOADED_GOAL, steady), at_most(LOADED_STATIC, falls)]
+
+
+def sweep(case: ControlCase) -> dict[str, Rates]:
+    """Tokens per second of a stream under each fixed policy, by its sizes. Rejection verifies no trees."""
+    swept = {"static": chains(case), "path_probability": paths(case)}
+    if case.scenario.verification is Verification.COUPLED:
+        swept["static_tree"] = trees(case)
+    return swept
+
+
+def chains(case: ControlCase) -> Rates:
+    """By draft length, as far as longer ones can be of use."""
+    rates: Rates = {}
+    for gamma in GAMMAS:
+        rates[gamma] = static(case, gamma)
+        if gamma > 1 and rates[gamma] < NO_USE * max(rates.values()):
+            break
+    return rates
+
+
+def paths(case: ControlCase) -> Rates:
+    """By the least product of the draft's chances."""
+    return {f"{floor:g}": path(case, floor) for floor in PATH_FLOORS}
+
+
+def trees(case: ControlCase) -> Rates:
+    """By nodes and depth, as far as more nodes can be of use."""
+    rates: Rates = {}
+    for nodes in TREE_NODES:
+        depths = [depth for depth in TREE_DEPTHS if depth <= nodes]
+        found = [tree(case, nodes, depth) for depth in depths]
+        rates |= {f"{nodes} nodes, {depth} deep": rate for depth, rate in zip(depths, found, strict=True)}
+        if max(found) < NO_USE * max(rates.values()):
+            break
+    return rates
+
+
+def static(case: ControlCase, gamma: int) -> float:
+    """Tokens per second of a stream with blocks of always `gamma` guesses."""
+    return _fixed(case, policy="static", max_draft_tokens=gamma)
+
+
+def path(case: ControlCase, floor: float) -> float:
+    """The same with chains that end where the product of the draft's own chances falls below `floor`."""
+    return _fixed(case, policy="path_probability", min_path_probability=floor, max_draft_tokens=GAMMAS[-1])
+
+
+def tree(case: ControlCase, nodes: int, depth: int) -> float:
+    """The same with the `nodes` nodes that are likeliest by the draft's own chances."""
+    return _fixed(case, policy="static_tree", max_block_tokens=nodes, max_draft_tokens=depth)
+
+
+def adaptive(case: ControlCase) -> tuple[float, str]:
+    """Tokens per second of a stream under adaptive control, and why it last changed its mind."""
+    return _run(case, SpeculationConfig(max_draft_tokens=GAMMAS[-1], pipelining=case.is_pipelined))
+
+
+def _fixed(case: ControlCase, **settings: Any) -> float:
+    return _run(case, SpeculationConfig(**settings, pipelining=case.is_pipelined))[0]
+
+
+def _run(case: ControlCase, speculation: SpeculationConfig) -> tuple[float, str]:
+    """Only the draft model guesses: lookups would help all alike."""
+    report = simulate(replace(case.scenario, speculation=replace(speculation, lookup=False)))
+    if report.num_failed:
+        raise RuntimeError(f"{report.num_failed} streams failed in {case.name}")
+    open_s = report.end_to_end_s.mean * report.num_streams
+    return report.num_tokens / open_s, report.control.reason

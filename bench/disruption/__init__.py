@@ -1,0 +1,1 @@
+"""Streams while processes die, stop or are replaced."""

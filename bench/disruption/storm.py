@@ -1,0 +1,148 @@
+"""Kills engines again and again, also while they load: no stream may fail or change a token, or be silent for long.
+
+One target and one draft, four streams after another. Every few seconds SIGKILL goes to an engine's process, whichever
+there are at the moment; what takes longer to come back than the time between two kills might never come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import grpc
+
+from bench.harness.traffic import AS_SERVED, PLAINLY, Way, connected, request, run
+from bench.harness.victims import engine_pids
+from bench.models.prompts import held_out_prompts
+from bench.results import Result, at_most
+from deploy.launch import served
+from deploy.settings import demo_config
+from protos.outrider.v1 import generation_pb2 as pb
+
+NUM_STREAMS = 4
+MAX_TOKENS = 1500
+TEMPERATURES = (0.0, 0.8)
+"""Of the streams, in turn."""
+GAP_GOAL_S = 20.0
+ROLES = {"any": ("target", "draft"), "target": ("target",), "draft": ("draft",)}
+SETTLE_S = 0.2
+"""Before a stream that has failed is called again."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """A client that streams the same completion again and again, and its results."""
+
+    expected: tuple[int, ...]
+    began_s: float
+    times_s: list[float] = field(default_factory=list)
+    """When tokens came."""
+    num_streams: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0
+    num_changed: int = 0
+    """Chunks with other tokens than plain decoding has there."""
+
+    def hear(self, tokens: Sequence[int], position: int, at_s: float) -> None:
+        """More of a stream, which had come to `position`."""
+        self.times_s.append(at_s)
+        self.num_tokens += len(tokens)
+        self.num_changed += tuple(tokens) != self.expected[position : position + len(tokens)]
+
+    def longest_gap_s(self, until_s: float) -> float:
+        """The longest time without a token, for any reason."""
+        times_s = [self.began_s, *self.times_s, until_s]
+        return max(later - earlier for earlier, later in pairwise(times_s))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many kills, and for how long."""
+    parser.add_argument("--kills", type=int, default=66, metavar="N")
+    parser.add_argument("--duration-s", type=float, default=240.0)
+    parser.add_argument("--role", choices=tuple(ROLES), default="any", help="whose engines are killed")
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Serve the demo pair, and kill."""
+    with served(demo_config(), _say) as endpoints:
+        return asyncio.run(_measure(f"localhost:{endpoints.grpc_port}", args))
+
+
+async def _measure(address: str, args: argparse.Namespace) -> list[Result]:
+    prompts = held_out_prompts(NUM_STREAMS)
+    async with connected(address) as stub:
+        plain = await asyncio.gather(*(run(stub, _request(prompt, i, PLAINLY)) for i, prompt in enumerate(prompts)))
+        began_s = time.monotonic()
+        listeners = [Listener(each.tokens, began_s) for each in plain]
+        calls = [
+            asyncio.create_task(_listen(stub, _request(prompt, i), listener))
+            for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True))
+        ]
+        await _kill_on(args, began_s)
+        ended_s = time.monotonic()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    return _results(f"{args.kills} kills in {args.duration_s:g} s", listeners, ended_s)
+
+
+def _request(prompt: str, index: int, way: Way = AS_SERVED) -> pb.GenerateRequest:
+    temperature = TEMPERATURES[index % len(TEMPERATURES)]
+    return request(prompt, MAX_TOKENS, temperature=temperature, way=way, seed=index)
+
+
+async def _listen(stub: Any, message: pb.GenerateRequest, listener: Listener) -> None:
+    """Until cancelled."""
+    while True:
+        listener.num_streams += 1
+        position = 0
+        try:
+            async for chunk in stub.GenerateStream(message):
+                if chunk.token_ids:
+                    listener.hear(chunk.token_ids, position, time.monotonic())
+                    position += len(chunk.token_ids)
+        except grpc.aio.AioRpcError as error:
+            listener.num_failed += 1
+            _say(f"a stream failed: {error.code().name} {error.details()}")
+            await asyncio.sleep(SETTLE_S)
+
+
+async def _kill_on(args: argparse.Namespace, began_s: float) -> None:
+    """Kill one engine after another, at equal distances."""
+    chooser = random.Random(args.seed)
+    period_s = args.duration_s / args.kills
+    for number in range(args.kills):
+        await asyncio.sleep(began_s + (number + 0.5) * period_s - time.monotonic())
+        victims = [(pid, role) for role in ROLES[args.role] for pid in engine_pids(role)]
+        if victims:
+            pid, role = chooser.choice(victims)
+            _say(f"{time.monotonic() - began_s:.1f} s: a {role} is killed")
+            os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(began_s + args.duration_s - time.monotonic())
+
+
+def _results(title: str, listeners: Sequence[Listener], ended_s: float) -> list[Result]:
+    gaps_s = [listener.longest_gap_s(ended_s) for listener in listeners]
+    num_tokens = sum(listener.num_tokens for listener in listeners)
+    failed = sum(listener.num_failed for listener in listeners)
+    streams = {"streams": sum(listener.num_streams for listener in listeners), "tokens": num_tokens}
+    return [
+        at_most(GAP_GOAL_S, Result(f"{title}: longest time without a token", round(max(gaps_s), 2), "s")),
+        at_most(0, Result(f"{title}: failed streams", failed, "streams", settings=streams)),
+        at_most(
+            0, Result(f"{title}: tokens unlike plain decoding", sum(each.num_changed for each in listeners), "chunks")
+        ),
+    ]
+
+
+def _say(line: str) -> None:
+    print(f"... {line}", flush=True)

@@ -1,0 +1,1 @@
+"""Engines in this process, without Ray and gRPC: speed, exactness, architectures."""

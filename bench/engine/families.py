@@ -1,0 +1,246 @@
+"""Which architectures of transformers the runtime serves: each with tiny random weights, against its own eager code.
+
+A sequence is computed in two chunks and a tree of guesses, all weights packed where the CPU has kernels for it, and the
+logits are compared with those of one eager forward pass over each path. Nothing here knows an architecture by name,
+but for sizes that some demand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import math
+import random
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from bench.results import Result, at_most
+from core.config import EngineConfig
+from core.errors import StartupError
+from core.speculation import ROOT, TokenTree
+from workers.model import loader
+from workers.runtime import ModelRuntime
+from workers.step import StepRows
+
+VOCAB_SIZE = 96
+MAX_PARAMETERS = 30_000_000
+"""What is larger with SIZES does not go by them."""
+TOLERANCE = 1e-4
+"""Of a logit, over the largest: float32 with another order of sums."""
+SIZES: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,  # wide, so that attention matters
+    "sliding_window": 12,  # shorter than the sequence
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+"""Names that an architecture does not know are of no effect."""
+BASIC = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+"""Sizes that every architecture has; the ids of special tokens go with them."""
+LATENT = (
+    "axk1",
+    "axk2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "minicpm3",
+    "youtu",
+)
+"""Latent attention, which has a key for each query head."""
+SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "mistral": {"sliding_window": 12},
+    "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"sliding_window": 12, "query_pre_attn_scalar": 16},
+    "cohere2": {"sliding_window": 12},
+    "olmo3": {"sliding_window": 12},
+    "gpt_oss": {"sliding_window": 12},
+    "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 12},
+    **{family: {"num_key_value_heads": 4} for family in LATENT},
+}
+"""Windows shorter than the sequence, and what else has to fit."""
+SERVED, REFUSED, DIFFERENT, NOT_BUILT = "served", "refused", "DIFFERENT", "not tried"
+HEADER = """# Families
+
+What `python -m bench families --write docs/families.md` found with transformers {version}: every architecture that it
+maps to a causal language model, built with tiny random weights, loaded by `workers/model/loader.py` as a checkpoint of
+a user's is, and compared with its own eager code: a prompt in two chunks, then a tree of guesses, float32, in
+deterministic steps (so that all linear layers are packed where the CPU has kernels for them). *served*: all logits
+agree to {tolerance:g} of the largest. *refused*: at start, with this reason, before any request. *not tried*: it cannot
+be built from the few sizes that the program knows; it may or may not be servable, and `outrider check` says which for a
+real checkpoint. What a tiny configuration leaves out was not tried: `lfm2` has no convolutions here and
+`minimax_m3_vl_text` no sparse layers (real ones are refused for theirs), and where an architecture decides by a pattern
+over many layers which of them slide a window, two layers may all be of one kind. Mixtures of experts are served, but
+`deterministic` cannot be had with them ([exactness.md](exactness.md)).
+
+Nine families are checked token by token against `generate` by the tests, over gRPC, too
+(tests/workers/runtime/test_runtime_families.py, tests/system/test_served_families.py): {tested}.
+With several ranks: [parallel.md](parallel.md).
+"""
+TESTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox", "phi3", "gpt2")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one architecture."""
+
+    family: str
+    outcome: str
+    detail: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which, and where to write it down."""
+    parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", default=sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a table of all findings")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Try them one after the other."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    findings = []
+    for family in args.only:
+        findings.append(try_family(family))
+        print(f"... {family}: {findings[-1].outcome} ({findings[-1].detail})", flush=True)
+    if args.write is not None:
+        args.write.write_text(_document(findings))
+    count = Counter(finding.outcome for finding in findings)
+    return [
+        Result("architectures served", count[SERVED], "families"),
+        Result("architectures refused, with a reason", count[REFUSED], "families"),
+        Result("architectures not tried", count[NOT_BUILT], "families"),
+        at_most(0, Result("architectures served wrongly", count[DIFFERENT], "families")),
+    ]
+
+
+def try_family(family: str) -> Finding:
+    """Build, load and compare."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        path = Path(folder)
+        eager = _build(family, path)
+        if isinstance(eager, Exception):
+            return Finding(family, NOT_BUILT, _line(eager))
+        try:
+            config = EngineConfig(folder, kv_cache_tokens=2048, deterministic=True)
+            runtime = ModelRuntime(loader.load(config, lambda _: None), config)
+        except StartupError as error:
+            return Finding(family, REFUSED, _line(error).replace(folder, "it"))
+        difference = _difference(runtime, eager)
+    return Finding(family, SERVED if difference <= TOLERANCE else DIFFERENT, f"{difference:.0e}")
+
+
+def _build(family: str, path: Path) -> Any:
+    """The model with eager attention, which is also a checkpoint at `path`; or why none of the sizes will do."""
+    sizes = {**SIZES, **SPECIAL.get(family, {})}
+    without_heads = {name: value for name, value in sizes.items() if name != "head_dim"}
+    basic = {name: value for name, value in sizes.items() if name in BASIC or name.endswith("_token_id")}
+    problem: Exception | None = None
+    for attempt in (sizes, without_heads, basic):
+        try:
+            return _built(family, path, attempt)
+        except Exception as error:  # noqa: BLE001  whatever an architecture thinks of sizes that it was not made for
+            problem = problem or error
+    return problem
+
+
+def _built(family: str, path: Path, sizes: Mapping[str, Any]) -> Any:
+    """Raises: whatever the architecture's code does."""
+    config = AutoConfig.for_model(family, **sizes)
+    with torch.device("meta"):
+        size = sum(part.numel() for part in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+    if size > MAX_PARAMETERS:
+        raise ValueError(f"it has {size / 1e6:.0f}M parameters with the sizes of a tiny model")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(path)
+    vocab = {f"t{token}": token for token in range(VOCAB_SIZE)}
+    Tokenizer(models.WordLevel(vocab, unk_token="t0")).save(str(path / "tokenizer.json"))
+    _eager_logits(model, [3, 4, 5])
+    return model
+
+
+@torch.inference_mode()
+def _eager_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Of every position.  # [len(ids), vocab]"""
+    logits: torch.Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0, :, :VOCAB_SIZE]
+    return logits.float()
+
+
+def _difference(runtime: ModelRuntime, eager: Any) -> float:
+    """The largest, over the largest logit; infinite where one side is no number."""
+    rng = random.Random(1)
+    prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(30)]
+    tree = TokenTree(tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(6)), (ROOT, 0, 0, 1, 2, ROOT))
+    kv = runtime.cache.new_sequence()
+    runtime.forward([StepRows(kv, prompt[:17], wants_logits=False)])
+    got = runtime.forward([StepRows(kv, prompt[17:], tree)])
+    want = [_eager_logits(eager, prompt)[-1]]
+    for node in range(len(tree)):
+        path, above = [], node
+        while above != ROOT:
+            path.append(tree.tokens[above])
+            above = tree.parents[above]
+        want.append(_eager_logits(eager, [*prompt, *reversed(path)])[-1])
+    expected = torch.stack(want)
+    difference = float((got - expected).abs().max() / expected.abs().max())
+    return float("inf") if math.isnan(difference) else difference
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:160]
+
+
+def _document(findings: Sequence[Finding]) -> str:
+    import transformers
+
+    tested = ", ".join(TESTED)
+    lines = [HEADER.format(version=transformers.__version__, tolerance=TOLERANCE, tested=tested)]
+    for outcome in (SERVED, REFUSED, DIFFERENT, NOT_BUILT):
+        chosen = [finding for finding in findings if finding.outcome == outcome]
+        if chosen:
+            what = "largest difference" if outcome in (SERVED, DIFFERENT) else "why"
+            lines += [f"## {outcome.capitalize()}: {len(chosen)}", "", f"| model type | {what} |", "| --- | --- |"]
+            lines += [f"| `{finding.family}` | {finding.detail.replace('|', '/')} |" for finding in chosen]
+            lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,218 @@
+"""What a GPU makes of the engines: a decoding step against its memory's roofline, and text against transformers.
+
+No Ray, no gRPC: engines are driven by hand in this process. Every ratio is of one run in which all sides take turns on
+the same prompts, and of what comes after the first token. The draft is the demo's, the target the demo's grown: 7B in
+bfloat16 takes 14 GB on disk, as much of the host's memory while it is loaded, and on the card twice that and a few GB
+more, since transformers has a copy of its own. `--device cpu` with a small `--size` tries the program anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from bench.engine.devices import device_name, memory_loop, open_device, token_s, waits_per_token
+from bench.engine.divergence import explain
+from bench.engine.driver import GREEDY
+from bench.engine.pair import EnginePair
+from bench.engine.peer import Peer
+from bench.models.grow import DEFAULT_CACHE, cached
+from bench.models.prompts import held_out_prompts
+from bench.models.sizes import Shape, parse_size, read_shape, shape_of_size
+from bench.results import Result, at_most, spread
+from core.config import Dtype, EngineConfig
+from deploy.settings import DEMO_DIRECTORY
+from workers.engine import TargetEngine
+
+NUM_GUESSES = 7
+"""Verified with the last token: eight rows."""
+KV_TOKENS = 8192
+BLOCK_TOKENS = 256
+"""What a GPU reads in place."""
+
+PLAIN, VERIFYING, SPECULATIVE, DRAFT = "plain", "verifying", "speculative", "draft"
+GENERATE, ASSISTED, GENERATE_DRAFT = "generate", "assisted generate", "generate by the draft"
+MEMORY = "memory"
+
+Prompt = Sequence[int]
+Complete = Callable[[Prompt, int], object]
+"""Writes a number of tokens after a prompt."""
+Times = Mapping[str, Sequence[float]]
+"""By side, a value for each repeat: seconds per token, and of the memory per byte."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The device, the models, and the number of repeats."""
+    parser.add_argument("--device", default="cuda", help="as torch names it")
+    parser.add_argument("--size", type=parse_size, default="7B", metavar="SIZE", help="of the target")
+    parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
+    parser.add_argument("--gamma", type=int, default=NUM_GUESSES, help="draft length")
+    parser.add_argument("--prompts", type=int, default=20, help="whose completions are compared")
+    parser.add_argument("--tokens", type=int, default=64, help="of each completion")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Load every side, let them take turns, then compare what they write. Raises: StartupError."""
+    device = open_device(args.device)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    source, draft = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
+    shape = shape_of_size(read_shape(source), args.size)
+    size = f"{shape.num_parameters / 1e6:.0f}M"
+    _say(f"growing the target to {size}, unless that has been done")
+    target = cached(source, shape, args.dtype, args.cache)
+    _say("loading")
+    pair = EnginePair.load(_config(target, args), _config(draft, args))
+    peer, assistant = Peer(target, args.dtype, device), Peer(draft, args.dtype, device)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    prompts = [tokenizer.encode(text) for text in held_out_prompts(args.prompts)]
+    sides = _sides(pair, peer, assistant, args.gamma)
+    times = take_turns(sides, device, prompts, args.tokens, args.repeats)
+    results = ratios(times, bytes_read(shape, args.dtype))
+    if device.type == "cuda":
+        results += [_waits(name, sides[name], device, prompts[0], args.tokens) for name in (PLAIN, VERIFYING, DRAFT)]
+    _say("comparing completions")
+    results += _texts(pair, peer, prompts, args.tokens, args.gamma)
+    settings = {"card": device_name(device), "dtype": args.dtype, "parameters": size, "tokens": args.tokens}
+    return [replace(result, settings={**result.settings, **settings}) for result in results]
+
+
+def _config(model: Path, args: argparse.Namespace) -> EngineConfig:
+    """Prefixes are not shared: each side computes the whole prompt."""
+    return EngineConfig(
+        str(model),
+        dtype=args.dtype,
+        device=args.device,
+        kv_cache_tokens=KV_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        share_prefixes=False,
+        compile=torch.device(args.device).type == "cuda",
+    )
+
+
+# Sides
+
+
+def _sides(pair: EnginePair, peer: Peer, assistant: Peer, gamma: int) -> Mapping[str, Complete]:
+    return {
+        PLAIN: pair.plain,
+        VERIFYING: partial(pair.rejected, num_guesses=NUM_GUESSES),
+        SPECULATIVE: partial(pair.speculative, gamma=gamma),
+        GENERATE: peer.complete,
+        ASSISTED: partial(peer.complete, assistant=assistant),
+        DRAFT: pair.drafted,
+        GENERATE_DRAFT: assistant.complete,
+    }
+
+
+def take_turns(
+    sides: Mapping[str, Complete], device: torch.device, prompts: Sequence[Prompt], num_tokens: int, num_repeats: int
+) -> Times:
+    """A prompt in each repeat; the first turns of all load kernels and choose among them, and are not counted."""
+    memory = memory_loop(device)
+    times: dict[str, list[float]] = {name: [] for name in (MEMORY, *sides)}
+    for number in range(1 + num_repeats):
+        _say(f"repeat {number} of {num_repeats}" if number else "warming up")
+        times[MEMORY].append(memory())
+        for name, complete in sides.items():
+            prompt = prompts[number % len(prompts)]
+            times[name].append(token_s(device, partial(complete, prompt), num_tokens))
+    return {name: values[1:] for name, values in times.items()}
+
+
+# Ratios
+
+
+def bytes_read(shape: Shape, dtype: Dtype) -> int:
+    """Bytes of weights that a step reads: all but the embedding, where it looks up one row."""
+    num_weights = shape.num_parameters - shape.vocab_size * shape.hidden_size
+    return num_weights * torch.finfo(getattr(torch, dtype)).bits // 8
+
+
+def ratios(times: Times, num_bytes: int) -> list[Result]:
+    """The cost of a step, the speed of text, and the cost of the draft."""
+
+    def cost(name: str, side: str, other: str) -> Result:
+        values = [a / b for a, b in zip(times[side], times[other], strict=True)]
+        return spread(name, values, "x", **{f"{each}, ms": _median_ms(times[each]) for each in (side, other)})
+
+    def speed(name: str, side: str, other: str) -> Result:
+        values = [b / a for a, b in zip(times[side], times[other], strict=True)]
+        speeds = {f"{each}, tokens/s": round(1 / statistics.median(times[each]), 1) for each in (side, other)}
+        return spread(name, values, "x", **speeds)
+
+    roofline = [step / (num_bytes * byte) for step, byte in zip(times[PLAIN], times[MEMORY], strict=True)]
+    found = {"plain, ms": _median_ms(times[PLAIN]), "GB/s": round(1e-9 / statistics.median(times[MEMORY]), 1)}
+    return [
+        at_most(1.25, spread("a decoding step: time over the memory's roofline", roofline, "x", **found)),
+        at_most(1.1, cost(f"verifying {NUM_GUESSES + 1} rows: time over decoding 1", VERIFYING, PLAIN)),
+        speed("plain decoding: speed over transformers' generate", PLAIN, GENERATE),
+        speed("speculative decoding: speed over plain", SPECULATIVE, PLAIN),
+        speed("speculative decoding: speed over transformers' assisted generation", SPECULATIVE, ASSISTED),
+        speed("transformers' assisted generation: speed over its generate", ASSISTED, GENERATE),
+        spread("a draft step", [1e3 * step_s for step_s in times[DRAFT]], "ms"),
+        cost("a draft step: time over a target step (c)", DRAFT, PLAIN),
+        speed("a draft step: speed over transformers' generate", DRAFT, GENERATE_DRAFT),
+    ]
+
+
+def _waits(name: str, complete: Complete, device: torch.device, prompt: Prompt, num_tokens: int) -> Result:
+    """Nothing but what a round or a pass has found out is to be waited for."""
+    found = waits_per_token(device, partial(complete, prompt), num_tokens)
+    return at_most(1.0, Result(f"{name}: waits for the device in a step", round(found, 2), "waits"))
+
+
+def _median_ms(times_s: Sequence[float]) -> float:
+    return round(1e3 * statistics.median(times_s), 3)
+
+
+# Texts
+
+
+def _texts(pair: EnginePair, peer: Peer, prompts: Sequence[Prompt], num_tokens: int, gamma: int) -> list[Result]:
+    """Complete every prompt plainly, by transformers and with guesses."""
+    plain = [pair.plain(prompt, num_tokens).tokens for prompt in prompts]
+    generated = [peer.complete(prompt, num_tokens) for prompt in prompts]
+    speculative = [pair.speculative(prompt, num_tokens, gamma) for prompt in prompts]
+    num_rounds = sum(completion.num_rounds for completion in speculative)
+    per_round = (num_tokens - 1) * len(prompts) / max(1, num_rounds)
+    return [
+        equality("transformers' generate", pair.target, prompts, plain, generated),
+        equality("speculative decoding", pair.target, prompts, plain, [each.tokens for each in speculative]),
+        Result("speculative decoding: tokens a round", round(per_round, 3), "tokens", settings={"gamma": gamma}),
+    ]
+
+
+def equality(
+    title: str,
+    engine: TargetEngine,
+    prompts: Sequence[Prompt],
+    plain: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+) -> Result:
+    """The share of completions that are plain decoding's own, and how near the two tokens were where one leaves it."""
+    found = [
+        explain(engine, number, (prompt, GREEDY), one, other)
+        for number, (prompt, one, other) in enumerate(zip(prompts, plain, others, strict=True))
+        if one != other
+    ]
+    for each in found:
+        _say(f"{title}: prompt {each.prompt} differs from token {each.position} on; the two are {each.gap:.2g} apart")
+    share = round(1 - len(found) / len(prompts), 3)
+    settings = {"prompts": len(prompts), "gaps, nats": [round(each.gap, 5) for each in found]}
+    return Result(f"{title}: equal to plain", share, "share", settings=settings)
+
+
+def _say(line: str) -> None:
+    print(f"... {line}", flush=True)

@@ -1,0 +1,96 @@
+"""A pair of real engines in this process, each on a thread of its own, without Ray and gRPC.
+
+Knows engines and the orchestrator's ports; must not know decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.records import DraftUpdate
+from workers.engine import DraftEngine, EngineLoop, TargetEngine
+
+
+class ThreadPort:
+    """Both ports of `core.ports`, straight to an engine's thread."""
+
+    def __init__(self, loop: EngineLoop[Any, Any]) -> None:
+        self._loop = loop
+
+    async def verify(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """One reply for each request."""
+        replies: Sequence[Any] = await self._loop.submit(batch)
+        return replies
+
+    draft = verify
+
+    async def grow(self, request: Any, take: Callable[[DraftUpdate], None]) -> Any:
+        """The last reply; those before it go to `take`."""
+        async for each in self._loop.replies(request):
+            if not isinstance(each, DraftUpdate):
+                return each
+            take(each)
+        raise AssertionError("the last reply is no growth")
+
+    async def release(self, sessions: Sequence[str]) -> None:
+        """Free the memory of these sessions."""
+        await self._loop.release(sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLease:
+    """A lease without competitors."""
+
+    name: str
+    engine_id: str
+    epoch: int
+    port: ThreadPort
+
+    def release(self) -> None:
+        """Free the session on the engine."""
+
+
+class ThreadLeases:
+    """Grants places on one target and one draft."""
+
+    def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
+        self._num_leases = 0
+        self._engines: dict[str, TargetEngine | DraftEngine] = {"target": target, "draft": draft}
+        self._loops: dict[str, EngineLoop[Any, Any]] = {
+            name: EngineLoop[Any, Any](engine) for name, engine in self._engines.items()
+        }
+        for loop in self._loops.values():
+            loop.start()
+
+    async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ThreadLease:  # noqa: ARG002
+        """At once."""
+        return self._lease("target")
+
+    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> ThreadLease:  # noqa: ARG002
+        """At once."""
+        return self._lease("draft")
+
+    def _lease(self, role: str) -> ThreadLease:
+        self._num_leases += 1
+        return ThreadLease(f"{self._num_leases}", role, self._engines[role].epoch, ThreadPort(self._loops[role]))
+
+    async def close(self) -> None:
+        """Stop both engines."""
+        for loop in self._loops.values():
+            await loop.close()
+
+
+class RealClock:
+    """The machine's."""
+
+    def now(self) -> float:
+        """Seconds on a monotonic clock."""
+        return time.monotonic()
+
+    async def sleep(self, duration_s: float) -> None:
+        """No shorter than 0."""
+        await asyncio.sleep(max(0.0, duration_s))

@@ -1,0 +1,114 @@
+"""A target and a draft engine in this process, without Ray, which verify and draft in turn.
+
+Knows an orchestrator's messages without pipelining; must not know the measurements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream, play
+from core.config import EngineConfig
+from core.records import DraftRequest, DraftTree, SequenceSpec, Stamp
+from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
+from workers.engine import DraftEngine, TargetEngine
+
+Q_TOP_TOKENS = 64
+"""As served; greedy guesses carry no q."""
+NAMES = (f"stream {number}" for number in itertools.count())
+"""No two sessions of an engine have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A completion, and its number of verifications after the prompt's."""
+
+    tokens: tuple[int, ...]
+    num_rounds: int
+
+
+@dataclass(eq=False, slots=True)
+class _Drafting:
+    """One session at the draft."""
+
+    engine: DraftEngine
+    held: int = 0
+    num_rounds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def block(self, stream: DrivenStream, num_guesses: int) -> TokenTree:
+        """The draft's own next tokens after what the stream has committed."""
+        base = min(self.held, len(stream.log) - 1)
+        spec = None if base else SequenceSpec(stream.num_prompt, stream.sampling)
+        stamp = Stamp(stream.name, EPOCH, next(self.num_rounds))
+        growth = TreeSpec.chain(num_guesses)
+        self.engine.add(0, DraftRequest(stamp, stream.log.base(base), stream.log.since(base), growth, spec=spec))
+        grown = self._reply()
+        assert len(grown.new_nodes) == num_guesses, "there is room for every guess"
+        self.held = grown.held
+        return TokenTree.chain(grown.new_nodes.tokens.tolist())
+
+    def _reply(self) -> DraftTree:
+        while True:
+            for _, reply in self.engine.step():
+                assert isinstance(reply, DraftTree), reply
+                return reply
+
+
+class EnginePair:
+    """Completes prompts greedily; the ways to do so differ in the blocks that are verified."""
+
+    def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
+        self.target = target
+        self.draft = draft
+
+    @classmethod
+    def load(cls, target: EngineConfig, draft: EngineConfig) -> EnginePair:
+        """Both engines, warm. Raises: StartupError."""
+        drafting = DraftEngine.load(draft, EPOCH, Q_TOP_TOKENS, lambda _: None)
+        drafting.warm_up(lambda _: None)
+        return cls(load_engine(target), drafting)
+
+    def plain(self, prompt: Sequence[int], num_tokens: int) -> Completion:
+        """Without guesses."""
+        return self._complete(new_stream(next(NAMES), prompt), num_tokens, lambda _: EMPTY_BLOCK)
+
+    def rejected(self, prompt: Sequence[int], num_tokens: int, num_guesses: int) -> Completion:
+        """With random guesses, which are hardly ever right: the cost of verification."""
+
+        def guesses(_: DrivenStream) -> TokenTree:
+            return TokenTree.chain([random.randrange(self.target.info.vocab_size) for _ in range(num_guesses)])
+
+        return self._complete(new_stream(next(NAMES), prompt), num_tokens, guesses)
+
+    def speculative(self, prompt: Sequence[int], num_tokens: int, gamma: int) -> Completion:
+        """With the draft's guesses: `gamma` of them, or the remaining number of tokens."""
+        stream, drafting = new_stream(next(NAMES), prompt), _Drafting(self.draft)
+
+        def guesses(stream: DrivenStream) -> TokenTree:
+            num_guesses = min(gamma, num_tokens - len(stream.output) - 1)
+            return drafting.block(stream, num_guesses) if num_guesses else EMPTY_BLOCK
+
+        completion = self._complete(stream, num_tokens, guesses)
+        self.draft.release([stream.name])
+        return completion
+
+    def drafted(self, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        """What the draft writes by itself: one long chain of guesses."""
+        stream = new_stream(next(NAMES), prompt)
+        tokens = _Drafting(self.draft).block(stream, num_tokens).tokens
+        self.draft.release([stream.name])
+        return tokens
+
+    def _complete(
+        self, stream: DrivenStream, num_tokens: int, guesses: Callable[[DrivenStream], TokenTree]
+    ) -> Completion:
+        play(self.target, [stream])
+        num_rounds = 0
+        while len(stream.output) < num_tokens:
+            play(self.target, [stream], [guesses(stream)])
+            num_rounds += 1
+        self.target.release([stream.name])
+        return Completion(stream.output[:num_tokens], num_rounds)

@@ -1,0 +1,285 @@
+"""What the engine makes of one machine's memory and arithmetic, against transformers and against what is possible.
+
+No Ray, no gRPC: engines are driven by hand in this process. Every ratio is of one run in which both sides take turns;
+each side has the faster of its dtypes. Plain decoding is what the target engine does with empty blocks, with sampling.
+Our side runs compiled code, which is made at the first run and takes a minute for each model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from bench.engine.devices import timed, token_s
+from bench.engine.driver import DrivenStream, load_engine, new_stream, play
+from bench.engine.peer import Peer
+from bench.models.grow import DEFAULT_CACHE, cached
+from bench.models.sizes import parse_size, read_shape, shape_of_size
+from bench.results import Result, at_least, at_most, spread
+from core.config import Dtype, EngineConfig
+from core.errors import StartupError
+from core.records import Verdict
+from core.speculation import EMPTY_BLOCK, TokenTree
+from deploy.settings import DEMO_DIRECTORY
+from workers.engine import TargetEngine
+from workers.step import StepRows
+
+NUM_PROMPT_TOKENS = 64
+NUM_TOKENS = 24
+"""Of each completion that is timed."""
+NUM_GUESSES = 7
+"""Verified with the last token: eight rows."""
+NUM_STREAMS = 16
+SHARED_TOKENS, OWN_TOKENS = 1024, 16
+LONG_TOKENS = 1500
+READ_BYTES = 1 << 29
+
+CPU = torch.device("cpu")
+PEER = Path(__file__).with_name("openvino_peer.py")
+
+Seconds = Callable[[], float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured, and how often."""
+    parser.add_argument("--size", type=parse_size, default="123M", metavar="SIZE", help="of the target")
+    parser.add_argument("--dtypes", nargs="+", choices=get_args(Dtype), default=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
+    parser.add_argument(
+        "--openvino", nargs=2, metavar=("PYTHON", "DIR"), help="an interpreter that has it, and the exported target"
+    )
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Load every side, then let them take turns."""
+    torch.set_num_threads(args.threads)
+    source = DEMO_DIRECTORY / "target"
+    shape = shape_of_size(read_shape(source), args.size)
+    if args.openvino and (exported := read_shape(Path(args.openvino[1]))) != shape:
+        raise StartupError(f"{args.openvino[1]} has another shape than the target: {exported}, not {shape}")
+    models = {dtype: cached(source, shape, dtype, args.cache) for dtype in args.dtypes}
+    sides: dict[str, Seconds] = {}
+    for dtype, model in models.items():
+        sides |= _sides_of(model, dtype, args.threads)
+        if args.openvino:
+            python, exported = args.openvino
+            sides[f"openvino {dtype}"] = _openvino(python, exported, dtype, args.threads)
+    sides |= _draft_sides(args.threads)
+    sides["read"] = _read_loop()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(args.repeats):
+        _say(f"repeat {number + 1} of {args.repeats}")
+        for name, seconds in sides.items():
+            times[name].append(seconds())
+    settings = {"parameters": f"{shape.num_parameters / 1e6:.0f}M", "threads": args.threads}
+    return _results(times, shape.num_parameters, settings)
+
+
+# Sides: each call is one measurement, in seconds
+
+
+def _sides_of(model: Path, dtype: Dtype, num_threads: int) -> Mapping[str, Seconds]:
+    _say(f"loading the target in {dtype}")
+    config = EngineConfig(str(model), dtype=dtype, num_threads=num_threads, kv_cache_tokens=16_384, compile=True)
+    engine = load_engine(config)
+    eager = load_engine(replace(config, compile=False))
+    tiled = load_engine(replace(config, deterministic=True))
+    names = itertools.count()
+    return {
+        f"plain {dtype}": lambda: _decode(engine, f"plain {next(names)}", 1),
+        f"eager {dtype}": lambda: _decode(eager, f"plain {next(names)}", 1),
+        f"transformers {dtype}": _generate(model, dtype),
+        f"verify {dtype}": lambda: _decode(engine, f"verify {next(names)}", 1, NUM_GUESSES),
+        f"streams {dtype}": lambda: _decode(engine, f"streams {next(names)}", NUM_STREAMS),
+        f"deterministic {dtype}": lambda: _decode(tiled, f"plain {next(names)}", 1),
+        f"prefix {dtype}": _first_token(engine, names, is_shared=False),
+        f"shared prefix {dtype}": _first_token(engine, names, is_shared=True),
+        f"company {dtype}": lambda: _stall(engine, names),
+    }
+
+
+def _tokens(count: int) -> list[int]:
+    return [random.randrange(1000) for _ in range(count)]
+
+
+def _round(engine: TargetEngine, streams: Sequence[DrivenStream], num_guesses: int = 0) -> None:
+    """One verdict for each stream, on guesses that are hardly ever right."""
+    play(engine, streams, [TokenTree.chain(_tokens(num_guesses)) if num_guesses else EMPTY_BLOCK for _ in streams])
+
+
+def _decode(engine: TargetEngine, name: str, num_streams: int, num_guesses: int = 0) -> float:
+    """Of one round, after prefill."""
+    streams = [new_stream(f"{name}/{n}", _tokens(NUM_PROMPT_TOKENS)) for n in range(num_streams)]
+    _round(engine, streams)
+    began_s = time.perf_counter()
+    for _ in range(NUM_TOKENS):
+        _round(engine, streams, num_guesses)
+    took_s = time.perf_counter() - began_s
+    engine.release([stream.name for stream in streams])
+    return took_s / NUM_TOKENS
+
+
+def _first_token(engine: TargetEngine, names: Any, *, is_shared: bool) -> Seconds:
+    """Prefill of a prompt whose tokens but the last have, or have not, been computed before."""
+    shared = _tokens(SHARED_TOKENS)
+    _round(engine, [new_stream(f"first {next(names)}", shared)])
+
+    def seconds() -> float:
+        prompt = [*(shared if is_shared else _tokens(SHARED_TOKENS)), *_tokens(OWN_TOKENS)]
+        stream = new_stream(f"first {next(names)}", prompt)
+        began_s = time.perf_counter()
+        _round(engine, [stream])
+        took_s = time.perf_counter() - began_s
+        engine.release([stream.name])
+        return took_s
+
+    return seconds
+
+
+def _stall(engine: TargetEngine, names: Any) -> float:
+    """How many times its usual time the slowest round of a stream takes while a long prompt comes in."""
+    stream, guest = (new_stream(f"stall {next(names)}", _tokens(count)) for count in (NUM_PROMPT_TOKENS, LONG_TOKENS))
+    _round(engine, [stream])
+    usual_s = [timed(CPU, lambda: _round(engine, [stream])) for _ in range(NUM_TOKENS)]
+    engine.add(-1, guest.request())
+    times_s: list[float] = []
+    is_served = False
+    while not is_served:
+        began_s = time.perf_counter()
+        engine.add(0, stream.request())
+        is_answered = False
+        while not is_answered:
+            for ticket, verdict in engine.step():
+                assert isinstance(verdict, Verdict), verdict
+                is_served |= ticket == -1
+                if ticket == 0:
+                    is_answered = True
+                    stream.take(EMPTY_BLOCK, verdict)
+        times_s.append(time.perf_counter() - began_s)
+    engine.release([stream.name, guest.name])
+    return statistics.quantiles(times_s, n=20)[-1] / statistics.median(usual_s)
+
+
+def _generate(model: Path, dtype: Dtype) -> Seconds:
+    """transformers' own loop, per token after the first."""
+    peer = Peer(model, dtype, CPU)
+    return lambda: token_s(CPU, partial(peer.complete, _tokens(NUM_PROMPT_TOKENS)), NUM_TOKENS)
+
+
+def _openvino(python: str, model: str, dtype: Dtype, num_threads: int) -> Seconds:
+    """The peer in its own process, which ends with this one: it reads our end of a pipe."""
+    precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    numbers = map(str, (num_threads, NUM_PROMPT_TOKENS, NUM_TOKENS))
+    peer = subprocess.Popen(
+        [python, str(PEER), model, precision, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert peer.stdin is not None
+    assert peer.stdout is not None
+    asked, answers = peer.stdin, peer.stdout
+    if not answers.readline():
+        raise StartupError(f"{python} {PEER} has ended: {peer.wait()}")
+
+    def seconds() -> float:
+        print("go", file=asked, flush=True)
+        return float(answers.readline())
+
+    return seconds
+
+
+def _draft_sides(num_threads: int) -> Mapping[str, Seconds]:
+    """A step of the demo's draft, here and as transformers does it."""
+    from transformers import AutoModelForCausalLM
+
+    path = DEMO_DIRECTORY / "draft"
+    runtime = load_engine(EngineConfig(str(path), num_threads=num_threads, compile=True))._runtime
+    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def ours() -> float:
+        kv = runtime.cache.new_sequence()
+        runtime.forward([StepRows(kv, _tokens(NUM_PROMPT_TOKENS))])
+        began_s = time.perf_counter()
+        for _ in range(NUM_TOKENS):
+            runtime.forward([StepRows(kv, [1])])
+        took_s = time.perf_counter() - began_s
+        runtime.cache.free(kv)
+        return took_s / NUM_TOKENS
+
+    @torch.inference_mode()
+    def theirs() -> float:
+        cache = eager(torch.tensor([_tokens(NUM_PROMPT_TOKENS)]), use_cache=True).past_key_values
+        one = torch.tensor([[1]])
+        began_s = time.perf_counter()
+        for _ in range(NUM_TOKENS):
+            eager(one, past_key_values=cache, use_cache=True)
+        return (time.perf_counter() - began_s) / NUM_TOKENS
+
+    return {"draft": ours, "draft of transformers": theirs}
+
+
+def _read_loop() -> Seconds:
+    """Reading memory and doing nothing else, per byte; the quickest of three."""
+    memory = torch.ones(READ_BYTES // 4)
+    return lambda: min(timed(CPU, memory.sum) for _ in range(3)) / READ_BYTES
+
+
+# Ratios
+
+
+def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings: Mapping[str, Any]) -> list[Result]:
+    def best(name: str) -> str:
+        """The side's faster dtype."""
+        named = [side for side in times if side.startswith(f"{name} ")]
+        return min(named, key=lambda side: statistics.median(times[side]))
+
+    def ratio(name: str, slow: str, fast: str, factor: float = 1.0) -> Result:
+        values = [factor * a / b for a, b in zip(times[slow], times[fast], strict=True)]
+        median_ms = {side: round(1e3 * statistics.median(times[side]), 3) for side in (slow, fast)}
+        return spread(name, values, "x", **median_ms, **settings)
+
+    plain = best("plain")
+    dtype = plain.removeprefix("plain ")
+    plains = [(side, side.removeprefix("plain ")) for side in times if side.startswith("plain ")]
+    peers = (
+        [at_least(0.9, ratio("plain decoding over OpenVINO GenAI", best("openvino"), plain))]
+        if any(side.startswith("openvino ") for side in times)
+        else []
+    )
+    num_bytes = num_parameters * torch.finfo(getattr(torch, dtype)).bits // 8
+    share = [num_bytes * read / step for read, step in zip(times["read"], times[plain], strict=True)]
+    return [
+        at_least(2.2, ratio("plain decoding over transformers' generate", best("transformers"), plain)),
+        *peers,
+        ratio("plain decoding over the same without compiled code", f"eager {dtype}", plain),
+        at_least(0.8, spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)),
+        *(
+            at_most(1.2, ratio(f"verifying {NUM_GUESSES + 1} rows over decoding 1, {each}", f"verify {each}", own))
+            for own, each in plains
+        ),
+        at_least(4.0, ratio(f"{NUM_STREAMS} streams over 1", plain, f"streams {dtype}", NUM_STREAMS)),
+        at_least(2.0, ratio("a draft step over transformers' forward", "draft of transformers", "draft")),
+        *(
+            at_most(1.15, ratio(f"deterministic over default, {each}", f"deterministic {each}", own))
+            for own, each in plains
+        ),
+        ratio(f"a prompt with {SHARED_TOKENS} new tokens over known ones", f"prefix {dtype}", f"shared prefix {dtype}"),
+        at_most(
+            2.0, spread("a round beside a long prompt, p95 over usual", times[f"company {dtype}"], "x", dtype=dtype)
+        ),
+    ]
+
+
+def _say(line: str) -> None:
+    print(f"... {line}", flush=True)

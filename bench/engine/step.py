@@ -1,0 +1,291 @@
+"""What an engine adds to its model: a step outside of the forward pass, and a draft's pass against transformers' step.
+
+No Ray, no gRPC: engines are driven by hand in this process, on one thread, on the demo pair. All sides take turns. Wall
+time is what goals are about; processor time, in the settings, tells how much of it others on the machine took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.engine.driver import GREEDY, DrivenStream, load_engine, new_stream, play
+from bench.results import Result, at_most, spread
+from core.config import EngineConfig
+from core.records import Sampling, Verdict
+from core.speculation import MAX_TOLD, ROOT, TokenTree
+from deploy.settings import DEMO_DIRECTORY
+from workers.engine import TargetEngine
+from workers.runtime import ModelRuntime
+from workers.sampling import Kind, Place, Row, propose
+from workers.step import Readback, StepRows
+
+NUM_PROMPT_TOKENS = 64
+NUM_STEPS = 12
+"""Of each turn."""
+CHAIN_NODES, TREE_NODES = 8, 32
+NUM_STREAMS = 16
+DRAFT_ROWS = (1, 8, 64)
+MAX_STEP_MS = {1: 0.3, NUM_STREAMS: 1.0}
+"""Outside of the model, by the number of streams."""
+MAX_PASS = {"eager": 1.2, "compiled": 0.5}
+"""Of a draft with its candidates, over transformers' eager step."""
+SAMPLED = Sampling(temperature=1.0, seed=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something took, in milliseconds."""
+
+    wall_ms: float
+    cpu_ms: float
+
+    @classmethod
+    def now(cls) -> Cost:
+        return cls(1e3 * time.perf_counter(), 1e3 * time.thread_time())
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.wall_ms - other.wall_ms, self.cpu_ms - other.cpu_ms)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms)
+
+    @classmethod
+    def median(cls, costs: Sequence[Cost]) -> Cost:
+        return cls(statistics.median(c.wall_ms for c in costs), statistics.median(c.cpu_ms for c in costs))
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up what the calls of a function cost."""
+
+    function: Callable[..., Any]
+    total: Cost = NOTHING
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        began = Cost.now()
+        result = self.function(*args, **kwargs)
+        self.total += Cost.now() - began
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a target engine is asked for in each step of a turn."""
+
+    name: str
+    num_streams: int
+    sampling: Sampling = GREEDY
+    parents: tuple[int, ...] = ()
+    """Of the block."""
+    right: tuple[int, ...] = ()
+    """The nodes that are what the target says: a path from the root on."""
+
+
+@dataclass(slots=True)
+class Times:
+    """The median step of each turn of one side."""
+
+    whole: list[Cost] = field(default_factory=list)
+    outside: list[Cost] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How often, and what."""
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what takes a minute")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Load every side, then let them take turns."""
+    torch.set_num_threads(1)
+    steps = [side for is_deterministic in (False, True) for side in _step_sides(is_deterministic)]
+    passes = _pass_sides(args.compile)
+    times: dict[str, Times] = {name: Times() for name in (*(side.name for side in steps), *passes)}
+    for number in range(args.repeats):
+        print(f"... repeat {number + 1} of {args.repeats}", flush=True)
+        for side in steps:
+            _note(times[side.name], side.turn())
+        for name, turn in passes.items():
+            _note(times[name], [(cost, cost) for cost in turn()])
+    return [*(_step_result(side, times[side.name]) for side in steps), *_pass_results(times)]
+
+
+def _note(times: Times, costs: Sequence[tuple[Cost, Cost]]) -> None:
+    whole, outside = zip(*costs, strict=True)
+    times.whole.append(Cost.median(whole))
+    times.outside.append(Cost.median(outside))
+
+
+# Steps of a target
+
+
+def _loads() -> Iterator[StepLoad]:
+    tree = (*[ROOT] * 4, *((node - 4) // 2 for node in range(4, TREE_NODES)))
+    for num_streams in (1, NUM_STREAMS):
+        yield StepLoad("plain step", num_streams)
+        yield StepLoad("plain step at T = 1", num_streams, SAMPLED)
+        yield StepLoad("block of 8", num_streams, GREEDY, tuple(range(ROOT, CHAIN_NODES - 1)), (0, 1, 2, 3))
+    yield StepLoad("tree of 32", 1, GREEDY, tree, (3, 11, 27))
+    yield StepLoad("tree of 32 at T = 1", 1, SAMPLED, tree, (3, 11, 27))
+
+
+def _step_sides(is_deterministic: bool) -> list[StepSide]:
+    engine = load_engine(EngineConfig(str(DEMO_DIRECTORY / "target"), deterministic=is_deterministic))
+    model: Any = engine._runtime.context.model
+    model.forward = meter = Meter(model.forward)
+    return [StepSide(engine, meter, load, ", deterministic" if is_deterministic else "") for load in _loads()]
+
+
+class StepSide:
+    """Steps of one engine under one load."""
+
+    def __init__(self, engine: TargetEngine, meter: Meter, load: StepLoad, mode: str) -> None:
+        self.load = load
+        self.name = f"{load.name}, {load.num_streams} stream{'s'[: load.num_streams > 1]}{mode}"
+        self._engine = engine
+        self._meter = meter
+        self._num_turns = 0
+        streams = self._prefilled()
+        for _ in range(NUM_STEPS * (1 + len(load.right)) if load.right else 0):
+            play(engine, streams)
+        self._known = [stream.output for stream in streams]
+        engine.release([stream.name for stream in streams])
+
+    def turn(self) -> list[tuple[Cost, Cost]]:
+        """What each step cost, whole and outside of the model's forward pass."""
+        streams = self._prefilled()
+        costs = [self._step(streams) for _ in range(NUM_STEPS)]
+        self._engine.release([stream.name for stream in streams])
+        return costs
+
+    def _step(self, streams: Sequence[DrivenStream]) -> tuple[Cost, Cost]:
+        blocks = [self._block(known, stream) for known, stream in zip(self._known, streams, strict=True)]
+        requests = [stream.request(block) for stream, block in zip(streams, blocks, strict=True)]
+        self._meter.total, began = NOTHING, Cost.now()
+        for ticket, request in enumerate(requests):
+            self._engine.add(ticket, request)
+        answers = self._engine.step()
+        whole = Cost.now() - began
+        for ticket, verdict in answers:
+            assert isinstance(verdict, Verdict), verdict
+            streams[ticket].take(blocks[ticket], verdict)
+        return whole, whole - self._meter.total
+
+    def _prefilled(self) -> list[DrivenStream]:
+        self._num_turns += 1
+        random_tokens = random.Random(0)
+        prompts = [random_tokens.choices(range(1000), k=NUM_PROMPT_TOKENS) for _ in range(self.load.num_streams)]
+        streams = [
+            new_stream(f"{self.name} {self._num_turns} {number}", prompt, self.load.sampling)
+            for number, prompt in enumerate(prompts)
+        ]
+        play(self._engine, streams)
+        return streams
+
+    def _block(self, known: Sequence[int], stream: DrivenStream) -> TokenTree:
+        tokens = [random.randrange(1000) for _ in self.load.parents]
+        for node, token in zip(self.load.right, known[len(stream.output) :], strict=False):
+            tokens[node] = token
+        return TokenTree(tuple(tokens), self.load.parents)
+
+
+def _step_result(side: StepSide, times: Times) -> Result:
+    whole, outside = Cost.median(times.whole), Cost.median(times.outside)
+    parts = {"cpu_ms": outside.cpu_ms, "step_ms": whole.wall_ms, "step_cpu_ms": whole.cpu_ms}
+    settings = {name: round(value, 3) for name, value in parts.items()}
+    values = [cost.wall_ms for cost in times.outside]
+    return at_most(
+        MAX_STEP_MS[side.load.num_streams], spread(f"{side.name}: outside the model", values, "ms", **settings)
+    )
+
+
+# Passes of a draft
+
+
+def _pass_sides(is_compiled: bool) -> dict[str, Callable[[], list[Cost]]]:
+    """By name, what each of some passes cost: ours with the candidates after each row, transformers' step alone."""
+    path = str(DEMO_DIRECTORY / "draft")
+    runtimes = {"eager": load_engine(EngineConfig(path))._runtime}
+    if is_compiled:
+        runtimes["compiled"] = load_engine(EngineConfig(path, compile=True))._runtime
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    sides: dict[str, Callable[[], list[Cost]]] = {}
+    for num_rows in DRAFT_ROWS:
+        for mode, runtime in runtimes.items():
+            sides[_pass_name(mode, num_rows)] = _our_pass(runtime, num_rows)
+        sides[_pass_name("transformers", num_rows)] = _their_pass(theirs, num_rows)
+    return sides
+
+
+def _pass_name(mode: str, num_rows: int) -> str:
+    return f"{mode} pass, {num_rows} row{'s'[: num_rows > 1]}"
+
+
+def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
+    block = TokenTree((1,) * (num_rows - 1), (ROOT,) * (num_rows - 1))
+
+    def passes() -> list[Cost]:
+        kv = runtime.cache.new_sequence()
+        runtime.forward([StepRows(kv, [0] * NUM_PROMPT_TOKENS)])
+        costs = []
+        for _ in range(NUM_STEPS):
+            began = Cost.now()
+            logits = runtime.forward([StepRows(kv, [1], block)])
+            readback = Readback()
+            row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
+            place = Place(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as an engine asks
+            places = [place] * num_rows
+            found = propose(logits, places, 0, readback)
+            readback.wait()
+            found()
+            costs.append(Cost.now() - began)
+            runtime.cache.truncate(kv, kv.num_tokens - num_rows + 1)
+        runtime.cache.free(kv)
+        return costs
+
+    return passes
+
+
+def _their_pass(model: Any, num_rows: int) -> Callable[[], list[Cost]]:
+    @torch.inference_mode()
+    def passes() -> list[Cost]:
+        cache = model(torch.zeros(1, NUM_PROMPT_TOKENS, dtype=torch.long), use_cache=True).past_key_values
+        rows = torch.ones(1, num_rows, dtype=torch.long)
+        costs = []
+        for _ in range(NUM_STEPS):
+            began = Cost.now()
+            model(rows, past_key_values=cache, use_cache=True)
+            costs.append(Cost.now() - began)
+            if num_rows > 1:
+                cache.crop(1 - num_rows)
+        return costs
+
+    return passes
+
+
+def _pass_results(times: Mapping[str, Times]) -> Iterator[Result]:
+    for num_rows in DRAFT_ROWS:
+        theirs = times[_pass_name("transformers", num_rows)].whole
+        for mode, limit in MAX_PASS.items():
+            if (ours := times.get(_pass_name(mode, num_rows))) is not None:
+                yield at_most(limit, _ratio(f"draft's {_pass_name(mode, num_rows)}", ours.whole, theirs))
+
+
+def _ratio(name: str, ours: Sequence[Cost], theirs: Sequence[Cost]) -> Result:
+    values = [a.wall_ms / b.wall_ms for a, b in zip(ours, theirs, strict=True)]
+    sides = {"ours": Cost.median(ours), "transformers": Cost.median(theirs)}
+    settings = {f"{side}_ms": round(cost.wall_ms, 3) for side, cost in sides.items()}
+    settings |= {f"{side}_cpu_ms": round(cost.cpu_ms, 3) for side, cost in sides.items()}
+    return spread(f"{name} over transformers' step", values, "x", **settings)

@@ -1,0 +1,104 @@
+"""Kills and stops processes of this process's cluster, and waits for Serve's replacements.
+
+Knows Serve's replicas and the engines' processes; must not know streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+from ray._private.state import actors
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+
+from deploy.app import APPLICATION
+from deploy.engines import DraftActor, TargetActor
+from deploy.launch import engine_of, engines_of
+
+SERVE_NAMESPACE = "serve"
+REPLACEMENT_TIMEOUT_S = 120.0
+POLL_S = 0.1
+
+
+def replicas(role: str) -> set[str]:
+    """The names of the replicas' actors of target, draft or orchestrator that are alive."""
+    found = list_named_actors(all_namespaces=True)
+    return {each["name"] for each in found if f"{APPLICATION}#{role}#" in each["name"]}
+
+
+async def engine_pid(role: str) -> int:
+    """The process of one engine of `role`."""
+    return await _pid_of(await engine_of(role))
+
+
+def engine_pids(role: str) -> list[int]:
+    """The processes of all engines of `role`, also of those that load."""
+    kind = {"target": TargetActor, "draft": DraftActor}[role].__name__
+    found = actors().values()
+    return [each["Pid"] for each in found if each["ActorClassName"] == kind and each["State"] == "ALIVE"]
+
+
+async def kill_engine(role: str) -> None:
+    """SIGKILL to the engine of `role` with the most sessions: a probe would find the one with the fewest."""
+    engines = await engines_of(role, len(replicas(role)))
+    stats = await asyncio.gather(*(engine.stats.remote() for engine in engines))
+    busiest = max(range(len(engines)), key=lambda index: stats[index].num_sessions)
+    os.kill(await _pid_of(engines[busiest]), signal.SIGKILL)
+
+
+async def _pid_of(engine: Any) -> int:
+    pid: int = await engine.__ray_call__.remote(lambda _: os.getpid())
+    return pid
+
+
+async def kill_replica(role: str, chooser: random.Random) -> None:
+    """End one replica of `role` at once, with whatever it was serving."""
+    name = chooser.choice(sorted(replicas(role)))
+    ray.kill(ray.get_actor(name, namespace=SERVE_NAMESPACE))
+
+
+async def serving(role: str) -> set[str]:
+    """Names of all orchestrators, or engines of `role`. Raises: RuntimeError unless all of them serve."""
+    names = replicas(role)
+    states = serve.status().applications[APPLICATION].deployments[role].replica_states
+    if not len(names) == states.get("RUNNING", 0) == sum(states.values()):
+        raise RuntimeError(f"of {role} there are {dict(states)}")
+    if role == "orchestrator":
+        return names
+    return {engine._actor_id.hex() for engine in await engines_of(role, len(names))}
+
+
+async def until_replaced(role: str, before: set[str], since_s: float) -> float:
+    """Seconds from `since_s` until as many serve as `before`, one of them new. Raises: TimeoutError."""
+    while not await _is_replaced(role, before):
+        if time.monotonic() > since_s + REPLACEMENT_TIMEOUT_S:
+            raise TimeoutError(f"no {role} came in the place of one of {sorted(before)}")
+        await asyncio.sleep(POLL_S)
+    return time.monotonic() - since_s
+
+
+async def _is_replaced(role: str, before: set[str]) -> bool:
+    try:
+        now = await serving(role)
+    except (RuntimeError, RayError):  # of one that has just died, too
+        return False
+    return now != before and len(now) == len(before)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop the process (SIGSTOP) while the block runs."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,230 @@
+"""Makes a larger Llama checkpoint of a small one that computes the same function at the cost of the size named.
+
+    python -m bench.models.grow --model models/demo/target --size 123M --out DIR
+
+So a benchmark has the acceptance of two trained models and the cost of large ones. Knows the tensors of a Llama and
+what may be added to them unseen; must not know the engine: any one that reads safetensors can run it.
+
+How the function is kept, with d hidden dimensions in the source and D in the grown model:
+
+- The residual stream is the old one with D - d zeros behind it. RMSNorm then divides by a root mean square that is
+  smaller by sqrt(d/D), which its weights take back; eps shrinks by d/D.
+- What is added works, but says nothing. New heads and new units of an MLP hear through `v_proj` and `up_proj` the
+  zeros alone, so their output is exactly zero, whatever they look at (`q_proj`, `k_proj`, `gate_proj`) and wherever
+  they write (`o_proj`, `down_proj`). Added layers consist of such heads and units.
+- Query heads added to an old key-value head are copies of its old ones, and they write a share each.
+- All the rest is filled with random numbers: there is no zero matrix, and no zero row in one, that a library could
+  skip. (Where the width stays, there are no zeros to hear: there `v_proj` and `up_proj` of what is added are zero.)
+
+A width of d times a power of four makes the factor a power of two: then the weights are exact in bfloat16, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bench.models.sizes import SIZES, CannotGrow, Shape, Size, parse_size, read_shape, shape_of_size
+from core.config import Dtype
+
+FORMAT = 1
+"""Part of the name of what is cached: to be raised when other weights are written for the same settings."""
+FILLER_STD = 0.02
+DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "outrider" / "grown"
+COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+INDEX = "model.safetensors.index.json"
+
+
+def grow(source: Path, out: Path, shape: Shape, dtype: Dtype = "bfloat16", seed: int = 0) -> None:
+    """Write to `out` the checkpoint `source` in the larger `shape`. Layer by layer: no more than one is in memory.
+
+    Raises: CannotGrow.
+    """
+    config = json.loads((source / "config.json").read_text())
+    _check(config, Shape.of(config), shape)
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    builder = _Builder(load_file(source / "model.safetensors"), Shape.of(config), shape, getattr(torch, dtype), seed)
+    _write_weights(unfinished, builder.shards())
+    (unfinished / "config.json").write_text(json.dumps(_config(config, shape, dtype), indent=2) + "\n")
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copy(source / name, unfinished / name)
+    shutil.rmtree(out, ignore_errors=True)
+    unfinished.rename(out)
+
+
+def cached(source: Path, shape: Shape, dtype: Dtype, directory: Path, seed: int = 0) -> Path:
+    """The same below `directory`, under a name that says what it holds; written only if it is not there yet."""
+    settings = json.dumps([FORMAT, asdict(shape), dtype, seed, FILLER_STD], sort_keys=True)
+    digest = hashlib.sha256(settings.encode())
+    for name in ("config.json", "model.safetensors", *COPIED):
+        if (source / name).is_file():
+            digest.update((source / name).read_bytes())
+    out = directory / f"{source.name}-{shape.num_parameters / 1e6:.0f}M-{dtype}-{digest.hexdigest()[:12]}"
+    if not out.is_dir():
+        grow(source, out, shape, dtype, seed)
+    return out
+
+
+def _check(config: Mapping[str, Any], source: Shape, shape: Shape) -> None:
+    is_plain = config.get("model_type") == "llama" and config.get("hidden_act") == "silu"
+    if not is_plain or config.get("attention_bias") or config.get("mlp_bias"):
+        raise CannotGrow("only a Llama without biases is grown")
+    if config.get("tie_word_embeddings") is not True:
+        raise CannotGrow("the source must have tied embeddings")
+    if (shape.head_dim, shape.vocab_size) != (source.head_dim, source.vocab_size):
+        raise CannotGrow("the size of a head and the vocabulary stay what they are")
+    if any(getattr(shape, name) < getattr(source, name) for name in Shape.__slots__):
+        raise CannotGrow(f"{shape} does not contain {source}")
+    if shape.hidden_size % shape.num_attention_heads:
+        raise CannotGrow("the number of query heads must divide the width")
+    if shape.num_attention_heads % shape.num_key_value_heads or shape.group % source.group:
+        raise CannotGrow(f"query heads to a key-value head must be a multiple of the source's {source.group}")
+
+
+def _config(config: Mapping[str, Any], shape: Shape, dtype: Dtype) -> dict[str, Any]:
+    eps = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
+    return {**config, **asdict(shape), "rms_norm_eps": eps, "tie_word_embeddings": False, "dtype": dtype}
+
+
+def _write_weights(folder: Path, shards: Iterator[dict[str, Tensor]]) -> None:
+    weight_map: dict[str, str] = {}
+    num_bytes = 0
+    for number, shard in enumerate(shards):
+        name = f"model-{number:05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, name)
+        num_bytes += sum(tensor.nbytes for tensor in shard.values())
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+class _Builder:
+    """The tensors of the grown model, a layer at a time; what is old comes first in rows and columns."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], source: Shape, shape: Shape, dtype: torch.dtype, seed: int
+    ) -> None:
+        self._tensors = tensors
+        self._source, self._shape = source, shape
+        self._dtype = dtype
+        self._seed = seed
+        self._norm_scale = math.sqrt(source.hidden_size / shape.hidden_size)
+
+    def shards(self) -> Iterator[dict[str, Tensor]]:
+        yield self._ends()
+        for layer in range(self._shape.num_hidden_layers):
+            yield self._layer(f"model.layers.{layer}.", is_new=layer >= self._source.num_hidden_layers)
+
+    def _ends(self) -> dict[str, Tensor]:
+        """Embedding, last norm and output: new dimensions are embedded as zeros, and read with random weights."""
+        old = self._tensors["model.embed_tokens.weight"]
+        size = (self._shape.vocab_size, self._shape.hidden_size)
+        embedding = torch.zeros(size, dtype=self._dtype)
+        embedding[:, : self._source.hidden_size] = old
+        return {
+            "model.embed_tokens.weight": embedding,
+            "lm_head.weight": self._matrix("lm_head.weight", size, old),
+            "model.norm.weight": self._norm(self._tensors["model.norm.weight"]),
+        }
+
+    def _layer(self, prefix: str, *, is_new: bool) -> dict[str, Tensor]:
+        width, num_units = self._shape.hidden_size, self._shape.intermediate_size
+        num_queries, num_keys = self._shape.num_query_rows, self._shape.num_key_rows
+        old = {} if is_new else self._old_matrices(prefix)
+        hears = self._source.hidden_size  # the part of the stream that is not zero
+        sizes = {  # rows, columns, and how many of the first columns the new rows must not touch
+            "self_attn.q_proj": (num_queries, width, 0),
+            "self_attn.k_proj": (num_keys, width, 0),
+            "self_attn.v_proj": (num_keys, width, hears),
+            "self_attn.o_proj": (width, num_queries, 0 if is_new else old["self_attn.o_proj"].shape[1]),
+            "mlp.gate_proj": (num_units, width, 0),
+            "mlp.up_proj": (num_units, width, hears),
+            "mlp.down_proj": (width, num_units, 0 if is_new else old["mlp.down_proj"].shape[1]),
+        }
+        layer = {}
+        for name, (rows, columns, num_muted) in sizes.items():
+            full_name = f"{prefix}{name}.weight"
+            layer[full_name] = self._matrix(full_name, (rows, columns), old.get(name), num_muted)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            layer[f"{prefix}{name}.weight"] = self._norm(self._tensors.get(f"{prefix}{name}.weight"))
+        return layer
+
+    def _old_matrices(self, prefix: str) -> dict[str, Tensor]:
+        """Those of a source layer, with as many query heads to a key-value head as the grown model has: copies.
+
+        A copy attends as its original does, and each writes its share of what the original wrote.
+        """
+        old = {
+            name.removeprefix(prefix).removesuffix(".weight"): tensor
+            for name, tensor in self._tensors.items()
+            if name.startswith(prefix)
+        }
+        num_copies, head_dim = self._shape.group // self._source.group, self._shape.head_dim
+        queries, output = old["self_attn.q_proj"], old["self_attn.o_proj"]
+        heads = torch.arange(queries.shape[0]).view(-1, head_dim).repeat_interleave(num_copies, 0).flatten()
+        return old | {"self_attn.q_proj": queries[heads], "self_attn.o_proj": output[:, heads].float() / num_copies}
+
+    def _matrix(self, name: str, size: tuple[int, int], old: Tensor | None, num_muted: int = 0) -> Tensor:
+        """Filler, with the old weights in its first corner; new rows have zeros in the first `num_muted` columns."""
+        grown = self._filler(name, size)
+        grown[:, :num_muted] = 0
+        if old is not None:
+            grown[: old.shape[0], : old.shape[1]] = old
+        return grown
+
+    def _norm(self, old: Tensor | None) -> Tensor:
+        grown = torch.full((self._shape.hidden_size,), self._norm_scale)
+        if old is not None:
+            grown[: len(old)] = old.float() * self._norm_scale
+        return grown.to(self._dtype)
+
+    def _filler(self, name: str, size: tuple[int, int]) -> Tensor:
+        """Random numbers that depend on the seed and the tensor's name alone."""
+        digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+        return torch.empty(size, dtype=self._dtype).normal_(std=FILLER_STD, generator=generator)
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.models.grow", description="Grow a Llama without changing its function."
+    )
+    parser.add_argument("--model", type=Path, required=True, help="directory of the checkpoint to grow")
+    parser.add_argument("--size", type=parse_size, required=True, help=f"{', '.join(SIZES)}, or a count like 10M")
+    parser.add_argument("--hidden", type=int, help="width; a power of four times the source's is exact in bfloat16")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
+    parser.add_argument("--seed", type=int, default=0, help="of the filler")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    size = Size(
+        args.size.num_parameters, args.hidden or args.size.hidden_size, args.layers or args.size.num_hidden_layers
+    )
+    try:
+        shape = shape_of_size(read_shape(args.model), size)
+        grow(args.model, args.out, shape, args.dtype, args.seed)
+    except (CannotGrow, OSError) as error:
+        parser.error(str(error))
+    print(f"{args.out}: {shape.num_parameters / 1e6:.1f}M parameters, {asdict(shape)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Pipelined rounds against sequential ones by real processes, with engines as slow as large models on GPUs.
+
+The service is the one that serves: Serve, links, orchestrator, gRPC, a process for each part. Its engines have no
+models: they agree as was recorded, and their passes last as long as a preset says (bench/rounds/recorded_engines.py)
+while a processor is free. So the figures are those of `bench rounds --only simulated` but for what the real service
+adds to a round, which is given with them: by engine, link and orchestrator, and as processor time by process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.harness.traffic import Way, connected
+from bench.models.prompts import held_out_prompts
+from bench.results import Result, at_least, at_most, spread
+from bench.rounds.anatomy import Round
+from bench.rounds.recorded_engines import RECORDED
+from bench.rounds.simulated import CHAINS, TREES
+from bench.rounds.ways import (
+    PIPELINED,
+    PLAIN,
+    Plan,
+    Runs,
+    all_ways,
+    best_gamma,
+    best_in_turn,
+    hidden_on_hits,
+    hits,
+    ratio,
+    repeat,
+    rounds_by_way,
+    say,
+    unlike_plain,
+)
+from bench.service.links import cpu_s
+from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
+from core.costs import PASS_LAWS, PassLaw
+from deploy.launch import served
+from deploy.settings import DEMO_DIRECTORY
+from protos.outrider.v1 import generation_pb2 as pb
+
+NUM_WARM_UP_PROMPTS = 2
+"""Not counted: the adaptive policies learn from them."""
+SHARE_OF_SIMULATED = 0.95
+MAX_PROCESSOR_MS = 5.0
+"""Of a round, everything but the two models."""
+SIMULATED_CHAINS = {0.0: 1.90, 1.0: 1.49}
+SIMULATED_TREES = {0.0: 2.13, 1.0: 1.71}
+"""Over the best in turn (README.md), with 1 ms of wire to each engine and back."""
+Parts = Mapping[str, float]
+"""Seconds of a round, by the part that takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PacedPair:
+    """A pair, how slow it is, and what is expected of it. Goals are by temperature."""
+
+    target_pace: str
+    draft_pace: str
+    speculation: SpeculationConfig
+    over_in_turn: Mapping[float, float]
+    over_plain: Mapping[float, float] = field(default_factory=dict)
+    plain_share: Mapping[float, float] = field(default_factory=dict)
+    """Plain decoding, as a share of 1/t_v."""
+
+    @property
+    def target_law(self) -> PassLaw:
+        return PASS_LAWS[self.target_pace]
+
+    @property
+    def config(self) -> ServiceConfig:
+        """The tokenizer is the demo pair's, and so is the vocabulary."""
+        target, draft = (
+            EngineConfig(str(DEMO_DIRECTORY / role), paced_as=pace)
+            for role, pace in (("target", self.target_pace), ("draft", self.draft_pace))
+        )
+        return ServiceConfig(TargetConfig(target), DraftConfig(draft), speculation=self.speculation)
+
+
+def _most_of(figures: Mapping[float, float]) -> Mapping[float, float]:
+    return {temperature: round(SHARE_OF_SIMULATED * value, 3) for temperature, value in figures.items()}
+
+
+CASES = {
+    "70b+1b-chains": PacedPair("70b", "1b", CHAINS, _most_of(SIMULATED_CHAINS)),
+    "70b+1b-trees": PacedPair("70b", "1b", TREES, _most_of(SIMULATED_TREES)),
+    "8b+0.5b": PacedPair("8b", "0.5b", TREES, {0.0: 1.3}, {0.0: 2.2}, {0.0: 0.85}),
+}
+TEMPERATURES = tuple(RECORDED)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Beside those that real rounds have, too: prompts, tokens, repeats and the cache."""
+    parser.add_argument("--paced", choices=CASES, nargs="+", default=[*CASES], metavar="CASE", help=", ".join(CASES))
+    parser.add_argument(
+        "--paced-temperatures", type=float, choices=TEMPERATURES, nargs="+", default=[*TEMPERATURES], metavar="T"
+    )
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Serve each case at each temperature, and compare."""
+    plan = Plan(held_out_prompts(args.prompts), args.tokens, args.repeats)
+    results: list[Result] = []
+    for name in args.paced:
+        for temperature in args.paced_temperatures:
+            say(f"paced rounds, {name}, T = {temperature:g}")
+            with served(CASES[name].config, say, engines=RECORDED[temperature]) as endpoints:
+                results += asyncio.run(_measure(name, f"localhost:{endpoints.grpc_port}", plan, temperature))
+    return results
+
+
+async def _measure(name: str, address: str, plan: Plan, temperature: float) -> list[Result]:
+    async with connected(address) as stub:
+        gamma = await best_gamma(stub, plan, temperature)
+        ways = all_ways(gamma)
+        await repeat(stub, replace(plan, prompts=plan.prompts[:NUM_WARM_UP_PROMPTS]), ways, temperature, 0)
+        repeats = []
+        for number in range(plan.num_repeats):
+            say(f"repeat {number + 1} of {plan.num_repeats}")
+            repeats.append(await repeat(stub, plan, ways, temperature, number))
+        title = f"paced {name}, T = {temperature:g}"
+        spent = [await _processor_time(title, stub, plan, way, ways[way], temperature) for way in (PLAIN, PIPELINED)]
+    return [*_results(title, CASES[name], temperature, repeats, {"static gamma": gamma}), *spent]
+
+
+async def _processor_time(title: str, stub: Any, plan: Plan, name: str, way: Way, temperature: float) -> Result:
+    """A round, of all processes: there are no models, but what the simulated draft takes for its guesses is in it."""
+    before = cpu_s(os.getpid())
+    runs = (await repeat(stub, plan, {name: way}, temperature, 0))[name]
+    num_rounds = sum(each.stats.target_passes for each in runs)
+    spent_ms = {
+        process: round(1e3 * (seconds - before.get(process, 0.0)) / num_rounds, 2)
+        for process, seconds in cpu_s(os.getpid()).items()
+    }
+    busy = {process: spent for process, spent in sorted(spent_ms.items()) if spent >= 0.05}
+    result = Result(
+        f"{title}: processor time of a round, {name}", round(sum(spent_ms.values()), 2), "ms", settings=busy
+    )
+    return at_most(MAX_PROCESSOR_MS, result)
+
+
+def _results(
+    title: str,
+    case: PacedPair,
+    temperature: float,
+    repeats: Sequence[Runs],
+    settings: Mapping[str, Any],
+) -> list[Result]:
+    best, rounds = best_in_turn(repeats), rounds_by_way(repeats)
+    paced = {"recorded agreement": f"target as {case.target_pace}, draft as {case.draft_pace}"}
+    goals = (case.over_in_turn, case.over_plain, case.plain_share)
+    compared = (
+        ratio(f"{title}: pipelined over sequential", repeats, best, PIPELINED, {**paced, **settings}),
+        ratio(f"{title}: pipelined over plain", repeats, PLAIN, PIPELINED, {}),
+        _plain_share(f"{title}: plain over 1/t_v", case.target_law, repeats),
+    )
+    return [
+        *(_judged(goal.get(temperature), result) for goal, result in zip(goals, compared, strict=True)),
+        ratio(f"{title}: sequential over plain", repeats, PLAIN, best, {}),
+        hidden_on_hits(title, rounds[PIPELINED]),
+        *hits(title, rounds[PIPELINED]),
+        *_anatomy(title, case.target_law, rounds, best),
+        _after_rounds(f"{title}: a stream's time outside its rounds", repeats),
+        at_most(0, unlike_plain(title, repeats)),
+    ]
+
+
+def _judged(goal: float | None, result: Result) -> Result:
+    return result if goal is None else at_least(goal, result)
+
+
+def _plain_share(name: str, law: PassLaw, repeats: Sequence[Runs]) -> Result:
+    """Of a service that costs nothing beside the target's passes of one row."""
+    shares = []
+    for runs in repeats:
+        num_later = sum(len(arrival.token_ids) for each in runs[PLAIN] for arrival in each.arrivals[1:])
+        shares.append(num_later * law(1) / sum(each.decode_s for each in runs[PLAIN]))
+    return spread(name, shares, "share")
+
+
+# Where the time of a round goes
+
+
+def _anatomy(title: str, law: PassLaw, rounds: Mapping[str, Sequence[Round]], best: str) -> Iterator[Result]:
+    pipelined = rounds[PIPELINED]
+    kinds = {
+        "plain": rounds[PLAIN],
+        "pipelined, hits": [round_ for round_ in pipelined if round_.is_hit],
+        "pipelined, others": [round_ for round_ in pipelined if not round_.is_hit],
+        f"sequential ({best})": rounds[best],
+    }
+    for kind, of_kind in kinds.items():
+        if of_kind:
+            yield _beside_passes(f"{title}: a round beside its target pass, {kind}", [parts(r, law) for r in of_kind])
+
+
+def parts(round_: Round, law: PassLaw) -> Parts:
+    """Seconds of a round by part, from sending its block to sending the next one."""
+    call = round_.verify
+    timing, took_s = call.timing, call.received_s - call.sent_s
+    pass_s = timing.passes * law(round(timing.rows / max(1, timing.passes)))
+    awaited_s = _awaited_s(round_)
+    return {
+        "target pass": pass_s,
+        "target beside its pass": timing.computed_s - pass_s,
+        "target's queue": timing.waited_s,
+        "link": took_s - timing.waited_s - timing.computed_s,
+        "awaited draft": awaited_s,
+        "orchestrator": round_.end_s - call.received_s - awaited_s,
+    }
+
+
+def _awaited_s(round_: Round) -> float:
+    """From the verdict to the last answer of the draft that came before the next block was sent."""
+    answered = [call.received_s for call in round_.drafts if call.received_s <= round_.end_s]
+    return max([0.0, *(received_s - round_.verify.received_s for received_s in answered)])
+
+
+def _beside_passes(name: str, rounds: Sequence[Parts]) -> Result:
+    """All parts but the target's pass, at the median of all rounds; the parts' own medians are in the settings."""
+    beside_ms = [1e3 * (sum(each.values()) - each["target pass"]) for each in rounds]
+    medians = {f"{part}, ms": round(1e3 * statistics.median(each[part] for each in rounds), 3) for part in rounds[0]}
+    mean = round(statistics.mean(beside_ms), 3)
+    settings = {"mean_ms": mean, "rounds": len(rounds), **medians}
+    return Result(name, round(statistics.median(beside_ms), 3), "ms", settings=settings)
+
+
+def _after_rounds(name: str, repeats: Sequence[Runs]) -> Result:
+    """The difference of the ways of the last and the first chunk to the client.
+
+    From first chunk to last as the client sees it, without the rounds and the last verification.
+    """
+    outside_ms = [
+        1e3 * (each.decode_s - (verified[-1].received_s - verified[0].received_s))
+        for runs in repeats
+        for each in runs[PIPELINED]
+        if (verified := sorted(_verifications(each.calls), key=lambda call: call.sent_s))
+    ]
+    return spread(name, outside_ms, "ms")
+
+
+def _verifications(calls: Sequence[Any]) -> list[Any]:
+    return [call for call in calls if call.call == pb.CALL_VERIFY]

@@ -1,0 +1,207 @@
+"""What a session's draft tree was like at each verdict, noted by a policy that looks on.
+
+Knows the tree as policies see it, and the tokens that came out; decides nothing of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from core.config import SpeculationConfig
+from core.records import GenerationRequest
+from core.speculation import EMPTY_BLOCK, EMPTY_PART, ROOT, UNRANKED, Part, SpeculationTree, TokenTree
+from orchestrator.policy import Controller, RoundSeen, TreePolicy
+from orchestrator.policy.adaptive import AdaptivePolicy
+
+EVERYTHING = 1 << 20
+"""More nodes than a tree has."""
+LEAST_PROBABILITY = 0.01
+"""Nodes that are less likely are counted, and not written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """One node of the tree."""
+
+    text: str
+    parent: int
+    """Which of the nodes, or -1 for the root."""
+    probability: float
+    """That the text gets there, given the root, as was believed at the verdict."""
+    is_drafted: bool
+    """By the draft; otherwise looked up in the text."""
+    is_in_block: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRound:
+    """The tree at a verdict, before it was given another root."""
+
+    root: str
+    """The token that was committed last."""
+    nodes: tuple[SeenNode, ...]
+    """Parents first."""
+    path: tuple[int, ...]
+    """The nodes that the target accepted, from the root down."""
+    next_text: str
+    """The target's own token behind them."""
+    next_node: int | None
+    """The node that it is, if the tree had it: the next root, with all that is below it."""
+    num_nodes: int
+    """Of the whole tree."""
+    num_kept: int
+    """Of these, how many are below the next root."""
+
+    @property
+    def num_in_block(self) -> int:
+        """Guesses that were verified."""
+        return sum(node.is_in_block for node in self.nodes)
+
+
+@dataclass(slots=True)
+class TreeWatch:
+    """Notes of one stream, in ids; `rounds` makes texts of them."""
+
+    _tree: SpeculationTree | None = None
+    _block: TokenTree = EMPTY_BLOCK
+    _before: tuple[TokenTree, Part] = (EMPTY_BLOCK, EMPTY_PART)
+    _notes: list[_Note] = field(default_factory=list)
+
+    def chose(self, tree: Any, block: Part) -> None:
+        """What is verified next, unless a later choice takes its place."""
+        assert isinstance(tree, SpeculationTree), "policies are shown the tree itself"
+        self._tree, self._block = tree, tree.block(block)
+
+    def verdict_came(self) -> None:
+        """The tree is as the verdict found it."""
+        self._before = self._look()
+
+    def rerooted(self, path: Sequence[int]) -> None:
+        """The verdict accepted these nodes of the block."""
+        nodes, part = self._before
+        self._notes.append(_Note(nodes, part, self._block, tuple(path), len(self._look()[0])))
+        self._before, self._block = (EMPTY_BLOCK, EMPTY_PART), EMPTY_BLOCK
+
+    def _look(self) -> tuple[TokenTree, Part]:
+        if self._tree is None:
+            return EMPTY_BLOCK, EMPTY_PART
+        part = self._tree.best(EVERYTHING, EVERYTHING)
+        return self._tree.block(part), part
+
+    def rounds(self, output: Sequence[int], text_of: Callable[[int], str]) -> list[SeenRound]:
+        """All but the first, which is prefill, and the last, after which no tree is needed. `output`: all ids."""
+        ends = list(accumulate(len(note.path) + 1 for note in self._notes))
+        tokens = [(output[start - 1], output[end - 1]) for start, end in pairwise(ends[:-1])]
+        return [
+            note.seen(root, next_token, text_of)
+            for note, (root, next_token) in zip(self._notes[1:-1], tokens, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """One verdict, in ids."""
+
+    nodes: TokenTree
+    part: Part
+    block: TokenTree
+    path: tuple[int, ...]
+    """Of the block."""
+    num_kept: int
+
+    def seen(self, root: int, next_token: int, text_of: Callable[[int], str]) -> SeenRound:
+        """In texts, without the least likely nodes."""
+        block = self._block_places()
+        path = [block[node] for node in self.path]
+        next_place = self.nodes.child(path[-1] if path else ROOT, next_token)
+        shown = {*block, *path, *([] if next_place is None else [next_place])}
+        shown |= {place for place, path_prob in enumerate(self.part.path_prob) if path_prob >= LEAST_PROBABILITY}
+        number = {place: index for index, place in enumerate(sorted(shown))}
+        return SeenRound(
+            text_of(root),
+            tuple(self._node(place, number, place in block, text_of) for place in number),
+            tuple(number[place] for place in path),
+            text_of(next_token),
+            None if next_place is None else number[next_place],
+            len(self.nodes),
+            self.num_kept,
+        )
+
+    def _node(
+        self, place: int, number: Mapping[int, int], is_in_block: bool, text_of: Callable[[int], str]
+    ) -> SeenNode:
+        return SeenNode(
+            text_of(self.nodes.tokens[place]),
+            number.get(self.nodes.parents[place], ROOT),
+            round(float(self.part.path_prob[place]), 3),
+            self.part.ranks[place] != UNRANKED,
+            is_in_block,
+        )
+
+    def _block_places(self) -> list[int]:
+        """Where the block's nodes are in the tree, which may have grown since, but has lost nothing."""
+        places: list[int] = []
+        for token, parent in zip(self.block.tokens, self.block.parents, strict=True):
+            place = self.nodes.child(ROOT if parent == ROOT else places[parent], token)
+            assert place is not None, "a tree loses no node before the verdict"
+            places.append(place)
+        return places
+
+
+class WatchedPolicy(AdaptivePolicy):
+    """The adaptive policy, observed. It offers no continuation, so that each choice is of the next block."""
+
+    num_outcomes = 0
+
+    def __init__(self, watch: TreeWatch, *args: Any) -> None:
+        super().__init__(*args)
+        self._watch = watch
+
+    def choose(self, tree: Any, max_nodes: int, max_depth: int) -> Part:
+        """As it does, noted."""
+        block = super().choose(tree, max_nodes, max_depth)
+        self._watch.chose(tree, block)
+        return block
+
+    def is_worth_going_on(self, gained: float, num_nodes: int, num_now: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+        """The first to hear of a verdict."""
+        self._watch.verdict_came()
+        super().saw_interval(num_tokens, elapsed_s)
+
+    def saw_round(self, seen: RoundSeen) -> None:
+        """Told when the tree has another root."""
+        self._watch.rerooted(seen.path)
+        super().saw_round(seen)
+
+
+class WatchedController(Controller):
+    """Gives its sessions a watched policy."""
+
+    def __init__(self, config: SpeculationConfig, watch: TreeWatch) -> None:
+        super().__init__(config)
+        self._watch = watch
+
+    def policy(self, request: GenerationRequest) -> TreePolicy:
+        """One that notes what it sees."""
+        return WatchedPolicy(self._watch, request, self._config, self._known)
+
+
+def written(rounds: Sequence[SeenRound]) -> str:
+    """For a file: one round a line."""
+    return "[\n" + ",\n".join(json.dumps(asdict(each)) for each in rounds) + "\n]\n"
+
+
+def read(text: str) -> list[SeenRound]:
+    """From a file."""
+    return [
+        SeenRound(**{**each, "nodes": tuple(SeenNode(**node) for node in each["nodes"]), "path": tuple(each["path"])})
+        for each in json.loads(text)
+    ]

@@ -1,0 +1,151 @@
+"""The same prompts completed in several ways, one after the other: what else a machine does disturbs all of them alike.
+
+Pipelined, in turn by the adaptive policy, in turn at the best static draft length, and plain: each request says how.
+Knows requests and their runs; must not know what is served.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, request, run
+from bench.results import Result, spread
+from bench.rounds.anatomy import Round, hidden_share, rounds_of, waiting_share
+
+PIPELINED, SEQUENTIAL, STATIC, PLAIN = "pipelined", "sequential", "static", "plain"
+GAMMAS = (1, 2, 3, 4, 5, 6, 8)
+NUM_SWEEP_PROMPTS = 3
+
+Runs = Mapping[str, Sequence[Run]]
+"""By way, one of each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    prompts: Sequence[str]
+    max_tokens: int
+    num_repeats: int
+
+
+def static(gamma: int) -> Way:
+    """A fixed number of guesses, drafted after the verdict on those before."""
+    return Way(gamma, policy="static", pipelining=False)
+
+
+def all_ways(gamma: int) -> Mapping[str, Way]:
+    """Each of the four; `gamma` is the static one's."""
+    return {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN, STATIC: static(gamma), PLAIN: PLAINLY}
+
+
+async def best_gamma(stub: Any, plan: Plan, temperature: float) -> int:
+    """The draft length at which static sequential drafting is fastest; each length completes the same prompts."""
+    prompts = plan.prompts[:NUM_SWEEP_PROMPTS]
+    times = dict.fromkeys(GAMMAS, 0.0)
+    for prompt in [prompts[0], *prompts]:  # the first once more: it warms up
+        for gamma in GAMMAS:
+            took = await _complete(stub, static(gamma), prompt, plan.max_tokens, temperature, seed=0)
+            times[gamma] = took.decode_s if prompt is prompts[0] else times[gamma] + took.decode_s
+    best = min(times, key=lambda gamma: times[gamma])
+    outline = ", ".join(f"{gamma}: {seconds:.2f}" for gamma, seconds in times.items())
+    say(f"T = {temperature:g}: static draft lengths in seconds: {outline}")
+    return best
+
+
+async def repeat(
+    stub: Any, plan: Plan, ways: Mapping[str, Way], temperature: float, number: int
+) -> dict[str, list[Run]]:
+    """Every prompt in every way, in turn; which is first changes from prompt to prompt."""
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    names = list(ways)
+    for index, prompt in enumerate(plan.prompts):
+        first = (index + number) % len(names)
+        for name in [*names[first:], *names[:first]]:
+            runs[name].append(await _complete(stub, ways[name], prompt, plan.max_tokens, temperature, seed=index))
+    return runs
+
+
+async def _complete(stub: Any, way: Way, prompt: str, max_tokens: int, temperature: float, seed: int) -> Run:
+    return await run(stub, request(prompt, max_tokens, temperature=temperature, way=way, seed=seed, trace=True))
+
+
+# What it comes to
+
+
+def decode_s(runs: Sequence[Run]) -> float:
+    """Of all together, prefill left out."""
+    return sum(each.decode_s for each in runs)
+
+
+def best_in_turn(repeats: Sequence[Runs]) -> str:
+    """Which of the two sequential ways was faster."""
+    return min((SEQUENTIAL, STATIC), key=lambda name: statistics.median(decode_s(runs[name]) for runs in repeats))
+
+
+def ratio(name: str, repeats: Sequence[Runs], slow: str, fast: str, settings: Mapping[str, Any]) -> Result:
+    """Time of `slow` over time of `fast`, repeat by repeat; both made the same tokens."""
+    values = [decode_s(runs[slow]) / decode_s(runs[fast]) for runs in repeats]
+    num_tokens = sum(len(each.tokens) for each in repeats[0][fast])
+    rate = num_tokens / statistics.median(decode_s(runs[fast]) for runs in repeats)
+    return spread(name, values, "x", against=slow, tokens_per_s=round(rate, 1), **settings)
+
+
+def rounds_by_way(repeats: Sequence[Runs]) -> Mapping[str, Sequence[Round]]:
+    """All rounds of all repeats."""
+    return {
+        name: [round_ for runs in repeats for each in runs[name] for round_ in rounds_of(each.calls)]
+        for name in repeats[0]
+    }
+
+
+def hidden_on_hits(title: str, rounds: Sequence[Round]) -> Result:
+    """Of pipelined rounds whose next block was there at the verdict."""
+    share = hidden_share(round_ for round_ in rounds if round_.was_asked and round_.is_hit)
+    return Result(f"{title}: draft time hidden on hits", round(share, 3), "share")
+
+
+def waits(title: str, rounds: Sequence[Round]) -> list[Result]:
+    """What is not hidden, of all pipelined rounds: those that waited for a pass after their verdict included."""
+    waited = [round_ for round_ in rounds if round_.picked is not None and not round_.is_hit]
+    share_waited = len(waited) / len(rounds) if rounds else 0.0
+    return [
+        Result(
+            f"{title}: draft time hidden, passes that were waited for included", round(hidden_share(rounds), 3), "share"
+        ),
+        Result(f"{title}: rounds that waited for a pass", round(share_waited, 3), "share"),
+        Result(f"{title}: time in which the target waited", round(waiting_share(rounds), 3), "share"),
+    ]
+
+
+def hits(title: str, rounds: Sequence[Round]) -> list[Result]:
+    """How often the next block was there, of pipelined rounds, and what they yield."""
+    asked = [round_ for round_ in rounds if round_.was_asked]
+    num_hits = sum(round_.is_hit for round_ in asked)
+    counts = {"rounds": len(rounds), "asked": len(asked)}
+    num_tokens = statistics.mean(r.num_tokens for r in rounds) if rounds else float("nan")
+    return [
+        Result(f"{title}: hit rate", round(num_hits / max(1, len(asked)), 3), "share", settings=counts),
+        Result(f"{title}: tokens a round, pipelined", round(num_tokens, 2), "tokens"),
+    ]
+
+
+def unlike_plain(title: str, repeats: Sequence[Runs]) -> Result:
+    """Completions, plain ones of later repeats included, that differ from the first plain one of the same prompt."""
+    pairs = [
+        (each.tokens, plain.tokens)
+        for runs in repeats
+        for name in runs
+        for each, plain in zip(runs[name], repeats[0][PLAIN], strict=True)
+    ]
+    num_unlike = sum(tokens != expected for tokens, expected in pairs)
+    settings = {"num_completions": len(pairs)}
+    return Result(f"{title}: completions unlike plain decoding", num_unlike, "streams", settings=settings)
+
+
+def say(line: str) -> None:
+    """What is being done."""
+    print(f"... {line}", flush=True)

@@ -1,0 +1,1 @@
+"""The service around its engines: time outside the models, links, proxy, network."""

@@ -1,0 +1,171 @@
+"""An engine on another host, some milliseconds away: what the way costs drafting in turn, and what is hidden of it.
+
+Head and orchestrator are on one host, and so is one engine's node; the other engine's is on another
+(bench/harness/hosts.py). A grown pair is served there. Each prompt is completed pipelined and in turn, with and without
+delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.harness.hosts import Wire, missing, two_hosts
+from bench.harness.nodes import ROLE, ROLES, nodes
+from bench.harness.traffic import AS_SERVED, IN_TURN, PLAINLY, Run, Way, connected, request, run
+from bench.models.grow import DEFAULT_CACHE
+from bench.models.prompts import held_out_prompts
+from bench.models.sizes import parse_size
+from bench.results import Result, at_least, at_most, spread
+from bench.rounds.anatomy import Round, hidden_share, rounds_of
+from bench.rounds.real import grown_pair
+from bench.rounds.ways import PIPELINED, SEQUENTIAL, say
+from core.config import DraftConfig, EngineConfig, TargetConfig
+from core.errors import StartupError
+
+COST_RATIO = 0.1
+ENGINES = ("draft", "target")
+TARGET_GOAL = 0.9
+"""Of the tokens a second with a target at hand, on hits."""
+WAYS = {PIPELINED: AS_SERVED, SEQUENTIAL: IN_TURN}
+TEMPERATURE = 0.8
+KV_TOKENS = 4096
+
+Runs = dict[tuple[str, float], list[Run]]
+"""By way and delay, one of each prompt."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The distant engine, its distance, and the number of measurements."""
+    parser.add_argument(
+        "--far", choices=ENGINES, nargs="+", default=[*ENGINES], metavar="ENGINE", help="on another host"
+    )
+    parser.add_argument("--delay-ms", type=float, default=10.0, help="of a packet, each way")
+    parser.add_argument("--target-size", type=parse_size, default="123M", metavar="SIZE")
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48, help="of each completion")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where grown checkpoints are kept")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Put the nodes on their hosts, serve, and let both ways take turns. Raises: StartupError."""
+    if (lack := missing()) is not None:
+        raise StartupError(f"two hosts cannot be had here: {lack}")
+    pair = grown_pair(args.target_size, COST_RATIO, "float32", args.cache)[:2]
+    return [result for far in args.far for result in _measure_far(far, *pair, args)]
+
+
+def _measure_far(far: str, target: Path, draft: Path, args: argparse.Namespace) -> list[Result]:
+    with two_hosts() as (near, other, wire), nodes([role for role in ROLES if role != far], near.address) as up:
+        other.enter()
+        up.add(far, node_ip_address=other.address)
+        near.enter()
+        up.deploy(_settings(target, draft))
+        return asyncio.run(_measure(far, up.address, wire, args))
+
+
+def _settings(target: Path, draft: Path) -> dict[str, Any]:
+    engine = EngineConfig(str(target), deterministic=True, kv_cache_tokens=KV_TOKENS)
+    placed = {role: {ROLE: role} for role in ROLES}
+    return {
+        "orchestrator": {"num_cpus": 0.5, "labels": placed["orchestrator"]},
+        "target": asdict(TargetConfig(engine, num_cpus=0.5, labels=placed["target"])),
+        "draft": asdict(
+            DraftConfig(replace(engine, model=str(draft), deterministic=False), num_cpus=0.5, labels=placed["draft"])
+        ),
+    }
+
+
+async def _measure(far: str, address: str, wire: Wire, args: argparse.Namespace) -> list[Result]:
+    prompts, delays_s = held_out_prompts(args.prompts), (0.0, args.delay_ms / 1e3)
+    async with connected(address) as stub:
+        plain = [await _complete(stub, PLAINLY, prompt, index, args.tokens) for index, prompt in enumerate(prompts)]
+        repeats = [await _repeat(stub, wire, prompts, delays_s, args.tokens, number) for number in range(args.repeats)]
+    results = _results(far, repeats, plain, delays_s[1])
+    return results if far == "draft" else [*results, _on_hits(repeats, delays_s[1])]
+
+
+async def _repeat(
+    stub: Any, wire: Wire, prompts: Sequence[str], delays_s: Sequence[float], max_tokens: int, number: int
+) -> Runs:
+    """The first way changes from prompt to prompt.
+
+    The first prompt is completed once more, not counted, for policies to learn the delay.
+    """
+    runs: Runs = {}
+    for delay_s in delays_s:
+        wire.delay(delay_s)
+        say(f"repeat {number + 1}: {1e3 * delay_s:g} ms")
+        for way in WAYS.values():
+            await _complete(stub, way, prompts[0], 0, max_tokens)
+        for index, prompt in enumerate(prompts):
+            for name in WAYS if (index + number) % 2 else reversed(WAYS):
+                took = await _complete(stub, WAYS[name], prompt, index, max_tokens)
+                runs.setdefault((name, delay_s), []).append(took)
+    return runs
+
+
+async def _complete(stub: Any, way: Way, prompt: str, seed: int, max_tokens: int) -> Run:
+    return await run(stub, request(prompt, max_tokens, temperature=TEMPERATURE, way=way, seed=seed, trace=True))
+
+
+def _results(far: str, repeats: Sequence[Runs], plain: Sequence[Run], delay_s: float) -> list[Result]:
+    away = f"{far} {1e3 * delay_s:g} ms away"
+    rounds = _rounds(repeats, delay_s)
+    hits = [round_ for round_ in rounds if round_.is_hit]
+    asked = sum(round_.was_asked for round_ in rounds)
+    unlike = sum(
+        each.tokens != expected.tokens
+        for runs in repeats
+        for completions in runs.values()
+        for each, expected in zip(completions, plain, strict=True)
+    )
+    return [
+        *(_ratio(f"{name}: {away} over one at hand", repeats, (name, delay_s), (name, 0.0)) for name in WAYS),
+        _ratio(f"pipelined over sequential, {far} at hand", repeats, (SEQUENTIAL, 0.0), (PIPELINED, 0.0)),
+        _ratio(f"pipelined over sequential, {away}", repeats, (SEQUENTIAL, delay_s), (PIPELINED, delay_s)),
+        Result(f"{away}: hit rate", round(len(hits) / max(1, asked), 3), "share", settings=_times_ms(hits)),
+        Result(f"{away}: the draft's time hidden on hits, the way included", round(hidden_share(hits), 3), "share"),
+        at_most(0, Result(f"{away}: completions unlike plain decoding", unlike, "streams")),
+    ]
+
+
+def _rounds(repeats: Sequence[Runs], delay_s: float) -> list[Round]:
+    return [round_ for runs in repeats for each in runs[PIPELINED, delay_s] for round_ in rounds_of(each.calls)]
+
+
+def _on_hits(repeats: Sequence[Runs], delay_s: float) -> Result:
+    """Tokens a second of rounds whose next block was there in time."""
+    values = [_hit_rate(runs[PIPELINED, delay_s]) / _hit_rate(runs[PIPELINED, 0.0]) for runs in repeats]
+    continued = sum(each.stats.continued_passes for runs in repeats for each in runs[PIPELINED, delay_s])
+    name = f"pipelined: target {1e3 * delay_s:g} ms away over one at hand, on hits"
+    return at_least(TARGET_GOAL, spread(name, values, "x", continued_passes=continued))
+
+
+def _hit_rate(runs: Sequence[Run]) -> float:
+    hits = [round_ for each in runs for round_ in rounds_of(each.calls) if round_.is_hit]
+    return sum(round_.num_tokens for round_ in hits) / sum(round_.end_s - round_.verify.sent_s for round_ in hits)
+
+
+def _ratio(name: str, repeats: Sequence[Runs], slow: tuple[str, float], fast: tuple[str, float]) -> Result:
+    values = [_decode_s(runs[slow]) / _decode_s(runs[fast]) for runs in repeats]
+    return spread(name, values, "x", slow_s=round(_decode_s(repeats[-1][slow]), 2))
+
+
+def _decode_s(runs: Sequence[Run]) -> float:
+    return sum(each.decode_s for each in runs)
+
+
+def _times_ms(rounds: Sequence[Round]) -> Mapping[str, float]:
+    """Seconds of the target and of the draft in a round, as the orchestrator sees them."""
+    if not rounds:
+        return {}
+    verify_s = statistics.median(round_.verify.received_s - round_.verify.sent_s for round_ in rounds)
+    pass_s = statistics.median(call.received_s - call.sent_s for round_ in rounds if (call := round_.picked))
+    return {"rounds": len(rounds), "verify_ms": round(1e3 * verify_s, 1), "pass_ms": round(1e3 * pass_s, 1)}

@@ -1,0 +1,28 @@
+"""The duration of a bare actor call: the unit for everything that a round does beside computing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+
+
+class Echo:
+    """The shortest possible actor call: like the engines' actors, asynchronous and without event reports."""
+
+    async def echo(self, message: object) -> object:
+        return message
+
+
+async def round_trips_ms(num_calls: int) -> list[float]:
+    """Milliseconds of bare actor calls on the cluster that this process is connected to, one after the other."""
+    actor: Any = ray.remote(num_cpus=0, enable_task_events=False)(Echo).remote()
+    await actor.echo.remote(None)  # it has started
+    times = []
+    for _ in range(num_calls):
+        started_s = time.monotonic()
+        await actor.echo.remote(None)
+        times.append((time.monotonic() - started_s) * 1e3)
+    ray.kill(actor)
+    return times

@@ -1,0 +1,168 @@
+"""What a link saves over actor calls: the demo pair served both ways at once, in one cluster, run by run in turn.
+
+Each way is a model of one fleet with engines of its own, so that orchestrator, proxy and client are the same for both
+and whatever else the machine does disturbs them alike. Runs alternate; ratios are of neighbours. Processor time is that
+of all processes of the cluster, by what they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, request, run
+from bench.results import Result, spread
+from core.config import FleetConfig
+from deploy.app import APPLICATION, build, fleet_resources
+from deploy.launch import local_cluster
+from deploy.settings import DEMO_SETTINGS, parse_fleet
+from outrider_client import Client
+from protos.outrider.v1 import generation_pb2 as pb
+
+PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n"
+TOKENS = 96
+LINK, CALLS = "link", "actor calls"
+PORTS: Mapping[str, list[int] | None] = {LINK: [20200, 20299], CALLS: None}
+WAYS = {"plain": PLAINLY, "drafted": AS_SERVED}
+TICKS = os.sysconf("SC_CLK_TCK")
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """One stream."""
+
+    round_ms: float
+    outside_ms: float
+    """Milliseconds of a round in which the target neither computes nor lets the request wait."""
+    cpu_ms: Mapping[str, float]
+    """Milliseconds of a round, by process."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The number of repeats."""
+    parser.add_argument("--repeats", type=int, default=7)
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Serve the demo pair in each way, and compare."""
+    fleet = _fleet()
+    with local_cluster(ceil(fleet_resources(fleet)["CPU"])) as endpoints:
+        serve.run(build(fleet), name=APPLICATION, route_prefix="/")
+        address = f"localhost:{endpoints.grpc_port}"
+        with Client(address) as client:
+            client.wait_until_serving(120.0)
+        return asyncio.run(_measure(address, args.repeats))
+
+
+def _fleet() -> FleetConfig:
+    models = [{**DEMO_SETTINGS, "model_name": name} for name in PORTS]
+    for model, ports in zip(models, PORTS.values(), strict=True):
+        for role in ("target", "draft"):
+            model[role] = {"engine": {**model[role]["engine"], "link_ports": ports}}
+    return parse_fleet({"models": models})
+
+
+async def _measure(address: str, num_repeats: int) -> list[Result]:
+    samples: dict[tuple[str, str], list[LinkSample]] = {(name, way): [] for way in WAYS for name in PORTS}
+    async with connected(address) as stub:
+        for repeat in range(num_repeats + 1):
+            for name, way in samples:
+                sample = await _sample(stub, name, WAYS[way], repeat)
+                if repeat:  # the first of each is a warm-up
+                    samples[name, way].append(sample)
+    return [result for way in WAYS for result in _results(way, {name: samples[name, way] for name in PORTS})]
+
+
+async def _sample(stub: Any, model: str, way: Way, seed: int) -> LinkSample:
+    message = request(PROMPT, TOKENS, temperature=0.8, way=way, seed=seed, trace=True)
+    message.model = model
+    before = cpu_s(os.getpid())
+    stream = await run(stub, message)
+    after = cpu_s(os.getpid())
+    num_rounds = stream.stats.target_passes
+    return LinkSample(
+        stream.decode_s * 1e3 / num_rounds,
+        _outside_ms(stream),
+        {name: (seconds - before.get(name, 0.0)) * 1e3 / num_rounds for name, seconds in after.items()},
+    )
+
+
+def _outside_ms(stream: Run) -> float:
+    """The median time from one verdict to the next, beyond what the engine says the verification took."""
+    verified = [call for call in stream.calls if call.HasField("timing") and call.call == pb.CALL_VERIFY]
+    return 1e3 * statistics.median(
+        after.received_s - before.received_s - after.timing.waited_s - after.timing.computed_s
+        for before, after in pairwise(verified)
+    )
+
+
+def cpu_s(root: int) -> dict[str, float]:
+    """Processor time so far of a process and all its descendants, by what they are."""
+    children: dict[int, list[int]] = {}
+    spent: dict[int, tuple[str, float]] = {}
+    for pid, parent, name, seconds in _processes():
+        children.setdefault(parent, []).append(pid)
+        spent[pid] = (name, seconds)
+    total: dict[str, float] = defaultdict(float)
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        name, seconds = spent.get(pid, ("gone", 0.0))
+        total[name] += seconds
+        waiting += children.get(pid, [])
+    return total
+
+
+def _processes() -> Iterator[tuple[int, int, str, float]]:
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            _, _, fields = (folder / "stat").read_text().rpartition(")")
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended
+            continue
+        state = fields.split()
+        yield int(folder.name), int(state[1]), _kind(command), (int(state[11]) + int(state[12])) / TICKS
+
+
+def _kind(command: str) -> str:
+    """Of Ray's processes the actor, of others the program."""
+    actor = re.match(r"ray::(?:ServeReplica:[^:]*:)?(\w+)", command)
+    return actor[1] if actor else Path(command.split(" ")[0] or "kernel").name
+
+
+def _results(way: str, samples: Mapping[str, Sequence[LinkSample]]) -> list[Result]:
+    results = []
+    for name, of_name in samples.items():
+        spent = {
+            kind: round(statistics.median(each.cpu_ms.get(kind, 0.0) for each in of_name), 2)
+            for kind in sorted({kind for each in of_name for kind in each.cpu_ms})
+        }
+        results += [
+            spread(f"{way}, {name}: a round", [each.round_ms for each in of_name], "ms"),
+            spread(f"{way}, {name}: outside the target's passes", [each.outside_ms for each in of_name], "ms"),
+            spread(
+                f"{way}, {name}: processor time a round",
+                [sum(each.cpu_ms.values()) for each in of_name],
+                "ms",
+                **{kind: value for kind, value in spent.items() if value >= 0.05},
+            ),
+        ]
+    for name in list(samples)[:-1]:
+        pairs = list(zip(samples[CALLS], samples[name], strict=True))
+        results.append(
+            spread(f"{way}: {CALLS} over {name}", [calls.round_ms / link.round_ms for calls, link in pairs], "x")
+        )
+    return results
