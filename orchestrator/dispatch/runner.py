@@ -13,7 +13,17 @@ from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
 from core.ports import Clock, DraftPort, Lease, Leases, TargetPort
-from core.records import Chunk, DraftReply, DraftRequest, DraftUpdate, Stamp, TargetRequest, VerifyReply
+from core.records import (
+    Chunk,
+    Continuation,
+    DraftReply,
+    DraftRequest,
+    DraftUpdate,
+    Stamp,
+    TargetRequest,
+    VerifyReply,
+    VerifyRequest,
+)
 from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.session import DraftWait, Session
 from orchestrator.session import messages as m
@@ -62,12 +72,12 @@ class Runner:
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
             m.LeaseTarget: self._lease_target,
             m.LeaseDraft: self._lease_draft,
-            m.Verify: self._verify,
-            m.Continue: self._continue,
+            VerifyRequest: self._verify,
+            Continuation: self._continue,
             m.Draft: self._draft,
             m.Grow: self._grow,
             m.Await: self._await,
-            m.Emit: self._emit,
+            Chunk: self._emit,
             m.Fail: self._fail,
             m.ReleaseTarget: self._release_target,
             m.ReleaseDraft: self._release_draft,
@@ -162,14 +172,14 @@ class Runner:
         self._leased[lease.name] = running
         self._handle(running.session.id, m.TargetLeased(lease.name, lease.epoch))
 
-    def _verify(self, running: _Running, command: m.Verify) -> None:
+    def _verify(self, running: _Running, request: VerifyRequest) -> None:
         assert running.target is not None, "a session verifies only while it holds a lease"
         running.verify_sent_s = self._clock.now()
-        self._targets.send(running.target, command.request)
+        self._targets.send(running.target, request)
 
-    def _continue(self, running: _Running, command: m.Continue) -> None:
+    def _continue(self, running: _Running, offer: Continuation) -> None:
         assert running.target is not None, "a session offers something only while it holds a lease"
-        self._targets.send(running.target, command.offer)
+        self._targets.send(running.target, offer)
 
     def _on_target_answer(self, request: TargetRequest, answer: VerifyReply | WorkerLost) -> None:
         stamp = request.stamp
@@ -256,8 +266,8 @@ class Runner:
     # Clients
 
     @staticmethod
-    def _emit(running: _Running, command: m.Emit) -> None:
-        running.sink(command.chunk)
+    def _emit(running: _Running, chunk: Chunk) -> None:
+        running.sink(chunk)
 
     @staticmethod
     def _fail(running: _Running, command: m.Fail) -> None:

@@ -1,6 +1,8 @@
 """What goes into a session (events) and what comes out of it (commands).
 
-A session does no I/O: `dispatch.runner` turns what happens into events, and carries the commands out.
+A session does no I/O: `dispatch.runner` turns what happens into events, and carries the commands out. A record that can
+mean one thing only is a command by itself: a `VerifyRequest` and a `Continuation` go to the leased target, a `Chunk` to
+the client.
 """
 
 from __future__ import annotations
@@ -132,20 +134,6 @@ class LeaseDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Verify:
-    """Send to the leased target."""
-
-    request: VerifyRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Continue:
-    """Offer the leased target what to go on with after the verdict that is awaited; the answer is a TargetReplied."""
-
-    offer: Continuation
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """Send to the leased draft what it is to grow for one block, or to take in."""
 
@@ -168,13 +156,6 @@ class Await:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
-    """Give this piece to the client; the last one has a finish reason."""
-
-    chunk: Chunk
-
-
-@dataclass(frozen=True, slots=True)
 class Fail:
     """End the stream with this error."""
 
@@ -192,5 +173,15 @@ class ReleaseDraft:
 
 
 Command = (
-    LeaseTarget | LeaseDraft | Verify | Continue | Draft | Grow | Await | Emit | Fail | ReleaseTarget | ReleaseDraft
+    LeaseTarget
+    | LeaseDraft
+    | VerifyRequest
+    | Continuation
+    | Draft
+    | Grow
+    | Await
+    | Chunk
+    | Fail
+    | ReleaseTarget
+    | ReleaseDraft
 )

@@ -51,7 +51,7 @@ class Session:
     """The life of one completion. `start` once, then `handle` each event; both return what is to be done.
 
     Invariant: at most one message to each engine is awaited.
-    Invariant: after a Fail, or an Emit with a finish reason, no command but releases follows.
+    Invariant: after a Fail, or a Chunk with a finish reason, no command but releases follows.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Session:
             return []
         stamp = self._held.next_stamp()
         self._offers.add(stamp, offer)
-        return [m.Continue(Continuation(stamp, awaited.round, offer.tree, offer.is_open))]
+        return [Continuation(stamp, awaited.round, offer.tree, offer.is_open)]
 
     def _reroot(self) -> list[m.Command]:
         """What the last verdict changes for the tree, the policy and the draft."""
@@ -222,12 +222,12 @@ class Session:
         self._guess = guess
         return [self._verify(), *self._go_on()]
 
-    def _verify(self) -> m.Command:
+    def _verify(self) -> VerifyRequest:
         self._is_continued = False
         self._offers.clear()
         self._machine.fire(Trigger.VERIFY)
         stamp, base, suffix, spec = self._held.snapshot()
-        return m.Verify(VerifyRequest(stamp, base, suffix, self._guess.block, spec))
+        return VerifyRequest(stamp, base, suffix, self._guess.block, spec)
 
     # The target's side
 
@@ -367,10 +367,10 @@ class Session:
     def _on_abandoned(self, event: m.Abandoned) -> list[m.Command]:
         return self._fail(event.error)
 
-    def _emit(self, chunk: Chunk) -> m.Command:
+    def _emit(self, chunk: Chunk) -> Chunk:
         if self._request.wants_trace:
             chunk = replace(chunk, trace=self.stats.take_trace())
-        return m.Emit(chunk if chunk.finish_reason is None else replace(chunk, stats=self.stats.snapshot()))
+        return chunk if chunk.finish_reason is None else replace(chunk, stats=self.stats.snapshot())
 
     def _fail(self, error: OutriderError) -> list[m.Command]:
         return [m.Fail(error), *self._close()]

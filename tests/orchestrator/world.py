@@ -8,7 +8,7 @@ from random import Random
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
-from core.records import Chunk, DraftRequest, DraftTree, GenerationRequest
+from core.records import Chunk, DraftRequest, DraftTree, GenerationRequest, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes
 from orchestrator.session import messages as m
 from orchestrator.session.completion import Pair
@@ -52,7 +52,7 @@ class World:
     @property
     def last_to_an_engine(self) -> m.Command:
         """The last command that the client had nothing to do with."""
-        return next(command for command in reversed(self.sent) if not isinstance(command, m.Emit))
+        return next(command for command in reversed(self.sent) if not isinstance(command, Chunk))
 
     def start(self) -> World:
         self.obey(self.session.start())
@@ -74,11 +74,11 @@ class World:
                 self.waiting.append(self._lease_target)
             case m.LeaseDraft():
                 self.waiting.append(self._lease_draft)
-            case m.Verify(request):
+            case VerifyRequest() as request:
                 self.waiting.append(lambda: m.TargetReplied(self.target.verify(request)))
             case m.Draft(request):
                 self.waiting.append(lambda: m.DraftReplied(self.draft.draft(request)))
-            case m.Emit(chunk):
+            case Chunk() as chunk:
                 self.chunks.append(chunk)
             case m.Fail(error):
                 self.error = error
@@ -149,7 +149,7 @@ class FaultyWorld(World):
     def kill_target(self) -> None:
         if self.num_target_leases:
             epoch, self.target = self.target.epoch, FakeTargetEngine(self.target.epoch + 1)
-            self._drop(m.Verify)
+            self._drop(VerifyRequest)
             self.handle(m.TargetLost(epoch, "killed"))
 
     def kill_draft(self) -> None:
@@ -158,9 +158,9 @@ class FaultyWorld(World):
             self._drop(m.Draft)
             self.handle(m.DraftLost(epoch))
 
-    def _drop(self, kind: type[m.Verify] | type[m.Draft]) -> None:
+    def _drop(self, kind: type[VerifyRequest] | type[m.Draft]) -> None:
         """What was on its way to a dead engine is lost with it."""
-        name = {m.Verify: "TargetReplied", m.Draft: "DraftReplied"}[kind]
+        name = {VerifyRequest: "TargetReplied", m.Draft: "DraftReplied"}[kind]
         self.waiting = [answer for answer in self.waiting if name not in answer.__code__.co_names]
 
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)

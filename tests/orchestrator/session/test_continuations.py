@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.protocol import UNUSED, Continuations
-from core.records import Refused, Timing, VerifyRequest
+from core.records import Chunk, Continuation, Refused, Timing, VerifyRequest
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
 from orchestrator.policy.shared_estimates import SharedEstimates
@@ -29,9 +29,9 @@ class OfferingStage(Stage):
 
     def do(self, commands):
         for command in commands:
-            if isinstance(command, m.Continue):
-                self.refused += [refusal for _, refusal in self.offers.offer(None, command.offer)]
-            if isinstance(command, m.Verify):
+            if isinstance(command, Continuation):
+                self.refused += [refusal for _, refusal in self.offers.offer(None, command)]
+            if isinstance(command, VerifyRequest):
                 self.made = None
             if isinstance(command, m.LeaseTarget):
                 policy = self.session._policy
@@ -42,7 +42,7 @@ class OfferingStage(Stage):
     def next_verdict(self, **changes):
         """What the target says next, not delivered yet."""
         self.now_s += 0.1
-        asked = self.made or self.last(m.Verify).request
+        asked = self.made or self.last(VerifyRequest)
         verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
         verified = [(asked, self.target.logs[asked.stamp.session], verdict)]
         (verdict,), following, refused = self.offers.after_pass(verified, lambda *_: True)
@@ -55,7 +55,7 @@ class OfferingStage(Stage):
 
     @property
     def offer(self):
-        return self.last(m.Continue).offer
+        return self.last(Continuation)
 
     @property
     def num_continued(self):
@@ -74,9 +74,9 @@ def test_the_target_goes_on_with_what_has_grown_below_a_verdict_and_nothing_is_s
     sent = stage.verdict()
     assert stage.made.block == TokenTree.chain(text[1:])
     assert stage.made.suffix == (text[0],)
-    assert [type(command) for command in sent] == [m.Grow, m.Emit]
+    assert [type(command) for command in sent] == [m.Grow, Chunk]
     sent = stage.verdict()
-    assert (stage.num_continued, stage.count(m.Verify)) == (1, 2)
+    assert (stage.num_continued, stage.count(VerifyRequest)) == (1, 2)
     assert stage.tokens == plain(PROMPT, 6)
     assert [(seen.elapsed_s, seen.is_continued) for seen in stage.policy.seen] == [
         (pytest.approx(0.1), False),
@@ -90,7 +90,9 @@ def test_one_goes_on_after_another_as_long_as_something_has_grown(stage):
     stage.grows_right(6)
     for _ in range(4):
         stage.verdict()
-    assert (stage.num_continued, stage.count(m.Verify)) == (3, 2), "each block is one token, and a verdict takes two"
+    assert (stage.num_continued, stage.count(VerifyRequest)) == (3, 2), (
+        "each block is one token, and a verdict takes two"
+    )
     assert stage.tokens == plain(PROMPT, 7)
 
 
@@ -111,7 +113,7 @@ def test_an_outcome_that_was_not_foreseen_is_sent_for_as_ever(stage):
     stage.grows((ROOT, 37), (0, 38))
     assert stage.offer.tree == TokenTree.chain((37, 38))
     sent = stage.verdict()
-    assert [type(command) for command in sent] == [m.Verify, m.Grow, m.Emit]
+    assert [type(command) for command in sent] == [VerifyRequest, m.Grow, Chunk]
     (refusal,) = stage.refused
     assert stage.event(m.TargetReplied(refusal)) == []
     assert stage.session.stats.num_stale_replies == 0, "it was to be expected"
@@ -124,7 +126,11 @@ def test_a_verdict_that_overtakes_the_one_before_it_waits_for_it(stage):
     first, second = stage.next_verdict(), stage.next_verdict()
     assert stage.event(second) == []
     sent = stage.event(first)
-    assert [type(command) for command in sent if isinstance(command, m.Emit | m.Verify)] == [m.Emit, m.Verify, m.Emit]
+    assert [type(command) for command in sent if isinstance(command, Chunk | VerifyRequest)] == [
+        Chunk,
+        VerifyRequest,
+        Chunk,
+    ]
     assert stage.tokens == plain(PROMPT, 4)
     assert stage.event(second) == stage.event(first) == []
     assert stage.session.stats.num_stale_replies == 2
@@ -152,7 +158,7 @@ def test_what_a_lost_target_went_on_with_is_verified_by_the_next(stage):
     stage.event(m.TargetLost(1, "gone"))
     stage.target.forget("t")
     stage.event(m.TargetLeased("t2", 1))
-    again = stage.last(m.Verify).request
+    again = stage.last(VerifyRequest)
     assert (again.block.tokens, again.base.num_tokens, again.num_committed) == (tuple(text[1:]), 0, 4)
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 5)
@@ -163,11 +169,11 @@ def test_nothing_is_offered_beyond_the_end(tokenizer):
     text = stage.right(3)
     stage.grows((ROOT, text[0]), (0, text[1]), (1, text[2]))
     assert stage.offer.tree == TokenTree.chain(text[:1]), "one more follows, and that needs no guess"
-    num_offers = stage.count(m.Continue)
+    num_offers = stage.count(Continuation)
     stage.verdict()
     sent = stage.verdict()
-    assert stage.count(m.Continue) == num_offers
-    assert [type(command) for command in sent] == [m.Emit, m.ReleaseTarget, m.ReleaseDraft]
+    assert stage.count(Continuation) == num_offers
+    assert [type(command) for command in sent] == [Chunk, m.ReleaseTarget, m.ReleaseDraft]
     assert stage.tokens == plain(PROMPT, 2)
 
 
@@ -175,7 +181,7 @@ def test_where_it_is_worth_it_the_target_takes_plain_steps_by_itself(tokenizer):
     stage = OfferingStage(tokenizer, max_tokens=8, is_open=True, max_draft_tokens=0)
     for _ in range(8):
         stage.verdict()
-    assert (stage.count(m.Verify), stage.count(m.Continue), stage.num_continued) == (1, 7, 7)
+    assert (stage.count(VerifyRequest), stage.count(Continuation), stage.num_continued) == (1, 7, 7)
     assert stage.tokens == plain(PROMPT, 8)
     assert stage.session.is_closed
 
@@ -186,12 +192,12 @@ def test_a_draft_that_begins_anew_is_offered_from_again_when_its_tree_is_the_one
     stage.verdict()
     stage.grows_right(2)
     stage.verdict()
-    num_offers = stage.count(m.Continue)
+    num_offers = stage.count(Continuation)
     stage.event(m.DraftLost(1))
     stage.event(m.DraftLeased("d2", 1))
     stage.num_told = 0
     stage.grows_right(2)
-    assert stage.count(m.Continue) == num_offers, "the block in flight is no part of that tree"
+    assert stage.count(Continuation) == num_offers, "the block in flight is no part of that tree"
     stage.verdict()
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
@@ -202,7 +208,7 @@ def test_a_refusal_that_comes_before_the_verdict_that_goes_on_ends_the_stream_af
     assert first.reply.continued == stage.made.stamp.round
     assert stage.event(m.TargetReplied(Refused(stage.made.stamp, "NaN", is_final=True), stage.now_s, stage.now_s)) == []
     sent = stage.event(first)
-    assert [type(command) for command in sent if isinstance(command, m.Emit | m.Fail)] == [m.Emit, m.Fail]
+    assert [type(command) for command in sent if isinstance(command, Chunk | m.Fail)] == [Chunk, m.Fail]
     assert stage.session.is_closed
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
-from core.records import DraftTree, Sampling, Timing, Verification
+from core.records import Continuation, DraftTree, Sampling, Timing, Verification, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, NewNodes, SparseDistribution, TokenTree
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy
@@ -31,7 +31,7 @@ class DrawnStage(Stage):
 
     @property
     def block(self):
-        return self.last(m.Verify).request.block
+        return self.last(VerifyRequest).block
 
     @property
     def asked(self):
@@ -72,7 +72,7 @@ def test_behind_verification_nothing_is_drawn_and_the_draft_is_told_of_nothing(s
         num_asked = stage.count(m.Draft)
         stage.grown()
         assert stage.count(m.Draft) == num_asked
-    assert stage.count(m.Grow) == stage.count(m.Continue) == 0
+    assert stage.count(m.Grow) == stage.count(Continuation) == 0
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 
@@ -118,7 +118,7 @@ def unchecked(new_nodes, **changes):
 def test_who_does_not_say_what_it_drew_from_loses_its_lease(waiting, lie):
     """To verify a draw as if its draft had been sure of it would accept too little of it, and too much of the rest."""
     sent = waiting.grown(lie(waiting.reply()))
-    assert {m.ReleaseDraft, m.Verify} <= set(kinds(sent))
+    assert {m.ReleaseDraft, VerifyRequest} <= set(kinds(sent))
     assert waiting.block == EMPTY_BLOCK
     assert waiting.session.stats.num_draft_failures == 1
 
@@ -155,7 +155,7 @@ def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
         stage.session._policy.is_worth_going_on = lambda *_: True
         for _ in range(3):
             stage.verdict()
-        assert stage.count(m.Continue) == 0
+        assert stage.count(Continuation) == 0
 
 
 def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(tokenizer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.errors import RequestCancelled, ServiceError, Unavailable
-from core.records import FinishReason, Refused
+from core.records import FinishReason, Refused, VerifyRequest
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.session import messages as m
 from orchestrator.session.statistics import DraftWait
@@ -43,7 +43,7 @@ def cancel(world):
 
 def be_refused(world):
     world.deliver()
-    stamp = next(command for command in world.sent if isinstance(command, m.Verify)).request.stamp
+    stamp = next(command for command in world.sent if isinstance(command, VerifyRequest)).stamp
     world.handle(m.TargetReplied(Refused(stamp, "no room")))
     assert isinstance(world.error, ServiceError)
 

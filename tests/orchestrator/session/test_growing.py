@@ -10,7 +10,7 @@ import pytest
 
 from core.config import Limits, SpeculationConfig
 from core.costs.engine_cost import WIDTHS
-from core.records import Call, DraftUpdate, Missing, Refused, Stamp, Timing
+from core.records import Call, Chunk, DraftUpdate, Missing, Refused, Stamp, Timing, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, NewNodes, TokenTree, TreeSpec
 from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
@@ -104,15 +104,15 @@ class Stage:
 
     @property
     def tokens(self):
-        return [token for command in self.sent if isinstance(command, m.Emit) for token in command.chunk.token_ids]
+        return [token for command in self.sent if isinstance(command, Chunk) for token in command.token_ids]
 
     @property
     def block(self):
-        return self.last(m.Verify).request.block
+        return self.last(VerifyRequest).block
 
     def verdict(self):
         self.now_s += 0.1
-        reply = self.target.verify(self.last(m.Verify).request)
+        reply = self.target.verify(self.last(VerifyRequest))
         return self.event(m.TargetReplied(reply, self.now_s - 0.1, self.now_s))
 
     def growth(self, *nodes, stamp=None, held=None, root=ROOT):
@@ -173,7 +173,7 @@ def test_what_has_grown_is_verified_and_what_grew_below_the_verdict_is_there_alr
     assert stage.block == TokenTree.chain(first[1:])
     sent = stage.verdict()
     assert stage.tokens == plain(PROMPT, 10)
-    assert [type(command) for command in sent] == [m.Verify, m.Grow, m.Emit], "the target waits for nobody"
+    assert [type(command) for command in sent] == [VerifyRequest, m.Grow, Chunk], "the target waits for nobody"
 
 
 def test_the_draft_hears_of_each_verdict_and_of_what_it_does_not_hold(stage):
@@ -202,11 +202,11 @@ def test_a_block_that_is_worth_it_is_waited_for(stage):
     stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     sent = stage.verdict()
-    assert [type(command) for command in sent if not isinstance(command, m.Emit)] == [m.Await, m.Grow]
+    assert [type(command) for command in sent if not isinstance(command, Chunk)] == [m.Await, m.Grow]
     assert [type(command) for command in stage.event(stage.growth())] == [m.Await], "until it is worth it no more"
     stage.policy.is_patient = False
     sent = stage.grows_right(3)
-    assert [type(command) for command in sent] == [m.Verify]
+    assert [type(command) for command in sent] == [VerifyRequest]
     assert len(stage.block) == 3
 
 
@@ -217,11 +217,11 @@ def test_a_draft_that_says_nothing_is_not_waited_for_again_and_is_left_after_a_f
     stage.verdict()
     assert stage.last(m.Await).timeout_s == 0.5
     sent = stage.event(m.DraftLate(stage.last(m.Await).stamp))
-    assert [type(command) for command in sent] == [m.Verify]
+    assert [type(command) for command in sent] == [VerifyRequest]
     assert stage.event(m.DraftLate(stage.last(m.Await).stamp)) == [], "it is late once"
     sent = stage.verdict()
     assert stage.count(m.Await) == 1
-    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.LeaseDraft, m.Emit]
+    assert [type(command) for command in sent] == [VerifyRequest, m.ReleaseDraft, m.LeaseDraft, Chunk]
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 3)
 
@@ -254,7 +254,7 @@ def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile
     waits = stage.last(m.Await).stamp
     stage.do(stage.session._draft_side.tell())
     sent = stage.event(m.DraftLate(waits))
-    assert [type(command) for command in sent] == [m.Verify]
+    assert [type(command) for command in sent] == [VerifyRequest]
 
 
 def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
@@ -396,7 +396,7 @@ def test_a_trace_tells_which_pass_of_the_draft_a_block_is_from(tokenizer):
     stage.grows((ROOT, tokens[0]), (0, tokens[1]))
     stage.grows((1, tokens[2]), (2, tokens[3]))
     for command in stage.verdict():
-        traced += command.chunk.trace if isinstance(command, m.Emit) else ()
+        traced += command.trace if isinstance(command, Chunk) else ()
     stage.grows((3, 1))
     traced += stage.session.stats.trace
     assert [(call.num_guesses, call.num_used) for call in traced if call.call is Call.GROWTH] == [(2, 0), (2, 3)]
@@ -422,7 +422,7 @@ def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(s
     for _ in range(REST_ROUNDS):
         stage.policy.saw_round(round_seen(Found.HIT))
     sent = stage.verdict()
-    assert [type(command) for command in sent] == [m.Verify, m.ReleaseDraft, m.LeaseDraft, m.Emit]
+    assert [type(command) for command in sent] == [VerifyRequest, m.ReleaseDraft, m.LeaseDraft, Chunk]
     assert 0.5 <= stage.last(m.LeaseDraft).delay_s / CONFIG.draft_retry_s <= 1.0
     num_grows = stage.count(m.Grow)
     stage.verdict()

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, DraftTree, Missing, Refused
+from core.records import Call, Chunk, DraftTree, Missing, Refused, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK
 from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
@@ -55,7 +55,7 @@ class Stage:
 
     @property
     def tokens(self):
-        return [token for command in self.sent if isinstance(command, m.Emit) for token in command.chunk.token_ids]
+        return [token for command in self.sent if isinstance(command, Chunk) for token in command.token_ids]
 
     @property
     def guessed(self):
@@ -67,7 +67,7 @@ class Stage:
 
     def verdict(self):
         self.now_s += 0.1
-        reply = self.target.verify(self.last(m.Verify).request)
+        reply = self.target.verify(self.last(VerifyRequest))
         return self.event(m.TargetReplied(reply, self.now_s - 0.1, self.now_s))
 
     def reply(self):
@@ -89,7 +89,7 @@ def kinds(commands):
 
 def test_while_the_prompt_is_verified_the_draft_takes_it_in_and_grows_no_further(stage):
     assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
-    assert stage.last(m.Verify).request.block == EMPTY_BLOCK
+    assert stage.last(VerifyRequest).block == EMPTY_BLOCK
     assert stage.count(m.Grow) == 0
 
 
@@ -97,11 +97,11 @@ def test_a_round_drafts_then_verifies(stage):
     stage.grown()
     for _ in range(4):
         sent = stage.verdict()
-        assert m.Verify not in kinds(sent), "the target waits"
+        assert VerifyRequest not in kinds(sent), "the target waits"
         assert stage.last(m.Draft).request.growth.num_passes == GAMMA
         guessed, sent = stage.guessed, stage.grown()
-        assert kinds(sent) == [m.Verify], "the draft is told nothing while the target works"
-        assert stage.last(m.Verify).request.block.tokens == guessed
+        assert kinds(sent) == [VerifyRequest], "the draft is told nothing while the target works"
+        assert stage.last(VerifyRequest).block.tokens == guessed
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 
@@ -150,10 +150,10 @@ def test_what_comes_after_the_round_went_on_without_it_is_not_taken_for_the_next
     stage.grown()
     stage.verdict()
     late = stage.reply()
-    assert kinds(stage.event(m.DraftLate(late.stamp))) == [m.Verify]
-    assert stage.last(m.Verify).request.block == EMPTY_BLOCK
+    assert kinds(stage.event(m.DraftLate(late.stamp))) == [VerifyRequest]
+    assert stage.last(VerifyRequest).block == EMPTY_BLOCK
     num_asked = stage.count(m.Draft)
-    assert kinds(stage.verdict())[0] is m.Verify, "a draft that has not answered is neither asked nor waited for"
+    assert kinds(stage.verdict())[0] is VerifyRequest, "a draft that has not answered is neither asked nor waited for"
     assert stage.count(m.Draft) == num_asked
     assert stage.grown(late) == [], "nor told of anything while the target works"
     stage.verdict()
@@ -161,14 +161,14 @@ def test_what_comes_after_the_round_went_on_without_it_is_not_taken_for_the_next
     assert stage.count(m.Draft) == num_asked + 1
     assert kinds(stage.grown(late)) == [m.Await], "an answer to what was asked before"
     stage.grown()
-    assert stage.last(m.Verify).request.block.tokens == guessed
+    assert stage.last(VerifyRequest).block.tokens == guessed
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 
 def test_a_draft_that_is_late_again_and_again_is_left(stage):
     stage.grown()
     stage.verdict()
-    assert kinds(stage.event(m.DraftLate(stage.reply().stamp))) == [m.Verify]
+    assert kinds(stage.event(m.DraftLate(stage.reply().stamp))) == [VerifyRequest]
     sent = [*stage.verdict(), *stage.verdict()]
     assert m.ReleaseDraft in kinds(sent)
 
@@ -176,7 +176,7 @@ def test_a_draft_that_is_late_again_and_again_is_left(stage):
 def test_a_draft_that_takes_long_over_the_prompt_is_not_waited_for(tokenizer):
     stage = Stage(tokenizer, prompt=PROMPT * 20)
     reply = stage.reply()
-    assert kinds(stage.verdict())[0] is m.Verify
+    assert kinds(stage.verdict())[0] is VerifyRequest
     stage.grown(reply)
     stage.verdict()
     assert stage.last(m.Draft).request.growth.num_passes == GAMMA
@@ -189,7 +189,7 @@ def test_a_draft_that_has_forgotten_catches_up_while_the_target_works(stage):
     sent = stage.grown(Missing(asked.stamp, 0))
     assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
     assert stage.last(m.Draft).request.base.num_tokens == 0
-    assert m.Verify in kinds(sent), "nobody waits for that"
+    assert VerifyRequest in kinds(sent), "nobody waits for that"
 
 
 def test_a_draft_that_forgets_now_and_then_is_kept_however_long_the_stream(tokenizer):
@@ -218,7 +218,7 @@ def test_a_turn_is_over_when_its_round_is(tokenizer):
     stage.event(m.TargetLeased("t2", 1))
     stage.session._policy.wants_turn = lambda: False
     num_waits = stage.count(m.Await)
-    assert kinds(stage.verdict())[0] is m.Verify
+    assert kinds(stage.verdict())[0] is VerifyRequest
     assert stage.count(m.Await) == num_waits
 
 
@@ -239,7 +239,7 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
         assert asked.growth.num_passes == GAMMA
         return
     assert asked.growth == CATCH_UP
-    assert kinds(sent)[0] is m.Verify, "the round goes on without it"
+    assert kinds(sent)[0] is VerifyRequest, "the round goes on without it"
     held = stage.reply()
     stage.verdict()
     stage.grown(held)
@@ -298,7 +298,7 @@ def test_a_draft_that_refuses_or_lies_is_left(tokenizer):
         stage.grown()
         stage.verdict()
         sent = stage.grown(lie(stage.reply()))
-        assert {m.ReleaseDraft, m.Verify} <= set(kinds(sent))
+        assert {m.ReleaseDraft, VerifyRequest} <= set(kinds(sent))
         assert stage.session.stats.num_draft_failures == 1
 
 
@@ -319,7 +319,7 @@ def test_a_trace_tells_prefill_and_blocks_apart(stage):
     stage.verdict()
     stage.grown()
     stage.verdict()
-    calls = [call.call for command in stage.sent if isinstance(command, m.Emit) for call in command.chunk.trace]
+    calls = [call.call for command in stage.sent if isinstance(command, Chunk) for call in command.trace]
     assert calls == [Call.PREFILL, Call.VERIFY, Call.BLOCK, Call.VERIFY]
 
 

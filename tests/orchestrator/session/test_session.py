@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import RequestCancelled, ServiceError, Unavailable, UnsoundScores
-from core.records import DraftTree, FinishReason, Missing, Refused, Timing, TokenLogprobs, Verdict
+from core.records import DraftTree, FinishReason, Missing, Refused, Timing, TokenLogprobs, Verdict, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, NewNodes, TokenTree
 from orchestrator.policy.policy import Shape
 from orchestrator.policy.tree_policy import CATCH_UP
@@ -48,7 +48,7 @@ def test_every_pass_of_the_target_gives_one_token_more_than_it_accepts(tokenizer
     world = World(request(max_tokens=20), tokenizer).start().run()
     stats = world.chunks[-1].stats
     assert stats.num_rounds + stats.num_accepted_tokens == 20
-    assert stats.num_rounds == len(commands(world, m.Verify))
+    assert stats.num_rounds == len(commands(world, VerifyRequest))
     assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
     assert [guess for chunk in world.chunks for guess in chunk.is_guess].count(True) == stats.num_accepted_tokens
 
@@ -97,7 +97,7 @@ def test_an_engine_that_has_forgotten_is_sent_the_whole_prefix_and_the_spec(toke
     world.deliver()
     world.target.forget("s")
     assert isinstance(world.deliver().reply, Missing)
-    again = commands(world, m.Verify)[-1].request
+    again = commands(world, VerifyRequest)[-1]
     assert (again.base.num_tokens, len(again.suffix)) == (0, 4)
     assert again.spec.prompt_len == 3
     assert world.run().tokens == plain((3, 1, 4), 10)
@@ -107,9 +107,9 @@ def test_an_engine_that_never_remembers_is_given_up(tokenizer):
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
     for number in range(4):
-        assert len(commands(world, m.Verify)) == 1 + number, "it is sent everything again, three times"
+        assert len(commands(world, VerifyRequest)) == 1 + number, "it is sent everything again, three times"
         world.waiting.clear()
-        world.handle(m.TargetReplied(Missing(commands(world, m.Verify)[-1].request.stamp, 0)))
+        world.handle(m.TargetReplied(Missing(commands(world, VerifyRequest)[-1].stamp, 0)))
     assert isinstance(world.sent[-1], m.LeaseTarget)
     assert world.session.stats.num_target_failures == 1
 
@@ -132,7 +132,7 @@ def test_a_late_draft_does_not_hold_up_the_round_and_is_asked_again_once_it_has_
         world.deliver()
     late = world.waiting.pop()
     world.handle(m.DraftLate(asked[0].request.stamp))
-    assert commands(world, m.Verify)[-1].request.block == EMPTY_BLOCK
+    assert commands(world, VerifyRequest)[-1].block == EMPTY_BLOCK
     world.deliver()
     assert commands(world, m.Draft) == asked[:0] + commands(world, m.Draft)[:2], "a busy draft is not asked"
     world.handle(late())
@@ -160,13 +160,13 @@ def test_a_corrupt_block_never_reaches_the_target(tokenizer, changes):
     columns = {name: value for name, value in changes.items() if name != "held"}
     held = changes.get("held", answer.held)
     world.handle(m.DraftReplied(replace(answer, new_nodes=replace(ONES, **columns), held=held)))
-    assert commands(world, m.Verify)[-1].request.block == EMPTY_BLOCK
+    assert commands(world, VerifyRequest)[-1].block == EMPTY_BLOCK
     assert world.session.stats.num_draft_failures == 1
     assert world.run().tokens == plain((3, 1, 4), 12)
 
 
 def verdict(world, **changes):
-    stamp = commands(world, m.Verify)[-1].request.stamp
+    stamp = commands(world, VerifyRequest)[-1].stamp
     return Verdict(**{"stamp": stamp, "path": (), "next_token": 5, "held": 3, **changes})
 
 
@@ -231,7 +231,7 @@ def test_the_policy_is_told_how_long_a_round_took_and_what_the_target_says_of_it
     world.deliver()
     timing = Timing(0.1, 0.2, 1, 3)
     for number in range(2):
-        sent = commands(world, m.Verify)[-1].request
+        sent = commands(world, VerifyRequest)[-1]
         reply = replace(world.target.verify(sent), timing=replace(timing, num_passes=number))
         world.handle(m.TargetReplied(reply, 10.0 + number, 12.5 + 2 * number))
     assert [seen.elapsed_s for seen in world.policy.seen] == [2.5, 3.5]
@@ -243,7 +243,7 @@ def test_what_was_looked_up_is_counted_apart(tokenizer):
     """A prompt whose first token of output repeats what followed its last one before."""
     prompt = next((5, a, b, 5) for a in range(1, 50) for b in range(50) if next_token((5, a, b, 5)) == a)
     world = World(request(prompt, 8), tokenizer, with_draft=False, gamma=2, lookup=True).start().run()
-    assert commands(world, m.Verify)[1].request.block.tokens == (prompt[2], 5)
+    assert commands(world, VerifyRequest)[1].block.tokens == (prompt[2], 5)
     stats = world.chunks[-1].stats
     assert stats.num_lookup_tokens == stats.num_drafted_tokens >= 2
     drafted = World(request(prompt, 8), tokenizer).start().run().chunks[-1].stats
@@ -325,7 +325,7 @@ def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does
     draft_stamp = commands(world, m.Draft)[-1].request.stamp
     world.handle(m.DraftReplied(Refused(draft_stamp, "no room")))
     assert world.error is None
-    world.handle(m.TargetReplied(Refused(commands(world, m.Verify)[-1].request.stamp, "no room", is_final)))
+    world.handle(m.TargetReplied(Refused(commands(world, VerifyRequest)[-1].stamp, "no room", is_final)))
     assert type(world.error) is error
     assert world.error.status == status, "which says whether a client may try again"
     assert "no room" in str(world.error)
