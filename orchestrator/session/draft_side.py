@@ -13,13 +13,24 @@ from dataclasses import replace
 from functools import partial
 
 from core.config import DECODE_TOKENS
-from core.records import Call, CallTrace, DraftRequest, DraftTree, DraftUpdate, Missing, Stamp, Timing
+from core.records import (
+    Call,
+    CallTrace,
+    DraftRequest,
+    DraftTree,
+    DraftUpdate,
+    Missing,
+    SequenceSpec,
+    Stamp,
+    Timing,
+)
 from core.speculation import EMPTY_PART, Guesser, Part, SpeculationTree, TokenTree
+from core.text import TokenLog
 from orchestrator.policy import Found, Shape, TreePolicy
 from orchestrator.session import messages as m
-from orchestrator.session.completion import Completion
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.pair import Pair
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
 from orchestrator.session.statistics import Statistics
 
@@ -38,14 +49,16 @@ class DraftSide:
     Several messages may be in flight: each overtakes the ones before, and the draft says so.
     """
 
-    def __init__(self, completion: Completion, policy: TreePolicy, stats: Statistics) -> None:
-        self._pair = completion.pair
+    def __init__(
+        self, session_id: str, pair: Pair, log: TokenLog, spec: SequenceSpec, policy: TreePolicy, stats: Statistics
+    ) -> None:
+        self._pair = pair
         self._policy = policy
         self._stats = stats
-        self._log = completion.log
+        self._log = log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
-        self._held = EngineView(completion.log, completion.spec)
-        self._is_drawn = completion.spec.needs_q
+        self._held = EngineView(log, spec)
+        self._is_drawn = spec.needs_q
         """Whether the draft samples: what it has drawn is of use for one block."""
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
         self._taken = EMPTY_PART
@@ -70,7 +83,7 @@ class DraftSide:
         self._is_late = False
         self._num_late_rounds = 0
         self._pause_s = self._pair.speculation.draft_retry_s
-        self._jitter = random.Random(completion.session_id)  # noqa: S311  spreads load, keeps no secret
+        self._jitter = random.Random(session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
         return f"<DraftSide {self._machine} {self._held} {self._tree}>"
@@ -152,14 +165,14 @@ class DraftSide:
             return []
         is_anew = self._is_drawn or self._held.num_tokens == 0 or self._tree.has_lost_some
         self._machine.fire(Trigger.GROW)
-        stamp, base, suffix, spec = self._held.snapshot()
+        stamp, base, spec = self._held.next_header()
         if is_anew:
             self._forget()
             self._first_round = stamp.round
             tree_spec = replace(tree_spec, is_anew=True)
         self._known_to[stamp.round] = len(self._log)
         self._is_over, self._num_passes = False, 0
-        request = DraftRequest(stamp, base, suffix, tree_spec, spec=spec)
+        request = DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)
         return [m.Draft(request) if self._policy.is_in_turn else m.Grow(request)]
 
     @property

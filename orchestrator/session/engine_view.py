@@ -8,12 +8,12 @@ from core.text import TokenLog
 MAX_RESENDS = 3
 """Times an engine may say Missing to the same message before it counts as lost."""
 
-Snapshot = tuple[Stamp, Base, tuple[int, ...], SequenceSpec | None]
-"""The committed tokens as a message to an engine: stamp, base, suffix, spec."""
+Header = tuple[Stamp, Base, SequenceSpec | None]
+"""What a message begins with; the committed tokens behind the base go with it, and the spec where that is empty."""
 
 
 class EngineView:
-    """One engine's copy of the committed tokens. Invariant: at most one message is unanswered."""
+    """How many of the committed tokens one engine holds. Invariant: at most one message is unanswered."""
 
     def __init__(self, log: TokenLog, spec: SequenceSpec) -> None:
         self._log = log
@@ -38,12 +38,11 @@ class EngineView:
         self.name, self.epoch = name, epoch
         self.num_tokens, self.awaiting, self._num_resends = 0, None, 0
 
-    def snapshot(self) -> Snapshot:
-        """All that the engine needs in order to know every committed token; it is awaited from now on."""
-        self._num_messages += 1
-        self.awaiting = Stamp(self.name, self.epoch, self._num_messages)
+    def next_header(self) -> Header:
+        """Of a message that tells the engine every committed token; it is awaited from now on."""
+        self.awaiting = self.next_stamp()
         spec = self._spec if self.num_tokens == 0 else None
-        return self.awaiting, self._log.base(self.num_tokens), self._log.since(self.num_tokens), spec
+        return self.awaiting, self._log.base(self.num_tokens), spec
 
     def next_stamp(self) -> Stamp:
         """Of a message that is not awaited yet, and may never be."""

@@ -23,19 +23,21 @@ from core.records import (
     GenerationRequest,
     Missing,
     Refused,
+    SequenceSpec,
     Verdict,
     VerifyRequest,
 )
 from core.speculation import Guesser
+from core.text import TokenLog
 from orchestrator.guessers import LookupGuesser
 from orchestrator.policy import Found, TreePolicy
 from orchestrator.session import messages as m
-from orchestrator.session.completion import Completion, Pair
 from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import NO_GUESS, Guess
 from orchestrator.session.offers import Offers
 from orchestrator.session.output import Committed, Output
+from orchestrator.session.pair import Pair
 from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.session.statistics import Statistics
 from orchestrator.session.verdicts import Judged, problem_of
@@ -69,23 +71,27 @@ class Session:
         self._request = request
         self._pair = pair
         self._policy = policy
-        self._completion = Completion.begin(request, pair, session_id)
-        self._log = self._completion.log
+        self._log = TokenLog(request.prompt)
+        spec = SequenceSpec(len(request.prompt), request.sampling, request.verification, request.num_logprobs)
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
-        self._held = EngineView(self._log, self._completion.spec)
+        self._held = EngineView(self._log, spec)
         self._guess: Guess = NO_GUESS
         """What is being verified."""
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
         self._judged: Judged | None = None
-        self._draft_side = DraftSide(self._completion, policy, self.stats)
+        self._draft_side = DraftSide(session_id, pair, self._log, spec, policy, self.stats)
         self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, policy)
-        self._is_drawn = self._completion.spec.needs_q
+        self._is_drawn = spec.needs_q
         self._offers = Offers()
         self._verdict_s: float | None = None
         """When the last verdict came; None where what follows is no whole round."""
-        self._handlers: dict[type[m.Event], Callable[..., list[m.Command]]] = {
+        self._handlers = self._by_event()
+
+    def _by_event(self) -> dict[type[m.Event], Callable[..., list[m.Command]]]:
+        """What handles each kind of event."""
+        return {
             m.TargetLeased: self._on_target_leased,
             m.TargetReplied: self._on_target_replied,
             m.TargetLost: self._on_target_lost,
@@ -226,8 +232,8 @@ class Session:
         self._is_continued = False
         self._offers.clear()
         self._machine.fire(Trigger.VERIFY)
-        stamp, base, suffix, spec = self._held.snapshot()
-        return VerifyRequest(stamp, base, suffix, self._guess.block, spec)
+        stamp, base, spec = self._held.next_header()
+        return VerifyRequest(stamp, base, self._log.since(base.num_tokens), self._guess.block, spec)
 
     # The target's side
 

@@ -11,7 +11,7 @@ from core.errors import OutriderError
 from core.records import Chunk, DraftRequest, DraftTree, GenerationRequest, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes
 from orchestrator.session import messages as m
-from orchestrator.session.completion import Pair
+from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeDraftEngine, FakePolicy, FakeTargetEngine, model_info

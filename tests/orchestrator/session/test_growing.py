@@ -17,8 +17,8 @@ from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import LOOK_ROUNDS, SharedEstimates
 from orchestrator.session import messages as m
-from orchestrator.session.completion import Pair
 from orchestrator.session.draft_side import MAX_OPEN, MAX_PAUSE_S
+from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeTargetEngine, model_info, next_token, plain, request

@@ -8,15 +8,16 @@ from unittest.mock import patch
 import pytest
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, Chunk, DraftTree, Missing, Refused, VerifyRequest
+from core.records import Call, Chunk, DraftTree, Missing, Refused, Sampling, SequenceSpec, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK
+from core.text.token_log import TokenLog
 from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
-from orchestrator.session.completion import Completion, Pair
 from orchestrator.session.draft_side import DraftSide
+from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.session.statistics import Statistics
 from orchestrator.text.detokenize import IncrementalDetokenizer
@@ -268,8 +269,8 @@ def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
     pauses = set()
     for number in range(20):
         pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
-        completion = Completion.begin(request(), pair, f"r#{number}")
-        drafting = DraftSide(completion, Controller(CONFIG).policy(request()), Statistics())
+        policy = Controller(CONFIG).policy(request())
+        drafting = DraftSide(f"r#{number}", pair, TokenLog(), SequenceSpec(0, Sampling()), policy, Statistics())
         pauses.add(drafting.lease_later().delay_s)
     assert len(pauses) == 20
     assert max(pauses) - min(pauses) > 0.3

@@ -379,7 +379,7 @@ def test_a_resumed_stream_continues_as_if_it_had_never_stopped(tokenizer, num_re
 def test_output_that_is_resumed_is_no_part_of_the_prompt(tokenizer):
     """Presence and frequency penalties, and min_tokens, count output alone."""
     world = World(request((1, 2, 3), max_tokens=12, resume_tokens=(7, 8)), tokenizer).start().run()
-    assert world.session._completion.spec.prompt_len == 3
+    assert world.session._held._spec.prompt_len == 3
 
 
 def test_an_output_that_is_complete_needs_no_model_to_be_resumed(tokenizer):

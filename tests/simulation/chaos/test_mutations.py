@@ -139,13 +139,14 @@ def resend_with_the_wrong_base(patch):
 
 
 def message_lacks_a_token(patch):
-    snapshot = EngineView.snapshot
+    verify = Session._verify
 
     def lacking(self):
-        stamp, base, suffix, spec = snapshot(self)
-        return stamp, base, suffix[1:] if len(suffix) > 1 and base.num_tokens else suffix, spec
+        request = verify(self)
+        is_longer = len(request.suffix) > 1 and request.base.num_tokens
+        return replace(request, suffix=request.suffix[1:]) if is_longer else request
 
-    patch(EngineView, "snapshot", lacking)
+    patch(Session, "_verify", lacking)
 
 
 def closed_session_revived(patch):

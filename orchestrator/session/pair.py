@@ -1,0 +1,18 @@
+"""The models that serve a session, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.config import Limits, SpeculationConfig
+from core.records import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a session must know of the models it is served by."""
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    speculation: SpeculationConfig
+    limits: Limits
