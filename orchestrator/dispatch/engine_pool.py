@@ -64,13 +64,13 @@ class EnginePool(Generic[Port, Request, Reply]):
         self._num_leases[lease.engine_id] += 1
         return lease
 
-    def send(self, lease: Lease[Port], request: Request) -> None:
-        """Send with the next call to the leased engine; the answer is delivered."""
+    def calls_to(self, lease: Lease[Port]) -> Batcher[Request, Reply]:
+        """The batcher of the leased engine; what is put there is answered to whom the pool delivers."""
         key = lease.engine_id
         batcher = self._batchers.get(key)
         if batcher is None:
             batcher = self._batchers[key] = Batcher(self._call(lease.port), self._deliver, self._max_calls)
-        batcher.put(request)
+        return batcher
 
     async def grow(self, lease: Lease[DraftPort], request: DraftRequest, take: Callable[[DraftUpdate], None]) -> None:
         """Have the leased draft grow continuously: `take` gets each pass; the end is delivered."""

@@ -175,11 +175,11 @@ class Runner:
     def _verify(self, running: _Running, request: VerifyRequest) -> None:
         assert running.target is not None, "a session verifies only while it holds a lease"
         running.verify_sent_s = self._clock.now()
-        self._targets.send(running.target, request)
+        self._targets.calls_to(running.target).put(request)
 
     def _continue(self, running: _Running, offer: Continuation) -> None:
         assert running.target is not None, "a session offers something only while it holds a lease"
-        self._targets.send(running.target, offer)
+        self._targets.calls_to(running.target).put(offer)
 
     def _on_target_answer(self, request: TargetRequest, answer: VerifyReply | WorkerLost) -> None:
         stamp = request.stamp
@@ -217,7 +217,7 @@ class Runner:
     def _draft(self, running: _Running, command: m.Draft) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
         running.draft_sent_s = self._clock.now()
-        self._drafts.send(running.draft, command.request)
+        self._drafts.calls_to(running.draft).put(command.request)
 
     def _grow(self, running: _Running, command: m.Grow) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"

@@ -210,10 +210,10 @@ async def test_an_engine_is_spoken_to_by_one_gatherer_until_the_last_lease_on_it
     first, second = await side.take("a", (1, 2)), await side.take("b", ())
     assert (first.name, second.name) == ("a-0-2", "b-1-0")
     assert side.num_engines == 0, "nothing was said yet"
-    side.send(first, message("a"))
+    side.calls_to(first).put(message("a"))
     await settle()
     side.give_back(first)
-    side.send(second, message("b"))
+    side.calls_to(second).put(message("b"))
     await settle()
     assert engine.calls == [["a"]], "one call at a time, whoever has left meanwhile"
     assert side.num_engines == 1
@@ -230,9 +230,9 @@ async def test_an_engine_is_spoken_to_by_one_gatherer_until_the_last_lease_on_it
 async def test_engines_are_counted_not_their_gatherers(engine, side):
     leases = [await side.take(name, ()) for name in ("a", "other")]
     for lease in leases:
-        side.send(lease, message(lease.name))
+        side.calls_to(lease).put(message(lease.name))
     prompt = DraftRequest(Stamp("long", 1, 1), Base(0, 0), (1,) * (DECODE_TOKENS + 1), TreeSpec.chain(1))
-    side.send(leases[0], prompt)
+    side.calls_to(leases[0]).put(prompt)
     assert side.num_engines == 2
     await settle()
     for index in range(3):
