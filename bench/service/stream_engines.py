@@ -22,11 +22,11 @@ import uvloop
 from core.records import DraftRequest, DraftUpdate, Timing, Verdict, VerifyRequest
 from core.speculation import ROOT, NewNodes
 from deploy.link.address import LinkAddress
-from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, framed
-from deploy.link.handshake import admit, challenge, parse
+from deploy.link.handshake import admit, challenge
 from deploy.link.replies import encode_replies
 from deploy.link.requests import decode_requests
 from deploy.link.server import LinkServer
+from deploy.link.stream import MAX_FRAME_BYTES, FrameReader, framed, parse
 from protos.outrider.link.v1 import link_pb2 as pb
 
 LINK, GRPC, ONE_THREAD = "link", "grpc.aio", "link, one thread"

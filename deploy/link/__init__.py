@@ -4,7 +4,7 @@ Ray places, finds, watches and leases engines, and gives with each grant the eng
 of rounds go over the link. Knows records and their encoding; must not know Ray, nor the state of sessions.
 
     address     where a link leads to, and its key
-    frames      bytes to frames, with a limit on their length
+    stream      frames with a message each, on a stream of bytes; sockets, and how a thread that computes writes to one
     handshake   version, and proof of the key
     tls         certificates of an end, where links are encrypted
     trees, requests, replies   core's records to protobuf and back

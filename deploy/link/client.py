@@ -13,11 +13,10 @@ from typing import Any, cast
 from core.errors import WorkerLost
 from core.records import DraftUpdate
 from deploy.link.address import LinkAddress
-from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, LinkError, framed
-from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answer, check_welcome, parse
+from deploy.link.handshake import HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_BYTES, answer, check_welcome
 from deploy.link.replies import Reply, decode_replies
 from deploy.link.requests import Request, encode_requests
-from deploy.link.sockets import tune
+from deploy.link.stream import MAX_FRAME_BYTES, FrameReader, LinkError, framed, parse, tune
 from deploy.link.tls import TLS_DIR, Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 

@@ -13,12 +13,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from typing import TypeVar
-
-from google.protobuf.message import DecodeError, Message
 
 from deploy.link.address import LinkAddress
-from deploy.link.frames import LinkError
+from deploy.link.stream import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
 
 VERSION = 4
@@ -26,8 +23,6 @@ KEY_BYTES = NONCE_BYTES = 32
 MAX_HANDSHAKE_BYTES = 256
 """Longest frame before the handshake has ended."""
 HANDSHAKE_TIMEOUT_S = 5.0
-
-Kind = TypeVar("Kind", bound=Message)
 
 
 def challenge() -> pb.Challenge:
@@ -57,14 +52,6 @@ def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello,
     """Raises: LinkError unless the engine knows the key, too."""
     if not hmac.compare_digest(welcome.proof, _proof(address.key, b"engine", challenge.nonce, hello.nonce)):
         raise LinkError("who listens there does not know the engine's key")
-
-
-def parse(kind: type[Kind], frame: bytes) -> Kind:
-    """Raises: LinkError for bytes that are no such message."""
-    try:
-        return kind.FromString(frame)
-    except DecodeError as error:
-        raise LinkError(f"a frame that is no {kind.DESCRIPTOR.name}") from error
 
 
 def _check_version(version: int) -> None:

@@ -12,7 +12,7 @@ import time
 
 from deploy.link.address import LinkAddress, LinkTroubles
 from deploy.link.client import Link
-from deploy.link.frames import LinkError
+from deploy.link.stream import LinkError
 from deploy.link.tls import Certificates
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ import numpy as np
 
 from core.records import DraftTree, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
 from core.speculation import NewNodes
-from deploy.link.frames import LinkError
-from deploy.link.handshake import parse
 from deploy.link.requests import decode_stamp, encode_stamp
+from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 

@@ -15,8 +15,7 @@ from core.records import (
     Verification,
     VerifyRequest,
 )
-from deploy.link.frames import LinkError
-from deploy.link.handshake import parse
+from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
 from protos.outrider.link.v1 import link_pb2 as pb
 

@@ -17,18 +17,27 @@ from typing import Any, NoReturn, cast
 from core.errors import WorkerLost
 from core.records import DraftUpdate
 from deploy.link.address import LinkAddress
-from deploy.link.frames import MAX_FRAME_BYTES, FrameReader, FrameTooLong, LinkError, framed
 from deploy.link.handshake import (
     HANDSHAKE_TIMEOUT_S,
     KEY_BYTES,
     MAX_HANDSHAKE_BYTES,
     admit,
     challenge,
-    parse,
 )
 from deploy.link.replies import Numbered, encode_loss, encode_replies
 from deploy.link.requests import Request, decode_requests
-from deploy.link.sockets import Outbox, name_of, peer_of, tune
+from deploy.link.stream import (
+    MAX_FRAME_BYTES,
+    FrameReader,
+    FrameTooLong,
+    LinkError,
+    Outbox,
+    framed,
+    name_of,
+    parse,
+    peer_of,
+    tune,
+)
 from deploy.link.tls import Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 

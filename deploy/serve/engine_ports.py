@@ -30,7 +30,7 @@ from core.records import (
 )
 from deploy.engines import cause_of_death
 from deploy.link.client import Link
-from deploy.link.frames import FrameTooLong
+from deploy.link.stream import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
 
 logger = logging.getLogger(__name__)

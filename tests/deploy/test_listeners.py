@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from core.config import LINK_PORTS
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.link.address import LinkAddress
-from deploy.link.frames import HEADER_BYTES, framed
 from deploy.link.handshake import answer
+from deploy.link.stream import HEADER_BYTES, framed
 from outrider_client import Client, Unauthenticated
 from protos.outrider.link.v1 import link_pb2 as pb_link
 from protos.outrider.v1 import generation_pb2 as pb

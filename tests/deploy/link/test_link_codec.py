@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from core.records import Base, DraftRequest, DraftTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree, TreeSpec
-from deploy.link.frames import LinkError
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
+from deploy.link.stream import LinkError
 from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.link import records
 

@@ -21,8 +21,8 @@ from deploy.engines import actors
 from deploy.launch import application
 from deploy.link import server
 from deploy.link.client import Link
-from deploy.link.frames import LinkError
 from deploy.link.server import LinkServer
+from deploy.link.stream import LinkError
 from deploy.link.tls import TLS_DIR, Certificates
 from deploy.settings import DEMO_SETTINGS, parse_config
 from tests.deploy.fake_engines import FakeTargetEngine

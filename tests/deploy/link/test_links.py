@@ -17,11 +17,11 @@ from core.speculation.token_tree import NewNodes, TokenTree, TreeSpec
 from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
 from deploy.link.client import Link
-from deploy.link.frames import MAX_FRAME_BYTES, FrameTooLong, LinkError, framed
 from deploy.link.handshake import answer, challenge
 from deploy.link.replies import encode_replies
 from deploy.link.requests import encode_requests
 from deploy.link.server import LinkServer
+from deploy.link.stream import MAX_FRAME_BYTES, FrameTooLong, LinkError, framed
 from deploy.link.tls import Certificates
 from protos.outrider.link.v1 import link_pb2 as pb
 from tests.deploy.fake_engines import FAIL, SLOW, FakeTargetEngine
@@ -149,7 +149,7 @@ async def test_an_engine_reads_no_more_while_too_many_requests_wait(link, monkey
 async def test_who_does_not_read_is_cut_off_and_others_are_served(
     engine, address, certificates, link, caplog, monkeypatch
 ):
-    monkeypatch.setattr("deploy.link.sockets.MAX_UNSENT_BYTES", 10_000)
+    monkeypatch.setattr("deploy.link.stream.MAX_UNSENT_BYTES", 10_000)
     _, writer = await admitted(address, certificates)
     writer.transport.pause_reading()
     for number in range(40):

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from core.errors import WorkerLost
 from core.records import Base, DraftRequest, DraftTree, DraftUpdate, Missing, Stamp, Verdict, VerifyRequest
 from core.speculation.token_tree import NewNodes, TreeSpec
-from deploy.link.frames import FrameTooLong
+from deploy.link.stream import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
 from deploy.serve.engine_ports import DraftEnginePort, TargetEnginePort
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from deploy.link.sockets import Outbox
+from deploy.link.stream import Outbox
 
 LONG = b"x" * 10_000_000
 

@@ -1,4 +1,8 @@
-"""Socket options of both ends, and writes from the engine's thread."""
+"""A link's connection: frames, each with one protobuf message, on a stream of bytes.
+
+A frame is four bytes of length, big endian, then the content. A reader takes bytes as they come, in pieces of any size;
+an outbox takes frames from the engine's thread. Must not know which messages there are.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,72 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 64 * 2**20
+"""Longest frame: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Longer messages go by actor
+calls."""
 KEEPALIVE_S = 5
 """Seconds; a peer whose machine is gone is noticed within three times this, also on an idle link."""
 MAX_UNSENT_BYTES = 64 * 2**20
-"""Seconds for a peer that reads too slowly, or not at all."""
+"""Bytes that may wait for a peer that reads too slowly, or not at all."""
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+class LinkError(Exception):
+    """The other end sent something wrong; the link is closed, with the reason."""
+
+
+class FrameTooLong(LinkError):
+    """The frame is above the limit."""
+
+
+def framed(content: bytes, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """`content` as a frame. Raises: FrameTooLong."""
+    if len(content) > max_bytes:
+        raise FrameTooLong(f"a frame of {len(content)} bytes; at most {max_bytes} are allowed")
+    return len(content).to_bytes(HEADER_BYTES, "big") + content
+
+
+class FrameReader:
+    """Finds the frames in what has arrived."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        """Longest next frame; less before the handshake has ended."""
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are complete with `data`, in order. Raises: FrameTooLong, before the frame has arrived."""
+        self._rest += data
+        while len(self._rest) >= HEADER_BYTES:
+            num_bytes = int.from_bytes(self._rest[:HEADER_BYTES], "big")
+            if num_bytes > self.max_bytes:
+                raise FrameTooLong(f"a frame of {num_bytes} bytes; at most {self.max_bytes} are allowed")
+            end = HEADER_BYTES + num_bytes
+            if len(self._rest) < end:
+                return
+            frame = bytes(self._rest[HEADER_BYTES:end])
+            del self._rest[:end]
+            yield frame
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether a stream may end here: between two frames."""
+        return not self._rest
+
+
+def parse(kind: type[Kind], frame: bytes) -> Kind:
+    """The message in a frame. Raises: LinkError for bytes that are no such message."""
+    try:
+        return kind.FromString(frame)
+    except DecodeError as error:
+        raise LinkError(f"a frame that is no {kind.DESCRIPTOR.name}") from error
 
 
 def tune(transport: asyncio.BaseTransport) -> None:

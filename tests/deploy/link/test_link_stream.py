@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.link.frames import FrameReader, FrameTooLong, framed
+from deploy.link.stream import FrameReader, FrameTooLong, framed
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 17))
