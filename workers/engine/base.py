@@ -187,8 +187,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._num_rows += num_rows
         for job, share in work:
             job.took_part(started_s, num_rows)
-            job.held.log.extend(job.pending[: share.num_tokens])
-            job.pending = job.pending[share.num_tokens :]
+            job.has_kv_of(share.num_tokens)
         if self._finish([job for job, share in work if share.is_last], logits):
             self._pace.see(num_rows, monotonic() - forward_s)
 

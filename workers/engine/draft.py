@@ -149,7 +149,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._answer(job, job.reply())
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
-        rebased = self._store.follow(held, held.rebase_to_grow(request, self._within_context(request)))
+        rebased = held.rebase_to_grow(request, self._within_context(request))
+        self._store.follow(held, rebased.num_tokens, rebased.guesses)
         job = TreeJob(ticket, request, held, rebased.pending)
         if job.ends:
             self._jobs.append(job)

@@ -61,6 +61,11 @@ class Job(ABC, Generic[Request]):
             return self.last_rows()
         return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
 
+    def has_kv_of(self, num_tokens: int) -> None:
+        """So many of the pending tokens are held from now on."""
+        self.held.log.extend(self.pending[:num_tokens])
+        self.pending = self.pending[num_tokens:]
+
     def begin_again(self) -> None:
         """Mark the computed tokens as pending again, since their KV is about to be freed."""
         self.pending = [*self.held.log.tokens, *self.pending]

@@ -54,6 +54,6 @@ class Prefixes:
         return is_long and num_coming >= WORTH_WAITING * len(lacking)
 
     def _adopt(self, job: Job[Any]) -> None:
-        num_tokens = self._store.adopt(job.held, job.prompt_hashes, job.pending)
-        job.pending = job.pending[num_tokens:]
+        num_tokens = self._store.adopt(job.held, job.prompt_hashes)
+        job.has_kv_of(num_tokens)
         self.num_adopted_tokens += num_tokens

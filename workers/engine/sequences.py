@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from core.protocol import EndedSessions, HeldTokens, Rebased
+from core.protocol import EndedSessions, HeldTokens
 from core.records import SequenceSpec
 from core.text import BlockHash, block_hashes
 from workers.step import KVCache, SequenceKV
@@ -59,20 +59,18 @@ class SequenceStore:
         """Whether this session has ended, so that a message for it is late."""
         return session in self._ended
 
-    def follow(self, held: HeldSequence, rebased: Rebased) -> Rebased:
-        """Make the KV follow `rebased`, and return it."""
-        self._follow(held, rebased.num_tokens, rebased.guesses)
-        return rebased
+    def follow(self, held: HeldSequence, num_tokens: int, guesses: Sequence[int] = ()) -> None:
+        """Keep the KV of the first `num_tokens` rows and of these guesses behind them."""
+        del held.hashes[num_tokens // self._cache.block_tokens :]
+        self._cache.compact(held.kv, num_tokens, guesses)
 
     def num_adoptable(self, hashes: Sequence[BlockHash]) -> int:
         """The number of these blocks, from the first on, that others have left."""
         return self._cache.num_published(hashes)
 
-    def adopt(self, held: HeldSequence, hashes: Sequence[BlockHash], tokens: Sequence[int]) -> int:
-        """Begin an empty sequence with the KV that others have of `tokens`; returns the number of tokens covered."""
-        num_tokens = self._cache.adopt(held.kv, hashes)
-        held.log.extend(tokens[:num_tokens])
-        return num_tokens
+    def adopt(self, held: HeldSequence, hashes: Sequence[BlockHash]) -> int:
+        """Begin an empty sequence with the KV of these blocks; returns the number of tokens covered."""
+        return self._cache.adopt(held.kv, hashes)
 
     def publish(self, held: HeldSequence) -> None:
         """Let others adopt this sequence's KV. The logits after the last token must be sound."""
@@ -84,13 +82,13 @@ class SequenceStore:
     def step_back(self, held: HeldSequence) -> list[int]:
         """Drop the last token, which is to be computed again for its logits, and return it."""
         pending = held.step_back()
-        self._follow(held, len(held.log))
+        self.follow(held, len(held.log))
         return pending
 
     def truncate(self, held: HeldSequence, num_tokens: int) -> None:
         """Drop all but the first `num_tokens` tokens and their KV."""
         held.truncate(num_tokens)
-        self._follow(held, num_tokens)
+        self.follow(held, num_tokens)
 
     def forget_guesses(self, held: HeldSequence) -> None:
         """Keep the tokens, and drop the guesses below them."""
@@ -105,11 +103,6 @@ class SequenceStore:
         """Free a session's KV for good: a late message must not open it again."""
         self.drop(session)
         self._ended.add(session)
-
-    def _follow(self, held: HeldSequence, num_tokens: int, guesses: Sequence[int] = ()) -> None:
-        """Keep the KV of the first `num_tokens` rows and of these guesses behind them."""
-        del held.hashes[num_tokens // self._cache.block_tokens :]
-        self._cache.compact(held.kv, num_tokens, guesses)
 
     def check_integrity(self) -> None:
         """Raises: AssertionError unless tokens and KV agree for every session."""

@@ -142,7 +142,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return request.block
 
     def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
-        rebased = self._store.follow(held, held.rebase_to_verify(request))
+        rebased = held.rebase_to_verify(request)
+        self._store.follow(held, rebased.num_tokens, rebased.guesses)
         self._jobs.append(VerifyJob(ticket, request, held, rebased.pending))
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
