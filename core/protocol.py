@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from core.exact import Outcome
 from core.records import (
     Base,
     Continuation,
@@ -18,7 +19,6 @@ from core.records import (
     Missing,
     Refused,
     SequenceSpec,
-    Verdict,
     VerifyRequest,
 )
 from core.speculation import EMPTY_BLOCK, ROOT, Candidates, HeldTree, TreeBuilder, TreeSpec, subtree
@@ -162,8 +162,8 @@ class HeldTokens:
 
 
 Caller = TypeVar("Caller")
-Verified = tuple[VerifyRequest, TokenLog, Verdict]
-"""A message, what is held after its verdict, and the verdict."""
+Verified = tuple[VerifyRequest, TokenLog, Outcome]
+"""A message, what is held after its verdict, and the accepted path and next token that the verdict will say."""
 
 
 class Continuations(Generic[Caller]):
@@ -188,8 +188,8 @@ class Continuations(Generic[Caller]):
 
     def after_pass(
         self, verified: Sequence[Verified], can_take: Callable[[Sequence[int], VerifyRequest], bool]
-    ) -> tuple[list[Verdict], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
-        """The verdicts of a pass; the messages of sessions that continue; and the refusals of other offers.
+    ) -> tuple[list[int], list[tuple[Caller, VerifyRequest]], list[tuple[Caller, Refused]]]:
+        """`continued` of each verdict of a pass; the messages of sessions that continue; the refusals of other offers.
 
         `can_take`: whether the engine can verify this message, after a verdict that commits these tokens. All sessions
         of a pass continue or none does: one that continued alone would take a pass without the others, and they a pass
@@ -197,23 +197,21 @@ class Continuations(Generic[Caller]):
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
-        for request, log, verdict in verified:
+        for request, log, (path, next_token) in verified:
             offer = self._offers.get(request.stamp.session)
             if offer is None or offer[1].after != request.stamp.round:
                 continue
             caller, continuation = self._offers.pop(request.stamp.session)
-            message = next_message(continuation, request, log, verdict)
-            committed = [*(request.block.tokens[node] for node in verdict.path), verdict.next_token]
+            message = next_message(continuation, request, log, (path, next_token))
+            committed = [*(request.block.tokens[node] for node in path), next_token]
             if message is not None and can_take(committed, message):
                 following.append((caller, message))
             else:
                 refused.append((caller, Refused(continuation.stamp, UNUSED)))
         if len(following) < len(verified):
             refused += [(caller, Refused(message.stamp, UNUSED)) for caller, message in following]
-            return [verdict for _, _, verdict in verified], [], refused
-        rounds = [message.stamp.round for _, message in following]
-        verdicts = [replace(each[2], continued=number) for each, number in zip(verified, rounds, strict=True)]
-        return verdicts, following, refused
+            return [0] * len(verified), [], refused
+        return [message.stamp.round for _, message in following], following, refused
 
     def clear(self) -> list[Caller]:
         """Drop all offers; returns the tickets to answer."""
@@ -252,19 +250,19 @@ def refusal_of_offer(
     return Refused(offer.stamp, "rejection and block verification are sent each block") if held.spec.needs_q else None
 
 
-def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, verdict: Verdict) -> VerifyRequest | None:
-    """The message of `offer` that follows this verdict on `request`; None if the offer has none for it.
+def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, outcome: Outcome) -> VerifyRequest | None:
+    """The message of `offer` that follows this outcome of `request`; None if the offer has none for it.
 
     `log`: the engine's tokens after the verdict.
     """
-    block, tree = request.block, offer.tree
+    block, tree, (path, next_token) = request.block, offer.tree, outcome
     if tree.prefix(len(block)) != block:
         return None
-    node = tree.child(verdict.path[-1] if verdict.path else ROOT, verdict.next_token)
+    node = tree.child(path[-1] if path else ROOT, next_token)
     if node is None and not offer.is_open:
         return None
     following = subtree(tree, node)[0] if node is not None else EMPTY_BLOCK
-    return VerifyRequest(offer.stamp, log.base(len(log)), (verdict.next_token,), following)
+    return VerifyRequest(offer.stamp, log.base(len(log)), (next_token,), following)
 
 
 def refusal_of(

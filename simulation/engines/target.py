@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.errors import WorkerLost
+from core.exact import Outcome
 from core.protocol import Continuations, HeldTokens, refusal_of_offer
 from core.records import Continuation, Refused, TokenLogprobs, Verdict, VerifyReply, VerifyRequest
 from core.speculation import ROOT
@@ -36,15 +37,17 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         return len(job.request.block)
 
     def _end_pass(self, jobs: Sequence[VerifyJob], now_s: float) -> None:
-        verified = [(job.request, job.held.log, self._verdict(job, now_s)) for job in jobs]
-        verdicts, following, refused = self._continuations.after_pass(verified, lambda *_: True)
-        for job, verdict in zip(jobs, verdicts, strict=True):
-            self._conclude(job, verdict)
+        judged = [(job, *self._judge(job)) for job in jobs]
+        verified = [(job.request, job.held.log, outcome) for job, outcome, _ in judged]
+        continued, following, refused = self._continuations.after_pass(verified, lambda *_: True)
+        for (job, (path, next_token), logprobs), number in zip(judged, continued, strict=True):
+            stamp, timing = job.request.stamp, job.timing(now_s)
+            self._conclude(job, Verdict(stamp, path, next_token, len(job.held.log), logprobs, timing, number))
         self._refuse(refused)
         for answer, request in following:
             self._put(request, answer)
 
-    def _verdict(self, job: VerifyJob, now_s: float) -> Verdict:
+    def _judge(self, job: VerifyJob) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
         block, log, spec = job.request.block, job.held.log, job.held.spec
         place = self._text.place(log, spec)
         path: list[int] = []
@@ -55,7 +58,7 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
             tokens.append(place.next_token)
         log.extend(tokens[:-1])
         logprobs = tuple(map(logprob_of, tokens)) if spec.num_logprobs is not None else ()
-        return Verdict(job.request.stamp, tuple(path), tokens[-1], len(log), logprobs, job.timing(now_s))
+        return (tuple(path), tokens[-1]), logprobs
 
     # Continuations
 

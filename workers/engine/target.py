@@ -202,22 +202,19 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         for item, (path, _) in judged:
             self._roll_back(item.job, path)
             self._publish(item.job.held)
-        verified = [
-            (item.job.request, item.job.held.log, self._verdict(item.job, outcome, tuple(logprobs())))
-            for (item, outcome), logprobs in zip(judged, asked, strict=True)
-        ]
+        verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
-        verdicts, following, refused = self._continuations.after_pass(verified, self._can_go_on)
-        for (item, _), verdict in zip(judged, verdicts, strict=True):
-            self._answer(item.job, verdict)
+        continued, following, refused = self._continuations.after_pass(verified, self._can_go_on)
+        for (item, outcome), logprobs, number in zip(judged, asked, continued, strict=True):
+            self._answer(item.job, self._verdict(item.job, outcome, tuple(logprobs()), number))
         self._answers += refused
         for ticket, request in following:
             super().add(ticket, request)
 
     @staticmethod
-    def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Verdict:
+    def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int) -> Verdict:
         path, next_token = outcome
-        return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing())
+        return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing(), continued)
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
         """Not after an end-of-sequence token: only the orchestrator knows whether the text continues after it."""

@@ -44,11 +44,11 @@ class OfferingStage(Stage):
         self.now_s += 0.1
         asked = self.made or self.last(VerifyRequest)
         verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
-        verified = [(asked, self.target.logs[asked.stamp.session], verdict)]
-        (verdict,), following, refused = self.offers.after_pass(verified, lambda *_: True)
+        verified = [(asked, self.target.logs[asked.stamp.session], (verdict.path, verdict.next_token))]
+        (continued,), following, refused = self.offers.after_pass(verified, lambda *_: True)
         self.refused += [refusal for _, refusal in refused]
         self.made = following[0][1] if following else None
-        return m.TargetReplied(replace(verdict, **changes), self.now_s - 0.1, self.now_s)
+        return m.TargetReplied(replace(verdict, **{"continued": continued} | changes), self.now_s - 0.1, self.now_s)
 
     def verdict(self):
         return self.event(self.next_verdict())
