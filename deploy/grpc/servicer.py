@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from core.errors import InvalidRequest, Overloaded, UnknownService
@@ -22,7 +22,7 @@ from deploy import api
 from deploy.api import Authenticator, Models, Offload, Places, Served
 from deploy.grpc import responses, translate
 from deploy.grpc.status import status_of
-from deploy.grpc.wire import parse
+from deploy.grpc.wire import fault_in
 from protos.outrider.v1 import generation_pb2 as pb
 
 SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
@@ -234,6 +234,14 @@ class Servicer:
         served = self._models[message.model].served
         _check_size(message, served)
         return await self._offload.run(message.ByteSize(), _text_of, message, served)
+
+
+def parse(kind: type[Request], data: bytes) -> Request:
+    """The message that `data` encodes. Raises: InvalidRequest, which names the first field that cannot be decoded."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise fault_in(data, kind) from None
 
 
 def _tokens_of(message: pb.TokenizeRequest, served: Served) -> pb.TokenizeResponse:

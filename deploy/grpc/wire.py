@@ -1,4 +1,4 @@
-"""From bytes to messages: an undecodable field is refused by its name.
+"""Explains bytes that are no message: an undecodable field is refused by its name.
 
 Pure functions over the protobuf runtime. protobuf itself reports a string that is not UTF-8 without its name.
 """
@@ -6,7 +6,7 @@ Pure functions over the protobuf runtime. protobuf itself reports a string that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
@@ -18,16 +18,11 @@ from core.errors import InvalidRequest
 LENGTH_DELIMITED = 2
 """The wire type of strings, bytes, messages and packed numbers."""
 
-Kind = TypeVar("Kind", bound=Message)
 
-
-def parse(kind: type[Kind], data: bytes) -> Kind:
-    """The message that `data` encodes. Raises: InvalidRequest, which names the first field that cannot be decoded."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        field, problem = _first_fault(kind.DESCRIPTOR, data) or ("request", f"is not a {kind.DESCRIPTOR.name}")
-        raise InvalidRequest(field, problem) from None
+def fault_in(data: bytes, kind: type[Message]) -> InvalidRequest:
+    """What to say of `data`, which does not decode as such a message: it names the first field that cannot be."""
+    field, problem = _first_fault(kind.DESCRIPTOR, data) or ("request", f"is not a {kind.DESCRIPTOR.name}")
+    return InvalidRequest(field, problem)
 
 
 def _first_fault(descriptor: Any, data: bytes, path: str = "") -> tuple[str, str] | None:

@@ -7,16 +7,15 @@ what a step is and how a model is called. Must not know sequences, sampling or a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from core.config import EngineConfig
 from workers.attention import Kernel, PagedPlan
-from workers.step import KVCache, Step, StepPlan, Tiling, plan_step, upload
+from workers.step import KVCache, Span, Step, StepPlan, Tiling, plan_step
 
 
 class BackendUnavailable(Exception):
@@ -36,6 +35,10 @@ class BackendContext:
     max_context_tokens: int
     tiling: Tiling
     """Shapes that steps are padded to. The warm-up may change `min_rows` and `row_multiple` of it."""
+
+    def gathering(self, spans: Sequence[Span], num_rows: int) -> StepPlan:
+        """The plan of a step with these spans, whose attention gathers KV."""
+        return plan_step(self.cache, spans, num_rows, self.tiling)
 
 
 class Backend(ABC):
@@ -82,10 +85,3 @@ def model_logits(
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
     logits: Tensor = output.logits[0]
     return logits
-
-
-def gathered_inputs(step: Step, context: BackendContext) -> tuple[Tensor, Tensor, Tensor, StepPlan]:
-    """Ids [T], positions [T], wanted rows [W] and the plan of a step whose attention gathers KV."""
-    device = context.cache.device
-    ids, positions, wanted = (upload(rows, device, torch.long) for rows in (step.ids, step.positions, step.wanted))
-    return ids, positions, wanted, plan_step(context.cache, step.spans, len(step.ids), context.tiling)

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.step.kv_cache import SequenceKV
 from workers.step.plan import Span
+from workers.step.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class Step:
     wanted: list[int]
     """Rows whose logits are wanted."""
     spans: list[Span]
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, positions and wanted rows, as the model takes them.  # [T], [T], [W]"""
+        ids, positions, wanted = (upload(rows, device, torch.long) for rows in (self.ids, self.positions, self.wanted))
+        return ids, positions, wanted
 
 
 def lay_out(batch: Sequence[StepRows]) -> Step:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
-from deploy.grpc.wire import parse
+from deploy.grpc.servicer import parse
 from protos.outrider.v1 import generation_pb2 as pb
 
 LATIN = "caf\xe9".encode("latin-1")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from core.config import EngineConfig
-from workers.runtime.backend import Backend, BackendContext, gathered_inputs
+from workers.runtime.backend import Backend, BackendContext
 from workers.runtime.backends import native_library, packed_weights
 from workers.runtime.backends.native_library import MORE_ROWS, ONE_ROW, Run
 from workers.runtime.backends.operators import forward_pass
@@ -42,7 +42,8 @@ class CompiledBackend(Backend):
         self._libraries = native_library.build(self.context.model, self._weights, folder, least_rows, progress)
 
     def run(self, step: Step) -> Tensor:
-        ids, positions, wanted, plan = gathered_inputs(step, self.context)
+        ids, positions, wanted = step.tensors(self.context.cache.device)
+        plan = self.context.gathering(step.spans, len(step.ids))
         num_more = max(0, min(2, len(ids)) - len(wanted))
         if num_more:  # the library for more rows wants more of them, too
             wanted = torch.cat([wanted, wanted.new_zeros(num_more)])

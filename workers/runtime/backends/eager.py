@@ -8,7 +8,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from workers.attention import paged_inputs
-from workers.runtime.backend import Backend, gathered_inputs, model_logits
+from workers.runtime.backend import Backend, model_logits
 from workers.step import Step
 
 
@@ -24,6 +24,7 @@ class EagerBackend(Backend):
     def run(self, step: Step) -> Tensor:
         context = self.context
         if context.kernel is None:
-            return model_logits(context.model, *gathered_inputs(step, context))
+            plan = context.gathering(step.spans, len(step.ids))
+            return model_logits(context.model, *step.tensors(context.cache.device), plan)
         inputs = paged_inputs(step, context.cache, context.kernel, context.tiling)
         return model_logits(context.model, *inputs)

@@ -21,7 +21,7 @@ from tests.workers.runtime.test_runtime import assert_same, eager_logits, in_all
 from tests.workers.runtime.test_runtime_families import NUM_TOKENS, PROMPT_TOKENS, generated, guesses, verified_round
 from workers.engine.target import TargetEngine
 from workers.runtime import backends
-from workers.runtime.backend import Backend, BackendUnavailable, gathered_inputs, model_logits
+from workers.runtime.backend import Backend, BackendUnavailable, model_logits
 from workers.runtime.backend_stack import choose
 from workers.runtime.backends import native_library, packed_weights
 from workers.runtime.backends.packed_cpu import PackedBackend
@@ -278,7 +278,8 @@ def mistaken(factor: float) -> type[Backend]:
             return config.compile
 
         def run(self, step: Step) -> torch.Tensor:
-            ids, positions, wanted, plan = gathered_inputs(step, self.context)
+            ids, positions, wanted = step.tensors(self.context.cache.device)
+            plan = self.context.gathering(step.spans, len(step.ids))
             positions = positions * 0 if factor == 1 and len(ids) == 1 else positions
             return model_logits(self.context.model, ids, positions, wanted, plan) * factor
 
