@@ -10,15 +10,6 @@ from orchestrator.text import IncrementalDetokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """Tokens that a verdict has made final."""
-
-    token_ids: tuple[int, ...]
-    is_guess: tuple[bool, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Ending:
     num_kept: int
     reason: FinishReason
@@ -46,20 +37,22 @@ class Output:
         """Tokens that may still be generated."""
         return self._request.max_tokens - self.num_tokens
 
-    def commit(self, committed: Committed) -> Chunk:
-        """The chunk that these tokens give the client, cut at whatever ends the stream."""
+    def commit(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> Chunk:
+        """The chunk that a verdict gives the client, guesses and then the target's own token, cut at whatever ends the
+        stream.
+        """
         assert not self.is_finished, "a finished output takes no more tokens"
-        return self._take(committed, is_resumed=False)
+        return self._take(token_ids, logprobs, is_resumed=False)
 
     def resume(self, token_ids: Sequence[int]) -> Chunk | None:
         """Take output that the client already has; a chunk only if it turns out to be complete."""
-        chunk = self._take(Committed(tuple(token_ids), (False,) * len(token_ids)), is_resumed=True)
+        chunk = self._take(tuple(token_ids), (), is_resumed=True)
         return chunk if self.is_finished else None
 
-    def _take(self, committed: Committed, *, is_resumed: bool) -> Chunk:
-        ending = self._find_ending(committed.token_ids)
-        num_kept = ending.num_kept if ending else len(committed.token_ids)
-        text, stop_match = self._detokenize(committed.token_ids[:num_kept], ending)
+    def _take(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], *, is_resumed: bool) -> Chunk:
+        ending = self._find_ending(token_ids)
+        num_kept = ending.num_kept if ending else len(token_ids)
+        text, stop_match = self._detokenize(token_ids[:num_kept], ending)
         ending = stop_match or ending
         num_kept = ending.num_kept if ending else num_kept
         self.num_tokens += num_kept
@@ -67,9 +60,9 @@ class Output:
         num_shown = 0 if is_resumed else num_kept
         return Chunk(
             text="" if is_resumed else text,
-            token_ids=committed.token_ids[:num_shown],
-            is_guess=committed.is_guess[:num_shown],
-            logprobs=committed.logprobs[:num_shown],
+            token_ids=token_ids[:num_shown],
+            is_guess=tuple(index < len(token_ids) - 1 for index in range(num_shown)),
+            logprobs=logprobs[:num_shown],
             usage=Usage(len(self._request.prompt), self.num_tokens),
             finish_reason=ending.reason if ending else None,
             matched_stop=ending.matched if ending else None,

@@ -36,7 +36,7 @@ from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import NO_GUESS, Guess
 from orchestrator.session.offers import Offers
-from orchestrator.session.output import Committed, Output
+from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
 from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.session.statistics import Statistics
@@ -300,11 +300,10 @@ class Session:
         return [emit, *self._close()]
 
     def _commit(self, guess: Guess, verdict: Verdict) -> Chunk:
-        guesses = tuple(guess.block.tokens[node] for node in verdict.path)
-        tokens = (*guesses, verdict.next_token)
+        tokens = (*(guess.block.tokens[node] for node in verdict.path), verdict.next_token)
         self._log.extend(tokens)
         self._held.take(verdict.held)
-        return self._output.commit(Committed(tokens, (True,) * len(guesses) + (False,), verdict.logprobs))
+        return self._output.commit(tokens, verdict.logprobs)
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)

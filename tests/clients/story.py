@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest, WorkerLost
 from core.records import Chunk, GenerationRequest, SpeculationStats, TokenLogprobs
-from orchestrator.session.output import Committed, Output
+from orchestrator.session.output import Output
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from orchestrator.text.tokenizer import Tokenizer
 from tests.deploy.grpc.rpc import INFO, TOKENIZER, Script
@@ -68,20 +68,19 @@ class Story(Script):
             yield replace(last, stats=SpeculationStats())
             return
         for size in [*sizes, *([1] * len(self.token_ids))]:
-            chunk = output.commit(self._committed(position, size, request))
+            chunk = self._chunk(output, position, size, request)
             yield replace(chunk, stats=SpeculationStats()) if output.is_finished else chunk
             if output.is_finished:
                 return
             position += size
 
-    def _committed(self, start: int, size: int, request: GenerationRequest) -> Committed:
+    def _chunk(self, output: Output, start: int, size: int, request: GenerationRequest) -> Chunk:
         """Guesses and logprobs can be told from the position of the token alone."""
         ids = self.token_ids[start : start + size]
         positions = range(start, start + len(ids))
         logprobs = tuple(TokenLogprobs(-float(i + 1), ((i % 7, -0.5),)) for i in positions)
-        return Committed(
-            ids, tuple(i % 3 == 0 for i in positions), logprobs if request.num_logprobs is not None else ()
-        )
+        chunk = output.commit(ids, logprobs if request.num_logprobs is not None else ())
+        return replace(chunk, is_guess=tuple(i % 3 == 0 for i in positions[: len(chunk.token_ids)]))
 
 
 class Relay:

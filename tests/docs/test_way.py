@@ -12,8 +12,8 @@ from tests import checkpoints
 from tests.docs.way import ROOT, Way, carries_prompt, carries_verdict, follow_one
 
 BESIDE = "beside"
-BY_READING = {"core/text/token_log.py"}
-"""On a verdict's way: its last room takes the tokens alone, which no profiler can tell from others."""
+BY_READING = {"core/text/token_log.py", "orchestrator/session/output.py"}
+"""On a verdict's way: its last rooms take the tokens alone, which no profiler can tell from others."""
 
 
 def section(title: str) -> str:

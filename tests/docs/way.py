@@ -35,7 +35,6 @@ from deploy.metrics.meters import Meters
 from deploy.serve.deployments import LeaseGrant
 from deploy.serve.engine_ports import TargetEnginePort
 from orchestrator.service import Service
-from orchestrator.session.output import Committed
 from orchestrator.text.tokenizer import Tokenizer
 from protos.outrider.link.v1 import link_pb2
 from protos.outrider.v1 import generation_pb2 as pb
@@ -151,7 +150,7 @@ def _is_verdict(value: Any) -> bool:
         return any(_is_reply(bytes(value[start:])) for start in (0, 4))  # with the length of its frame, or without
     if isinstance(value, Message):
         return _is_reply(value.SerializeToString())
-    return isinstance(value, Verdict | Committed)
+    return isinstance(value, Verdict)
 
 
 def _is_reply(data: bytes) -> bool:

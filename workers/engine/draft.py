@@ -8,7 +8,7 @@ target's noise, because these give the best guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from time import monotonic
 
@@ -28,31 +28,16 @@ from workers.sampling import propose
 from workers.step import Readback
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The bounds of a tree."""
-
-    step_tokens: int
-    """Rows of one step."""
-    context_tokens: int
-    """Positions of the model."""
-    kv_tokens: int
-    """Rows of the whole KV cache."""
-
-
 class DraftEngine(Engine[DraftRequest, DraftReply]):
     """Guesses for many sessions at once: each step feeds the frontiers of all trees in the making."""
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(runtime, config, epoch)
         self._q_top_tokens = q_top_tokens
-        cache = runtime.cache
-        kv_tokens = cache.num_blocks * cache.block_tokens
         self._growing_jobs: dict[str, TreeJob] = {}
         """By session: the jobs that grow until the session's next message."""
         self._since_s: float | None = None
         """End of the last step, if the next one follows at once."""
-        self._room = Room(config.max_step_tokens, runtime.info.max_context_tokens, kv_tokens)
 
     @classmethod
     def load(
@@ -125,7 +110,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         num_free = cache.num_free_blocks - sum(cache.num_blocks_for(len(job.pending)) + 1 for job in waiting)
         num_fitting = max(num_free, (num_free - len(growing)) * cache.block_tokens)
         num_wanted = max((job.tree_spec.rows_per_pass for job in growing), default=0)
-        return max(0, min(num_wanted, num_fitting, self._room.step_tokens))
+        return max(0, min(num_wanted, num_fitting, self._config.max_step_tokens))
 
     def _plan_growth(self) -> None:
         """The jobs of the next pass, with their nodes."""
@@ -143,8 +128,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _plan_turns(self) -> None:
         """Choose the next nodes of growth that ends by itself; without room, it has ended."""
         for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending]:
-            num_rows = self._room.kv_tokens - job.request.num_committed - len(job.held.tree)
-            job.choose(min(num_rows, self._room.step_tokens))
+            num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
+            job.choose(min(num_rows, self._config.max_step_tokens))
             if not job.builder.feeding:
                 self._answer(job, job.reply())
 
@@ -161,7 +146,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
         """The request's tree spec, no deeper than the model has positions: the deepest nodes are told, not fed."""
-        num_left = self._room.context_tokens - request.num_committed
+        num_left = self.info.max_context_tokens - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002

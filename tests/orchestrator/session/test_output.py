@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.records import FinishReason, TokenLogprobs
-from orchestrator.session.output import Committed, Output
+from orchestrator.session.output import Output
 from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import EOS, FakeTokenizer, request
 
@@ -21,7 +21,7 @@ def output(max_tokens=10, **changes):
 def commit(output, *tokens):
     """The last of them is the target's own."""
     logprobs = tuple(TokenLogprobs(-float(token)) for token in tokens)
-    return output.commit(Committed(tokens, (True,) * (len(tokens) - 1) + (False,), logprobs))
+    return output.commit(tokens, logprobs)
 
 
 def seen(chunk):
