@@ -2,7 +2,8 @@
 
 from workers.step.kv_cache import NUM_OWN_BLOCKS, KVCache, LayerShape, OutOfBlocks, SequenceKV
 from workers.step.paged_plan import StepShape, segments_of
-from workers.step.plan import AttentionGroup, Span, StepPlan, Tiling, plan_step
+from workers.step.plan import AttentionGroup, StepPlan, Tiling, plan_step
+from workers.step.readers import Span
 from workers.step.rows import Step, StepRows, lay_out
 from workers.step.transfer import Readback, upload
 

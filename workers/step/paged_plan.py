@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from core.speculation import ROOT
 from workers.step.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache, SequenceKV
-from workers.step.plan import Span
+from workers.step.readers import Span
 from workers.step.rows import Step
 
 NO_SLOT = -1

@@ -1,25 +1,20 @@
 """What one forward pass writes and reads: planned once for a step, shared by all layers.
 
-Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Sequences with few rows and KV of
-similar length go into one padded group; a prefill chunk is a group of its own. A node of a tree sees the KV before the
-tree, the chain above it, its ancestors and itself; its position is its depth, which sliding windows compare.
-
-A mask gives each node that, but not bit for bit what a chain would: the order of keys in memory is the order in which
-they are summed up. So in deterministic mode a tree is read branch by branch, the slots of each in the order of a chain.
+Knows rows, slots, positions and masks; must not know tokens, models or arithmetic. Readers (`workers.step.readers`)
+with few rows and KV of similar length go into one padded group; a prefill chunk is a group of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.speculation import ROOT
-from workers.step.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache, SequenceKV
+from workers.step.kv_cache import BLANK_BLOCK, SINK_BLOCK, KVCache
+from workers.step.readers import Reader, Span, branches_of
 from workers.step.transfer import upload
 
 MAX_GROUPED_ROWS = 32
@@ -47,108 +42,6 @@ class Tiling:
     def rows(self, count: int) -> int:
         """The number of rows to compute for `count` wanted ones."""
         return round_up(max(count, self.min_rows), self.row_multiple)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
-
-    The KV of the first `num_cached_nodes` nodes is there already, at the end of the sequence's: they are no rows.
-    """
-
-    kv: SequenceKV
-    first_row: int
-    num_chain: int
-    parents: tuple[int, ...] = ()
-    num_cached_nodes: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_chain + len(self.parents) - self.num_cached_nodes
-
-    @property
-    def num_kv(self) -> int:
-        return self.kv.num_tokens + self.num_rows
-
-    @property
-    def root(self) -> int:
-        """The KV row of the tree's root, which is also its position."""
-        return self.kv.num_tokens - self.num_cached_nodes + self.num_chain - 1
-
-    @property
-    def rows(self) -> range:
-        return range(self.first_row, self.first_row + self.num_rows)
-
-    @property
-    def is_chain(self) -> bool:
-        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
-
-    def mask_tree(
-        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
-    ) -> None:
-        """As `Reader` says: of the rows behind the root, a node sees its ancestors and itself."""
-        if self.is_chain:
-            return
-        lineage = _lineage(self.parents)
-        nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
-        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_cached_nodes :]
-        key_positions[nodes] = self.root + lineage.sum(axis=1)
-        query_positions[:] = key_positions[query_positions]
-
-    def source(self, cache: KVCache) -> tuple[list[int], int]:
-        return self.kv.blocks, cache.block_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Rows of a span that are a path in its tree, and all KV rows that the last of them sees, in order."""
-
-    span: Span
-    rows: list[int]
-    seen: list[int]
-
-    @property
-    def num_kv(self) -> int:
-        return len(self.seen)
-
-    @property
-    def is_chain(self) -> bool:
-        return True
-
-    def mask_tree(
-        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
-    ) -> None:
-        """As `Reader` says: a branch is a chain, so nothing changes."""
-
-    def source(self, cache: KVCache) -> tuple[list[int], int]:
-        return [cache.slot(self.span.kv, row) for row in self.seen], 1
-
-
-class Reader(Protocol):
-    """Rows of the step that read the same KV: one entry of a group's batch."""
-
-    @property
-    def rows(self) -> Sequence[int]: ...
-
-    @property
-    def num_kv(self) -> int:
-        """The number of slots that they read, those written in this step included."""
-        ...
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether each row sees all slots before its own."""
-        ...
-
-    def mask_tree(
-        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
-    ) -> None:
-        """Change the mask and the positions of a chain to those of the tree.  # [R, L], [R], [L]"""
-        ...
-
-    def source(self, cache: KVCache) -> tuple[list[int], int]:
-        """What to read, blocks or slots, and the number of slots of each entry."""
-        ...
 
 
 @dataclass(slots=True)
@@ -194,7 +87,7 @@ class StepPlan:
 
 def plan_step(cache: KVCache, spans: Sequence[Span], num_rows: int, tiling: Tiling) -> StepPlan:
     """The plan of a step of `num_rows` rows; rows of no span are padding, which no row sees."""
-    readers = [reader for span in spans for reader in (_branches(span) if tiling.by_branch else [span])]
+    readers = [reader for span in spans for reader in (branches_of(span) if tiling.by_branch else [span])]
     groups: list[AttentionGroup] = []
     padded: list[tuple[Reader, int]] = []
     for members in _members_of_groups(readers, tiling.query_rows or MAX_GROUPED_ROWS):
@@ -224,27 +117,6 @@ def _write_slots(cache: KVCache, spans: Sequence[Span], num_rows: int) -> torch.
     for span in spans:
         slots[span.first_row : span.first_row + span.num_rows] = cache.slots(span.kv, span.kv.num_tokens, span.num_kv)
     return upload(slots, cache.device)
-
-
-def _branches(span: Span) -> Sequence[Reader]:
-    """The span's rows as chains: the first child continues its parent's branch, other children begin one."""
-    if span.is_chain:
-        return [span]
-    above = {ROOT: list(range(span.root + 1))}
-    chain = Branch(span, list(range(span.first_row, span.first_row + span.num_chain)), above[ROOT][:])
-    branches, tips = [chain] if span.num_chain else [], {ROOT: chain} if span.num_chain else {}
-    for node, parent in enumerate(span.parents):
-        above[node] = [*above[parent], span.root + 1 + node]
-        if node < span.num_cached_nodes:
-            continue
-        branch = tips.pop(parent, None)
-        if branch is None:
-            branch = Branch(span, [], above[parent][:])
-            branches.append(branch)
-        branch.rows.append(span.first_row + span.num_chain + node - span.num_cached_nodes)
-        branch.seen.append(span.root + 1 + node)
-        tips[node] = branch
-    return branches
 
 
 def _members_of_groups(readers: Sequence[Reader], most_rows: int) -> list[list[Reader]]:
@@ -317,17 +189,6 @@ def _visibility(
         for reader, *parts in zip(members, visible, query_positions, key_positions, strict=True):
             reader.mask_tree(*parts)
     return visible, query_positions, key_positions
-
-
-def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """True where the column is the row's node or one of its ancestors.  # [N, N]"""
-    num_nodes, num_bytes = len(parents), -(-len(parents) // 8)
-    bits: list[int] = []
-    for node, parent in enumerate(parents):
-        bits.append(1 << node | (0 if parent == ROOT else bits[parent]))
-    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in bits), np.uint8)
-    by_node = packed.reshape(num_nodes, num_bytes)
-    return np.unpackbits(by_node, axis=1, count=num_nodes, bitorder="little").view(np.bool_)
 
 
 def round_up(count: int, multiple: int) -> int:

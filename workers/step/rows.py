@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.speculation import EMPTY_BLOCK, TokenTree
 from workers.step.kv_cache import SequenceKV
-from workers.step.plan import Span
+from workers.step.readers import Span
 from workers.step.transfer import upload
 
 

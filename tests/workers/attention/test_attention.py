@@ -13,7 +13,8 @@ from core.errors import UnsupportedModel
 from core.speculation.token_tree import ROOT
 from workers.attention.seam import LayerProbe, attend
 from workers.step.kv_cache import KVCache, LayerShape
-from workers.step.plan import Span, Tiling, _branches, plan_step
+from workers.step.plan import Tiling, plan_step
+from workers.step.readers import Span, branches_of
 
 KV_HEADS, PACKED, DIM = 2, 3, 4
 HEADS = KV_HEADS * PACKED
@@ -175,14 +176,14 @@ def test_branches_are_chains_that_read_what_is_above_them() -> None:
     cache = make_cache()
     (kv,) = fill(cache, [9])
     parents = (ROOT, 0, 0, 1, 2, ROOT)
-    whole = [(branch.rows, branch.num_kv) for branch in _branches(Span(kv, 10, 2, parents))]
+    whole = [(branch.rows, branch.num_kv) for branch in branches_of(Span(kv, 10, 2, parents))]
     assert whole == [([10, 11, 12, 13, 15], 14), ([14, 16], 14), ([17], 12)]
-    later = _branches(Span(kv, 10, 0, parents, num_cached_nodes=2))
+    later = branches_of(Span(kv, 10, 0, parents, num_cached_nodes=2))
     assert [(branch.rows, branch.num_kv) for branch in later] == [([10, 12], 10), ([11], 10), ([13], 8)]
     cache.reserve(kv, 13)
     assert later[0].source(cache) == ([cache.slot(kv, row) for row in [*range(7), 7, 9, 11]], 1)
     chain = Span(kv, 0, 1, (ROOT, 0, 1))
-    assert _branches(chain) == [chain]
+    assert branches_of(chain) == [chain]
 
 
 def test_a_mask_is_made_once_for_all_layers_of_a_kind() -> None:

@@ -22,7 +22,8 @@ from workers.attention.paged import FlashKernel, KVReads, PagedPlan, inputs_in_s
 from workers.attention.seam import attend
 from workers.step.kv_cache import BLANK_BLOCK, KVCache, LayerShape
 from workers.step.paged_plan import NO_SLOT, StepShape, segments_of
-from workers.step.plan import Span, Tiling, plan_step
+from workers.step.plan import Tiling, plan_step
+from workers.step.readers import Span
 from workers.step.rows import Step
 
 DIM = 4

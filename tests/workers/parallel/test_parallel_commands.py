@@ -19,7 +19,7 @@ from workers.parallel.group import UNBOUNDED, RankGroup
 from workers.parallel.heartbeat import Heartbeat, HeartbeatListener, connect
 from workers.parallel.leader import LeaderCache
 from workers.step.kv_cache import KVCache, LayerShape, OutOfBlocks, SequenceKV
-from workers.step.plan import Span
+from workers.step.readers import Span
 from workers.step.rows import Step
 
 NUMBERS = st.lists(st.integers(-1, 2**31 - 1), max_size=6)

@@ -1,0 +1,155 @@
+"""Who reads what in a step: the rows that one sequence adds, whole or branch by branch, and the KV that they see.
+
+Knows rows, slots, positions and masks; must not know tokens, nor how readers are put together (`workers.step.plan`). A
+node of a tree sees the KV before the tree, the chain above it, its ancestors and itself; its position is its depth,
+which sliding windows compare.
+
+A mask gives each node that, but not bit for bit what a chain would: the order of keys in memory is the order in which
+they are summed up. So in deterministic mode a tree is read branch by branch, the slots of each in the order of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.speculation import ROOT
+from workers.step.kv_cache import KVCache, SequenceKV
+
+
+class Reader(Protocol):
+    """Rows of the step that read the same KV: one entry of a group's batch."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def num_kv(self) -> int:
+        """The number of slots that they read, those written in this step included."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each row sees all slots before its own."""
+        ...
+
+    def mask_tree(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """Change the mask and the positions of a chain to those of the tree.  # [R, L], [R], [L]"""
+        ...
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        """What to read, blocks or slots, and the number of slots of each entry."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows that one sequence adds in a step: `num_chain` tokens, then nodes of a tree below the last one.
+
+    The KV of the first `num_cached_nodes` nodes is there already, at the end of the sequence's: they are no rows.
+    """
+
+    kv: SequenceKV
+    first_row: int
+    num_chain: int
+    parents: tuple[int, ...] = ()
+    num_cached_nodes: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_chain + len(self.parents) - self.num_cached_nodes
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv.num_tokens + self.num_rows
+
+    @property
+    def root(self) -> int:
+        """The KV row of the tree's root, which is also its position."""
+        return self.kv.num_tokens - self.num_cached_nodes + self.num_chain - 1
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + self.num_rows)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    def mask_tree(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """As `Reader` says: of the rows behind the root, a node sees its ancestors and itself."""
+        if self.is_chain:
+            return
+        lineage = _lineage(self.parents)
+        nodes = slice(self.root + 1, self.root + 1 + len(self.parents))
+        visible[self.num_chain : self.num_rows, nodes] = lineage[self.num_cached_nodes :]
+        key_positions[nodes] = self.root + lineage.sum(axis=1)
+        query_positions[:] = key_positions[query_positions]
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        return self.kv.blocks, cache.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Rows of a span that are a path in its tree, and all KV rows that the last of them sees, in order."""
+
+    span: Span
+    rows: list[int]
+    seen: list[int]
+
+    @property
+    def num_kv(self) -> int:
+        return len(self.seen)
+
+    @property
+    def is_chain(self) -> bool:
+        return True
+
+    def mask_tree(
+        self, visible: NDArray[np.bool_], query_positions: NDArray[np.int64], key_positions: NDArray[np.int64]
+    ) -> None:
+        """As `Reader` says: a branch is a chain, so nothing changes."""
+
+    def source(self, cache: KVCache) -> tuple[list[int], int]:
+        return [cache.slot(self.span.kv, row) for row in self.seen], 1
+
+
+def branches_of(span: Span) -> Sequence[Reader]:
+    """The span's rows as chains: the first child continues its parent's branch, other children begin one."""
+    if span.is_chain:
+        return [span]
+    above = {ROOT: list(range(span.root + 1))}
+    chain = Branch(span, list(range(span.first_row, span.first_row + span.num_chain)), above[ROOT][:])
+    branches, tips = [chain] if span.num_chain else [], {ROOT: chain} if span.num_chain else {}
+    for node, parent in enumerate(span.parents):
+        above[node] = [*above[parent], span.root + 1 + node]
+        if node < span.num_cached_nodes:
+            continue
+        branch = tips.pop(parent, None)
+        if branch is None:
+            branch = Branch(span, [], above[parent][:])
+            branches.append(branch)
+        branch.rows.append(span.first_row + span.num_chain + node - span.num_cached_nodes)
+        branch.seen.append(span.root + 1 + node)
+        tips[node] = branch
+    return branches
+
+
+def _lineage(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """True where the column is the row's node or one of its ancestors.  # [N, N]"""
+    num_nodes, num_bytes = len(parents), -(-len(parents) // 8)
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append(1 << node | (0 if parent == ROOT else bits[parent]))
+    packed = np.frombuffer(b"".join(each.to_bytes(num_bytes, "little") for each in bits), np.uint8)
+    by_node = packed.reshape(num_nodes, num_bytes)
+    return np.unpackbits(by_node, axis=1, count=num_nodes, bitorder="little").view(np.bool_)
