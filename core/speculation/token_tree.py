@@ -141,6 +141,11 @@ class TreeSpec:
         return cls(1, num_tokens, calibration=(5.0, 0.0), num_passes=num_tokens, fanout=1, measure=measure)
 
     @property
+    def ends(self) -> bool:
+        """Whether growth ends by itself, with a reply of its own."""
+        return self.num_passes > 0
+
+    @property
     def is_blind(self) -> bool:
         """Whether what grows, and for how long, does not depend on what the draft says."""
         return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)

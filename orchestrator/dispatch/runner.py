@@ -74,8 +74,7 @@ class Runner:
             m.LeaseDraft: self._lease_draft,
             VerifyRequest: self._verify,
             Continuation: self._continue,
-            m.Draft: self._draft,
-            m.Grow: self._grow,
+            DraftRequest: self._draft,
             m.Await: self._await,
             Chunk: self._emit,
             m.Fail: self._fail,
@@ -214,15 +213,13 @@ class Runner:
         self._leased[lease.name] = running
         self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch))
 
-    def _draft(self, running: _Running, command: m.Draft) -> None:
+    def _draft(self, running: _Running, request: DraftRequest) -> None:
         assert running.draft is not None, "a session drafts only while it holds a lease"
         running.draft_sent_s = self._clock.now()
-        self._drafts.calls_to(running.draft).put(command.request)
-
-    def _grow(self, running: _Running, command: m.Grow) -> None:
-        assert running.draft is not None, "a session drafts only while it holds a lease"
-        running.draft_sent_s = self._clock.now()
-        growing = self._spawn(running, self._drafts.grow(running.draft, command.request, self._on_growth))
+        if request.growth.ends:
+            self._drafts.calls_to(running.draft).put(request)
+            return
+        growing = self._spawn(running, self._drafts.grow(running.draft, request, self._on_growth))
         running.growing.add(growing)
         growing.add_done_callback(running.growing.discard)
 

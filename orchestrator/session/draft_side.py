@@ -172,8 +172,7 @@ class DraftSide:
             tree_spec = replace(tree_spec, is_anew=True)
         self._known_to[stamp.round] = len(self._log)
         self._is_over, self._num_passes = False, 0
-        request = DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)
-        return [m.Draft(request) if self._policy.is_in_turn else m.Grow(request)]
+        return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
 
     @property
     def _room(self) -> int:

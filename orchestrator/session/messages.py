@@ -1,8 +1,8 @@
 """What goes into a session (events) and what comes out of it (commands).
 
 A session does no I/O: `dispatch.runner` turns what happens into events, and carries the commands out. A record that can
-mean one thing only is a command by itself: a `VerifyRequest` and a `Continuation` go to the leased target, a `Chunk` to
-the client.
+mean one thing only is a command by itself: a `VerifyRequest` and a `Continuation` go to the leased target, a
+`DraftRequest` to the leased draft, a `Chunk` to the client.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DraftNotLeased:
 
 @dataclass(frozen=True, slots=True)
 class DraftReplied:
-    """The draft answered a DraftRequest."""
+    """The draft answered a DraftRequest; where growth does not end by itself, DraftGrew came after each pass."""
 
     reply: DraftReply
     sent_s: float = 0.0
@@ -134,20 +134,6 @@ class LeaseDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Send to the leased draft what it is to grow for one block, or to take in."""
-
-    request: DraftRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Grow:
-    """Have the leased draft grow until its next message; what it tells after each pass comes as DraftGrew."""
-
-    request: DraftRequest
-
-
-@dataclass(frozen=True, slots=True)
 class Await:
     """When `timeout_s` passes without growth, say DraftLate."""
 
@@ -177,8 +163,7 @@ Command = (
     | LeaseDraft
     | VerifyRequest
     | Continuation
-    | Draft
-    | Grow
+    | DraftRequest
     | Await
     | Chunk
     | Fail

@@ -29,7 +29,7 @@ class TreeJob(Job[DraftRequest, DraftReply]):
     @property
     def ends(self) -> bool:
         """Whether growth ends by itself."""
-        return self.tree_spec.num_passes > 0
+        return self.tree_spec.ends
 
     @property
     def may_feed(self) -> bool:

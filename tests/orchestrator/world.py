@@ -76,7 +76,7 @@ class World:
                 self.waiting.append(self._lease_draft)
             case VerifyRequest() as request:
                 self.waiting.append(lambda: m.TargetReplied(self.target.verify(request)))
-            case m.Draft(request):
+            case DraftRequest() as request:
                 self.waiting.append(lambda: m.DraftReplied(self.draft.draft(request)))
             case Chunk() as chunk:
                 self.chunks.append(chunk)
@@ -134,12 +134,12 @@ class FaultyWorld(World):
             )
 
     def be_late(self) -> None:
-        stamps = [command.request.stamp for command in self.sent if isinstance(command, m.Draft)]
+        stamps = [command.stamp for command in self.sent if isinstance(command, DraftRequest)]
         if stamps:
             self.handle(m.DraftLate(stamps[-1]))
 
     def corrupt_the_draft(self) -> None:
-        asked = [command.request for command in self.sent if isinstance(command, m.Draft)]
+        asked = [command for command in self.sent if isinstance(command, DraftRequest)]
         if asked:
             self.handle(m.DraftReplied(nonsense(self.random, asked[-1])))
 
@@ -155,12 +155,12 @@ class FaultyWorld(World):
     def kill_draft(self) -> None:
         if self.num_draft_leases:
             epoch, self.draft = self.draft.epoch, FakeDraftEngine(self.draft.epoch + 1)
-            self._drop(m.Draft)
+            self._drop(DraftRequest)
             self.handle(m.DraftLost(epoch))
 
-    def _drop(self, kind: type[VerifyRequest] | type[m.Draft]) -> None:
+    def _drop(self, kind: type[VerifyRequest] | type[DraftRequest]) -> None:
         """What was on its way to a dead engine is lost with it."""
-        name = {VerifyRequest: "TargetReplied", m.Draft: "DraftReplied"}[kind]
+        name = {VerifyRequest: "TargetReplied", DraftRequest: "DraftReplied"}[kind]
         self.waiting = [answer for answer in self.waiting if name not in answer.__code__.co_names]
 
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)

@@ -34,7 +34,7 @@ class TreeJob(Job[DraftRequest]):
     @property
     def ends(self) -> bool:
         """Whether growth ends by itself, and a round waits for it."""
-        return self.tree_spec.num_passes > 0
+        return self.tree_spec.ends
 
     @property
     def is_urgent(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.protocol import UNUSED, Continuations
-from core.records import Chunk, Continuation, Refused, Timing, VerifyRequest
+from core.records import Chunk, Continuation, DraftRequest, Refused, Timing, VerifyRequest
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
 from orchestrator.policy.shared_estimates import SharedEstimates
@@ -74,7 +74,7 @@ def test_the_target_goes_on_with_what_has_grown_below_a_verdict_and_nothing_is_s
     sent = stage.verdict()
     assert stage.made.block == TokenTree.chain(text[1:])
     assert stage.made.suffix == (text[0],)
-    assert [type(command) for command in sent] == [m.Grow, Chunk]
+    assert [type(command) for command in sent] == [DraftRequest, Chunk]
     sent = stage.verdict()
     assert (stage.num_continued, stage.count(VerifyRequest)) == (1, 2)
     assert stage.tokens == plain(PROMPT, 6)
@@ -113,7 +113,7 @@ def test_an_outcome_that_was_not_foreseen_is_sent_for_as_ever(stage):
     stage.grows((ROOT, 37), (0, 38))
     assert stage.offer.tree == TokenTree.chain((37, 38))
     sent = stage.verdict()
-    assert [type(command) for command in sent] == [VerifyRequest, m.Grow, Chunk]
+    assert [type(command) for command in sent] == [VerifyRequest, DraftRequest, Chunk]
     (refusal,) = stage.refused
     assert stage.event(m.TargetReplied(refusal)) == []
     assert stage.session.stats.num_stale_replies == 0, "it was to be expected"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
-from core.records import Continuation, DraftTree, Sampling, Timing, Verification, VerifyRequest
+from core.records import Continuation, DraftRequest, DraftTree, Sampling, Timing, Verification, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, NewNodes, SparseDistribution, TokenTree
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy
@@ -35,7 +35,7 @@ class DrawnStage(Stage):
 
     @property
     def asked(self):
-        return self.last(m.Draft).request
+        return self.last(DraftRequest)
 
 
 @pytest.fixture(params=[Verification.REJECTION, Verification.BLOCK])
@@ -69,10 +69,11 @@ def test_behind_verification_nothing_is_drawn_and_the_draft_is_told_of_nothing(s
     for _ in range(5):
         stage.verdict()
         assert stage.asked.growth.num_passes == GAMMA
-        num_asked = stage.count(m.Draft)
+        num_asked = stage.count(DraftRequest)
         stage.grown()
-        assert stage.count(m.Draft) == num_asked
-    assert stage.count(m.Grow) == stage.count(Continuation) == 0
+        assert stage.count(DraftRequest) == num_asked
+    assert stage.count(Continuation) == 0
+    assert all(command.growth.ends for command in stage.sent if isinstance(command, DraftRequest))
     assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 

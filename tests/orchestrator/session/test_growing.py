@@ -10,7 +10,7 @@ import pytest
 
 from core.config import Limits, SpeculationConfig
 from core.costs.engine_cost import WIDTHS
-from core.records import Call, Chunk, DraftUpdate, Missing, Refused, Stamp, Timing, VerifyRequest
+from core.records import Call, Chunk, DraftRequest, DraftUpdate, Missing, Refused, Stamp, Timing, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, NewNodes, TokenTree, TreeSpec
 from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
@@ -117,7 +117,7 @@ class Stage:
 
     def growth(self, *nodes, stamp=None, held=None, root=ROOT):
         """Nodes of the draft, each a parent's number and a token; chances fall in their order."""
-        asked = self.last(m.Grow).request
+        asked = self.last(DraftRequest)
         if asked.growth.is_anew and stamp is None and not nodes:
             self.num_told = 0
         first, self.num_told = self.num_told, self.num_told + len(nodes)
@@ -160,8 +160,8 @@ def stage(tokenizer):
 
 
 def test_the_draft_is_told_at_once_and_nothing_waits_for_it(stage):
-    assert isinstance(stage.last(m.Grow).request.growth, TreeSpec)
-    assert stage.last(m.Grow).request.suffix == PROMPT
+    assert isinstance(stage.last(DraftRequest).growth, TreeSpec)
+    assert stage.last(DraftRequest).suffix == PROMPT
     assert stage.block == EMPTY_BLOCK
 
 
@@ -173,14 +173,14 @@ def test_what_has_grown_is_verified_and_what_grew_below_the_verdict_is_there_alr
     assert stage.block == TokenTree.chain(first[1:])
     sent = stage.verdict()
     assert stage.tokens == plain(PROMPT, 10)
-    assert [type(command) for command in sent] == [VerifyRequest, m.Grow, Chunk], "the target waits for nobody"
+    assert [type(command) for command in sent] == [VerifyRequest, DraftRequest, Chunk], "the target waits for nobody"
 
 
 def test_the_draft_hears_of_each_verdict_and_of_what_it_does_not_hold(stage):
     stage.verdict()
     stage.grows_right(1)
     stage.verdict()
-    asked = stage.last(m.Grow).request
+    asked = stage.last(DraftRequest)
     assert asked.num_committed == len(PROMPT) + 2
     assert asked.base.num_tokens == len(PROMPT), "it has said that it holds as much"
 
@@ -189,7 +189,7 @@ def test_growth_that_answers_an_earlier_message_is_used_where_it_fits(stage):
     stage.verdict()
     tokens = stage.right(6)
     stage.grows((ROOT, tokens[0]), (0, tokens[1]))
-    earlier = stage.last(m.Grow).request.stamp
+    earlier = stage.last(DraftRequest).stamp
     stage.verdict()
     assert stage.block.tokens == (tokens[1],)
     stage.grows((1, tokens[2]), (0, 99), stamp=earlier)
@@ -202,7 +202,7 @@ def test_a_block_that_is_worth_it_is_waited_for(stage):
     stage.policy.is_patient = True
     stage.grows((ROOT, 1))
     sent = stage.verdict()
-    assert [type(command) for command in sent if not isinstance(command, Chunk)] == [m.Await, m.Grow]
+    assert [type(command) for command in sent if not isinstance(command, Chunk)] == [m.Await, DraftRequest]
     assert [type(command) for command in stage.event(stage.growth())] == [m.Await], "until it is worth it no more"
     stage.policy.is_patient = False
     sent = stage.grows_right(3)
@@ -231,7 +231,7 @@ def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless
     stage, asked = Stage(tokenizer), []
     for _ in range(4):
         stage.verdict()
-        asked.append(stage.last(m.Grow).request)
+        asked.append(stage.last(DraftRequest))
         stage.event(m.DraftGrew(DraftUpdate(asked[-2].stamp, NOTHING, asked[-2].num_committed, None), stage.now_s)
                     if len(asked) > 1 else m.DraftLate(asked[-1].stamp))  # fmt: skip
     assert [bool(request.growth.is_anew) for request in asked] == [True, True, False, False]
@@ -240,7 +240,7 @@ def test_a_draft_whose_answers_come_a_verdict_late_each_time_is_used_nonetheless
 
 def test_a_draft_that_may_not_grow_is_left_for_good(tokenizer):
     stage = Stage(tokenizer, max_draft_tokens=0)
-    assert (stage.count(m.Grow), stage.count(m.ReleaseDraft), stage.count(m.LeaseDraft)) == (0, 1, 0)
+    assert (stage.count(DraftRequest), stage.count(m.ReleaseDraft), stage.count(m.LeaseDraft)) == (0, 1, 0)
     stage.verdict()
     assert stage.tokens == plain(PROMPT, 1)
 
@@ -282,18 +282,18 @@ def test_a_silent_draft_is_not_told_more_and_more(stage):
     stage.grows((ROOT, 1))
     for _ in range(2 * MAX_OPEN):
         stage.verdict()
-    assert stage.count(m.Grow) == MAX_OPEN
-    overtaken = Refused(next(c for c in stage.sent if isinstance(c, m.Grow)).request.stamp, "overtaken")
+    assert stage.count(DraftRequest) == MAX_OPEN
+    overtaken = Refused(next(c for c in stage.sent if isinstance(c, DraftRequest)).stamp, "overtaken")
     sent = stage.event(m.DraftReplied(overtaken, 0.0, stage.now_s))
-    assert [type(command) for command in sent] == [m.Grow]
-    assert sent[0].request.num_committed == len(PROMPT) + len(stage.tokens)
+    assert [type(command) for command in sent] == [DraftRequest]
+    assert sent[0].num_committed == len(PROMPT) + len(stage.tokens)
 
 
 def test_a_draft_that_has_forgotten_is_sent_everything_and_tells_everything(stage):
     stage.grows((ROOT, 1))
     stage.verdict()
-    stage.event(m.DraftReplied(Missing(stage.last(m.Grow).request.stamp, 0), 0.0, stage.now_s))
-    asked = stage.last(m.Grow).request
+    stage.event(m.DraftReplied(Missing(stage.last(DraftRequest).stamp, 0), 0.0, stage.now_s))
+    asked = stage.last(DraftRequest)
     assert asked.base.num_tokens == 0
     assert asked.spec is not None
     assert asked.growth.is_anew
@@ -311,9 +311,9 @@ def test_what_was_lost_of_a_tree_is_told_once_more(stage):
     stage.verdict()
     stage.verdict()
     sent = stage.grows((0, 2), root=0)
-    assert [type(command) for command in sent] == [m.Grow]
-    assert sent[0].request.growth.is_anew
-    assert sent[0].request.base.num_tokens > 0, "it need not compute anything again"
+    assert [type(command) for command in sent] == [DraftRequest]
+    assert sent[0].growth.is_anew
+    assert sent[0].base.num_tokens > 0, "it need not compute anything again"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_after_another_lease_growth_begins_anew(stage):
     stage.event(m.DraftLost(1))
     assert stage.session.stats.num_draft_failures == 1
     stage.event(m.DraftLeased("d2", 2))
-    asked = stage.last(m.Grow).request
+    asked = stage.last(DraftRequest)
     assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
     assert asked.growth.is_anew
     assert len(stage.session._draft_side._tree) == 0
@@ -424,13 +424,13 @@ def test_a_draft_that_grows_nothing_of_use_rests_and_begins_anew_after_a_pause(s
     sent = stage.verdict()
     assert [type(command) for command in sent] == [VerifyRequest, m.ReleaseDraft, m.LeaseDraft, Chunk]
     assert 0.5 <= stage.last(m.LeaseDraft).delay_s / CONFIG.draft_retry_s <= 1.0
-    num_grows = stage.count(m.Grow)
+    num_grows = stage.count(DraftRequest)
     stage.verdict()
-    assert stage.count(m.Grow) == num_grows, "it is told nothing while it rests"
+    assert stage.count(DraftRequest) == num_grows, "it is told nothing while it rests"
     stage.event(m.DraftLeased("d", 2))
     stage.num_told = 0
-    assert stage.last(m.Grow).request.growth.is_anew
-    assert stage.last(m.Grow).request.suffix == (*PROMPT, *stage.tokens)
+    assert stage.last(DraftRequest).growth.is_anew
+    assert stage.last(DraftRequest).suffix == (*PROMPT, *stage.tokens)
     stage.grows_right(3)
     stage.verdict()
     stage.verdict()
@@ -507,7 +507,7 @@ def test_a_draft_may_tell_of_what_was_looked_up_while_it_is_verified(repeating):
     repeating.grows((ROOT, tokens[0]))
     repeating.verdict()
     assert repeating.block == TokenTree.chain(FOUND)
-    earlier = repeating.last(m.Grow).request.stamp
+    earlier = repeating.last(DraftRequest).stamp
     repeating.grows((0, tokens[1]), (1, tokens[2]))
     repeating.verdict()
     assert repeating.tokens == tokens[:3]

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, Chunk, DraftTree, Missing, Refused, Sampling, SequenceSpec, VerifyRequest
+from core.records import Call, Chunk, DraftRequest, DraftTree, Missing, Refused, Sampling, SequenceSpec, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK
 from core.text.token_log import TokenLog
 from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
@@ -72,7 +72,7 @@ class Stage:
         return self.event(m.TargetReplied(reply, self.now_s - 0.1, self.now_s))
 
     def reply(self):
-        return self.draft.draft(self.last(m.Draft).request)
+        return self.draft.draft(self.last(DraftRequest))
 
     def grown(self, reply=None):
         self.now_s += 0.01
@@ -89,9 +89,9 @@ def kinds(commands):
 
 
 def test_while_the_prompt_is_verified_the_draft_takes_it_in_and_grows_no_further(stage):
-    assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
+    assert stage.last(DraftRequest).growth == replace(CATCH_UP, is_anew=True)
     assert stage.last(VerifyRequest).block == EMPTY_BLOCK
-    assert stage.count(m.Grow) == 0
+    assert all(command.growth.ends for command in stage.sent if isinstance(command, DraftRequest))
 
 
 def test_a_round_drafts_then_verifies(stage):
@@ -99,7 +99,7 @@ def test_a_round_drafts_then_verifies(stage):
     for _ in range(4):
         sent = stage.verdict()
         assert VerifyRequest not in kinds(sent), "the target waits"
-        assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+        assert stage.last(DraftRequest).growth.num_passes == GAMMA
         guessed, sent = stage.guessed, stage.grown()
         assert kinds(sent) == [VerifyRequest], "the draft is told nothing while the target works"
         assert stage.last(VerifyRequest).block.tokens == guessed
@@ -110,12 +110,12 @@ def test_a_reply_that_comes_twice_does_not_answer_the_next_question(stage):
     first = stage.reply()
     stage.grown(first)
     stage.verdict()
-    num_asked = stage.count(m.Draft)
+    num_asked = stage.count(DraftRequest)
     stage.grown(first)
     assert stage.session.stats.num_stale_replies == 1
     stage.event(m.DraftLate(stage.last(m.Await).stamp))
     stage.verdict()
-    assert stage.count(m.Draft) == num_asked, "a draft is asked nothing before it has answered"
+    assert stage.count(DraftRequest) == num_asked, "a draft is asked nothing before it has answered"
 
 
 def test_a_wait_that_was_cut_short_says_nothing_of_a_draft_that_is_lost_meanwhile(stage):
@@ -138,12 +138,12 @@ def test_a_block_has_no_more_guesses_than_there_are_tokens_left(tokenizer):
     stage = Stage(tokenizer, max_tokens=3)
     stage.grown()
     stage.verdict()
-    assert stage.last(m.Draft).request.growth.max_depth == 1
+    assert stage.last(DraftRequest).growth.max_depth == 1
     stage.grown()
-    num_asked = stage.count(m.Draft)
+    num_asked = stage.count(DraftRequest)
     while not stage.session.is_closed:
         stage.verdict()
-    assert stage.count(m.Draft) == num_asked, "the last token needs no guess"
+    assert stage.count(DraftRequest) == num_asked, "the last token needs no guess"
     assert stage.tokens == plain(PROMPT, 3)
 
 
@@ -153,13 +153,13 @@ def test_what_comes_after_the_round_went_on_without_it_is_not_taken_for_the_next
     late = stage.reply()
     assert kinds(stage.event(m.DraftLate(late.stamp))) == [VerifyRequest]
     assert stage.last(VerifyRequest).block == EMPTY_BLOCK
-    num_asked = stage.count(m.Draft)
+    num_asked = stage.count(DraftRequest)
     assert kinds(stage.verdict())[0] is VerifyRequest, "a draft that has not answered is neither asked nor waited for"
-    assert stage.count(m.Draft) == num_asked
+    assert stage.count(DraftRequest) == num_asked
     assert stage.grown(late) == [], "nor told of anything while the target works"
     stage.verdict()
     guessed = stage.guessed
-    assert stage.count(m.Draft) == num_asked + 1
+    assert stage.count(DraftRequest) == num_asked + 1
     assert kinds(stage.grown(late)) == [m.Await], "an answer to what was asked before"
     stage.grown()
     assert stage.last(VerifyRequest).block.tokens == guessed
@@ -180,16 +180,16 @@ def test_a_draft_that_takes_long_over_the_prompt_is_not_waited_for(tokenizer):
     assert kinds(stage.verdict())[0] is VerifyRequest
     stage.grown(reply)
     stage.verdict()
-    assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+    assert stage.last(DraftRequest).growth.num_passes == GAMMA
 
 
 def test_a_draft_that_has_forgotten_catches_up_while_the_target_works(stage):
     stage.grown()
     stage.verdict()
-    asked = stage.last(m.Draft).request
+    asked = stage.last(DraftRequest)
     sent = stage.grown(Missing(asked.stamp, 0))
-    assert stage.last(m.Draft).request.growth == replace(CATCH_UP, is_anew=True)
-    assert stage.last(m.Draft).request.base.num_tokens == 0
+    assert stage.last(DraftRequest).growth == replace(CATCH_UP, is_anew=True)
+    assert stage.last(DraftRequest).base.num_tokens == 0
     assert VerifyRequest in kinds(sent), "nobody waits for that"
 
 
@@ -199,7 +199,7 @@ def test_a_draft_that_forgets_now_and_then_is_kept_however_long_the_stream(token
     stage.grown()
     for _ in range(8):
         stage.verdict()
-        stage.grown(Missing(stage.last(m.Draft).request.stamp, 0))
+        stage.grown(Missing(stage.last(DraftRequest).stamp, 0))
         stage.draft.forget("d")
         stage.grown()
         stage.verdict()
@@ -234,7 +234,7 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
         stage.verdict()
     policy.wants_turn = lambda: True
     sent = stage.verdict()
-    asked = stage.last(m.Draft).request
+    asked = stage.last(DraftRequest)
     assert len(asked.suffix) == num_behind + 1, "with the last one that it holds, for what follows that"
     if num_behind < DECODE_TOKENS:
         assert asked.growth.num_passes == GAMMA
@@ -245,7 +245,7 @@ def test_a_draft_that_is_far_behind_catches_up_before_it_drafts(tokenizer, num_b
     stage.verdict()
     stage.grown(held)
     stage.verdict()
-    assert stage.last(m.Draft).request.growth.num_passes == GAMMA
+    assert stage.last(DraftRequest).growth.num_passes == GAMMA
 
 
 def test_a_policy_hears_of_blocks_that_come_late_and_not_of_prefills(tokenizer):

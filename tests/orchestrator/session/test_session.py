@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import RequestCancelled, ServiceError, Unavailable, UnsoundScores
-from core.records import DraftTree, FinishReason, Missing, Refused, Timing, TokenLogprobs, Verdict, VerifyRequest
+from core.records import (
+    DraftRequest,
+    DraftTree,
+    FinishReason,
+    Missing,
+    Refused,
+    Timing,
+    TokenLogprobs,
+    Verdict,
+    VerifyRequest,
+)
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, NewNodes, TokenTree
 from orchestrator.policy.policy import Shape
 from orchestrator.policy.tree_policy import CATCH_UP
@@ -27,7 +37,7 @@ def commands(world, kind):
 
 def turns(world):
     """Requests to draft for the next block: others only have the draft take in the text."""
-    return [c for c in commands(world, m.Draft) if replace(c.request.growth, is_anew=False) != CATCH_UP]
+    return [c for c in commands(world, DraftRequest) if replace(c.growth, is_anew=False) != CATCH_UP]
 
 
 def guess(*tokens):
@@ -55,8 +65,8 @@ def test_every_pass_of_the_target_gives_one_token_more_than_it_accepts(tokenizer
 
 def test_no_guess_is_asked_for_that_could_not_be_used(tokenizer):
     world = World(request(max_tokens=6), tokenizer, gamma=8).start().run()
-    for command in commands(world, m.Draft):
-        assert command.request.num_committed + command.request.growth.max_depth < 3 + 6
+    for command in commands(world, DraftRequest):
+        assert command.num_committed + command.growth.max_depth < 3 + 6
 
 
 def test_a_draft_with_a_short_context_is_asked_only_while_it_has_room(tokenizer):
@@ -65,7 +75,7 @@ def test_a_draft_with_a_short_context_is_asked_only_while_it_has_room(tokenizer)
     drafting._pair = replace(drafting._pair, draft=replace(drafting._pair.draft, max_context_tokens=12))
     world.start().run()
     assert world.tokens == plain((3, 1, 4), 30)
-    assert max(c.request.num_committed + c.request.growth.max_depth for c in commands(world, m.Draft)) == 12
+    assert max(c.num_committed + c.growth.max_depth for c in commands(world, DraftRequest)) == 12
 
 
 def test_a_repeated_verdict_commits_nothing_twice(tokenizer):
@@ -131,13 +141,13 @@ def test_a_late_draft_does_not_hold_up_the_round_and_is_asked_again_once_it_has_
     while not (asked := turns(world)):
         world.deliver()
     late = world.waiting.pop()
-    world.handle(m.DraftLate(asked[0].request.stamp))
+    world.handle(m.DraftLate(asked[0].stamp))
     assert commands(world, VerifyRequest)[-1].block == EMPTY_BLOCK
     world.deliver()
-    assert commands(world, m.Draft) == asked[:0] + commands(world, m.Draft)[:2], "a busy draft is not asked"
+    assert commands(world, DraftRequest) == asked[:0] + commands(world, DraftRequest)[:2], "a busy draft is not asked"
     world.handle(late())
     assert world.run().tokens == plain((3, 1, 4), 12)
-    assert len(commands(world, m.Draft)) > 2, "it has answered, so it is asked again"
+    assert len(commands(world, DraftRequest)) > 2, "it has answered, so it is asked again"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +166,7 @@ def test_a_corrupt_block_never_reaches_the_target(tokenizer, changes):
     while not (asked := turns(world)):
         world.deliver()
     world.waiting.pop()
-    answer = DraftTree(asked[0].request.stamp, ONES, asked[0].request.num_committed)
+    answer = DraftTree(asked[0].stamp, ONES, asked[0].num_committed)
     columns = {name: value for name, value in changes.items() if name != "held"}
     held = changes.get("held", answer.held)
     world.handle(m.DraftReplied(replace(answer, new_nodes=replace(ONES, **columns), held=held)))
@@ -322,7 +332,7 @@ def test_a_refusal_by_the_target_ends_the_stream_and_a_refusal_by_the_draft_does
     world = World(request(), tokenizer, gamma=2).start()
     world.deliver()
     world.deliver()
-    draft_stamp = commands(world, m.Draft)[-1].request.stamp
+    draft_stamp = commands(world, DraftRequest)[-1].stamp
     world.handle(m.DraftReplied(Refused(draft_stamp, "no room")))
     assert world.error is None
     world.handle(m.TargetReplied(Refused(commands(world, VerifyRequest)[-1].stamp, "no room", is_final)))
@@ -427,7 +437,7 @@ def awaiting_block(tokenizer, **changes):
 
 def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
     world = awaiting_block(tokenizer, max_tokens=20)
-    stamp = world.last_to_an_engine.request.stamp
+    stamp = world.last_to_an_engine.stamp
     stale = DraftTree(replace(stamp, round=stamp.round - 1), ONES, 4)
     num_sent = len(world.sent)
     world.handle(m.DraftReplied(stale))
@@ -437,7 +447,7 @@ def test_a_stale_reply_of_the_draft_changes_nothing(tokenizer):
 
 def test_the_lateness_of_an_earlier_request_does_not_end_the_wait_for_this_one(tokenizer):
     world = awaiting_block(tokenizer, max_tokens=20)
-    stamp = world.last_to_an_engine.request.stamp
+    stamp = world.last_to_an_engine.stamp
     num_sent = len(world.sent)
     world.handle(m.DraftLate(replace(stamp, round=stamp.round - 1)))
     assert [type(command) for command in world.sent[num_sent:]] == [m.Await], "it waits on"
@@ -447,7 +457,7 @@ def test_the_lateness_of_an_earlier_request_does_not_end_the_wait_for_this_one(t
 def test_a_draft_that_claims_nonsense_is_dropped_and_the_stream_goes_on(tokenizer, held):
     world = awaiting_block(tokenizer, max_tokens=20)
     world.waiting.pop()
-    world.handle(m.DraftReplied(Missing(world.last_to_an_engine.request.stamp, held)))
+    world.handle(m.DraftReplied(Missing(world.last_to_an_engine.stamp, held)))
     assert any(isinstance(command, m.ReleaseDraft) for command in world.sent)
     assert world.run().tokens == plain((3, 1, 4), 20)
 
@@ -479,7 +489,7 @@ def test_after_the_draft_has_been_of_use_its_next_loss_pauses_as_briefly_as_the_
 def test_a_request_can_lower_the_services_draft_length_but_not_raise_it(tokenizer):
     for asked, expected in ((2, 2), (30, 4)):
         world = awaiting_block(tokenizer, max_tokens=40, max_draft_tokens=asked)
-        assert world.last_to_an_engine.request.growth.max_depth == expected
+        assert world.last_to_an_engine.growth.max_depth == expected
     off = World(request(max_draft_tokens=0), tokenizer).start().run()
     assert commands(off, m.LeaseDraft) == []
 
