@@ -12,12 +12,10 @@ from deploy.api.request import (
     Given,
     check_length,
     require,
-    sample_seed,
-    samples_of,
     sampling_defaults,
-    to_generation_request,
     token_ids,
 )
+from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
 from deploy.api.stopping import STOP_FILE, is_to_stop
 
@@ -34,17 +32,19 @@ __all__ = [
     "Offload",
     "Places",
     "ProxyAdmission",
+    "Samples",
+    "SamplesUsage",
     "Served",
     "admission_behind",
     "check_length",
+    "completed",
     "is_to_stop",
     "require",
     "sample_seed",
-    "samples_of",
     "sampling_defaults",
     "shortened",
     "speculation_fields",
-    "to_generation_request",
+    "to_requests",
     "token_ids",
     "tokens_path",
     "told",

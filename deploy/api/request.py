@@ -7,7 +7,6 @@ the proto, and comes before any model work.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import secrets
@@ -63,6 +62,9 @@ class Given:
     wants_trace: bool = False
     num_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()
+    num_samples: int | None = None
+    resume_samples: Sequence[Sequence[int]] = ()
+    """Of each sample."""
     timeout_s: float | None = None
 
     @property
@@ -88,23 +90,6 @@ def sampling_defaults(model_dir: str | Path) -> Sampling:
         return Sampling(**{name: settings[name] for name in MODEL_SAMPLING if settings.get(name) is not None})
     except (ValueError, TypeError, AttributeError, InvalidRequest) as error:
         raise CheckpointError(f"{file} does not give sampling defaults: {error}") from error
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of several: it depends on the request's seed and the index alone.
-
-    Sample 0 has the request's own seed, and is what a request for one sample gives.
-    """
-    if index == 0:
-        return seed
-    material = seed.to_bytes(SEED_BITS // 8, "little") + index.to_bytes(4, "little")
-    return int.from_bytes(hashlib.blake2b(material, digest_size=SEED_BITS // 8).digest(), "little")
-
-
-def samples_of(request: GenerationRequest, num_samples: int) -> list[GenerationRequest]:
-    """The requests of `num_samples` outputs of one prompt."""
-    seeds = (sample_seed(request.sampling.seed, index) for index in range(num_samples))
-    return [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
 
 
 def to_generation_request(
@@ -138,7 +123,7 @@ def to_generation_request(
         max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
         policy=_policy(given.policy),
         pipelining=given.pipelining,
-        resume_tokens=_resume_tokens(given, sampling, max_tokens, info),
+        resume_tokens=resume_tokens(given, "resume_token_ids", given.resume_token_ids, sampling, max_tokens, info),
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
@@ -232,10 +217,13 @@ def _min_tokens(given: int, max_tokens: int) -> int:
     return given
 
 
-def _resume_tokens(given: Given, sampling: Sampling, max_tokens: int, info: ModelInfo) -> tuple[int, ...]:
-    resumed = token_ids(given.resume_token_ids, "resume_token_ids", info)
+def resume_tokens(
+    given: Given, field: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, info: ModelInfo
+) -> tuple[int, ...]:
+    """Output that the caller has already. Raises: InvalidRequest that names `field`, or the seed that is missing."""
+    resumed = token_ids(ids, field, info)
     allowed = f"at most {max_tokens} ids (the most tokens of output)"
-    require(len(resumed) <= max_tokens, "resume_token_ids", allowed, len(resumed))
+    require(len(resumed) <= max_tokens, field, allowed, len(resumed))
     if resumed and not sampling.is_greedy and "seed" not in given.sampling:
         raise InvalidRequest("sampling.seed", "must be given to resume an output: the last chunk or the caller has it")
     return resumed

@@ -38,30 +38,45 @@ _CALLS = {
 }
 
 
-def to_chunk(chunk: Chunk, request: GenerationRequest) -> pb.GenerateChunk:
-    """One message of a stream."""
+def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage) -> pb.GenerateChunk:
+    """One message of a stream: a piece of sample `index`, whose request this is; `usage` is that of all samples."""
     return pb.GenerateChunk(
+        index=index,
         request_id=request.request_id,
         text=chunk.text,
         token_ids=chunk.token_ids,
         guessed=chunk.is_guess,
         logprobs=_logprobs(chunk),
-        usage=_usage(chunk.usage),
+        usage=_usage(usage),
         finish=_finish(chunk, request),
         trace=map(_call, chunk.trace),
     )
 
 
-def to_response(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.GenerateResponse:
-    """The whole of a stream in one message; the last chunk is the one that says how it ended."""
-    last = chunks[-1]
+def to_response(
+    chunks: Sequence[Sequence[Chunk]], requests: Sequence[GenerationRequest], usage: Usage
+) -> pb.GenerateResponse:
+    """The whole of a stream in one message; `chunks` are those of each sample."""
+    first, *others = map(_sample, chunks, requests)
     return pb.GenerateResponse(
-        request_id=request.request_id,
+        request_id=requests[0].request_id,
+        text=first.text,
+        token_ids=first.token_ids,
+        logprobs=first.logprobs,
+        usage=_usage(usage),
+        finish=first.finish,
+        trace=first.trace,
+        samples=[first, *others] if others else (),
+    )
+
+
+def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
+    """The last chunk is the one that says how it ended."""
+    return pb.Sample(
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
         logprobs=[logprob for chunk in chunks for logprob in _logprobs(chunk)],
-        usage=_usage(last.usage),
-        finish=_finish(last, request),
+        finish=_finish(chunks[-1], request),
         trace=[_call(call) for chunk in chunks for call in chunk.trace],
     )
 

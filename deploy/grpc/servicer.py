@@ -17,9 +17,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import InvalidRequest, Overloaded, UnknownService
 from core.ports import Clock
-from core.records import GenerationRequest
+from core.records import Chunk, GenerationRequest
 from deploy import api
-from deploy.api import Authenticator, Models, Offload, Places, Served
+from deploy.api import Authenticator, Models, Offload, Places, SamplesUsage, Served
 from deploy.grpc import responses, translate
 from deploy.grpc.status import status_of
 from deploy.grpc.wire import parse
@@ -195,23 +195,28 @@ class Servicer:
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
         model = self._models[message.model]
         with model.meters.request() as meter:
-            request = await self._check(message, model.served)
-            async with aclosing(model.completions.generate(request)) as chunks:
-                return responses.to_response([meter.saw(chunk) async for chunk in chunks], request)
+            requests = await self._check(message, model.served)
+            usage, chunks = SamplesUsage(requests), [list[Chunk]() for _ in requests]
+            async with aclosing(api.completed(model, requests, meter)) as pieces:
+                async for index, chunk in pieces:
+                    usage.saw(index, chunk)
+                    chunks[index].append(chunk)
+            return responses.to_response(chunks, requests, usage.total)
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
         model = self._models[message.model]
         with model.meters.request() as meter:
-            request = await self._check(message, model.served)
-            async with aclosing(model.completions.generate(request)) as chunks:
-                async for chunk in chunks:
-                    yield responses.to_chunk(meter.saw(chunk), request)
+            requests = await self._check(message, model.served)
+            usage = SamplesUsage(requests)
+            async with aclosing(api.completed(model, requests, meter)) as pieces:
+                async for index, chunk in pieces:
+                    yield responses.to_chunk(chunk, requests[index], index, usage.saw(index, chunk))
 
-    async def _check(self, message: pb.GenerateRequest, served: Served) -> GenerationRequest:
+    async def _check(self, message: pb.GenerateRequest, served: Served) -> list[GenerationRequest]:
         _check_size(message, served)
         return await self._offload.run(
             message.ByteSize(),
-            translate.to_generation_request,
+            translate.to_requests,
             message,
             tokenizer=served.tokenizer,
             info=served.target,

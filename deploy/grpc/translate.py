@@ -22,7 +22,7 @@ VERIFICATIONS = {
 }
 
 
-def to_generation_request(
+def to_requests(
     message: pb.GenerateRequest,
     *,
     tokenizer: Tokenizer,
@@ -30,14 +30,12 @@ def to_generation_request(
     defaults: Sampling,
     config: ServiceConfig,
     now: float,
-) -> GenerationRequest:
-    """The request as a record, complete and within all limits. `now` is the service's clock, for the deadline.
+) -> list[GenerationRequest]:
+    """One record for each of the `n` samples; `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
-    return api.to_generation_request(
-        given_by(message), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now
-    )
+    return api.to_requests(given_by(message), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
 
 
 def given_by(message: pb.GenerateRequest) -> Given:
@@ -64,6 +62,8 @@ def given_by(message: pb.GenerateRequest) -> Given:
         wants_trace=speculation.trace,
         num_logprobs=_given(message, "logprobs"),
         resume_token_ids=message.resume_token_ids,
+        num_samples=_given(message, "n"),
+        resume_samples=[output.ids for output in message.resume_samples],
         timeout_s=_given(message, "timeout_s"),
     )
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from http import HTTPStatus
 
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
-from deploy.api import Authenticator, Hosted, Models, Offload
+from deploy.api import Authenticator, Hosted, Models, Offload, Samples, completed
 from deploy.http.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, failure_of
 from deploy.http.responses import ChatReply, CompletionReply, Reply, model_card
-from deploy.http.samples import merged
 from deploy.http.translate import to_requests
 from deploy.http.wire import DONE, EVENTS, Call, Head, encoded, event
-from deploy.metrics import RequestMeter
 
 HEALTH = "/health"
 MODELS = "/v1/models"
@@ -38,7 +36,6 @@ JSON_GROWTH = 6
 """A body may be so many times longer than the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
 
 Parts = AsyncGenerator[Head | bytes, None]
-Pieces = AsyncGenerator[tuple[int, Chunk], None]
 
 
 class HttpServicer:
@@ -98,13 +95,10 @@ class HttpServicer:
         kind, form = COMPLETIONS[call.path]
         body = await self._parse(kind, call)
         model = self._models[body.model or ""]
-        with ExitStack() as stack:
-            meters = [stack.enter_context(model.meters.request())]
+        with model.meters.request() as meter:
             requests = await self._requests(body, call, model)
-            meters += [stack.enter_context(model.meters.request()) for _ in requests[1:]]
             reply = _reply(form, body, model, requests, int(time.time()))
-            samples = merged([_measured(model, *each) for each in zip(requests, meters, strict=True)])
-            async with aclosing(samples) as pieces:
+            async with aclosing(completed(model, requests, meter)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
                 async for part in parts:
                     yield part
@@ -132,13 +126,7 @@ class HttpServicer:
         )
 
 
-async def _measured(model: Hosted, request: GenerationRequest, meter: RequestMeter) -> AsyncGenerator[Chunk, None]:
-    async with aclosing(model.completions.generate(request)) as chunks:
-        async for chunk in chunks:
-            yield meter.saw(chunk)
-
-
-async def _streamed(reply: Reply, pieces: Pieces) -> Parts:
+async def _streamed(reply: Reply, pieces: Samples) -> Parts:
     """The head comes with the first piece: until then an error has a status of its own."""
     has_begun = False
     async for index, chunk in pieces:
@@ -151,7 +139,7 @@ async def _streamed(reply: Reply, pieces: Pieces) -> Parts:
     yield DONE
 
 
-async def _whole(reply: Reply, pieces: Pieces, num_samples: int) -> Parts:
+async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
     chunks: list[list[Chunk]] = [[] for _ in range(num_samples)]
     async for index, chunk in pieces:
         chunks[index].append(chunk)

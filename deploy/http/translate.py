@@ -16,8 +16,6 @@ from deploy.api import GIVEN_SAMPLING, Given, require
 from deploy.http.bodies import MAX_SHOWN_CHARS, AnyBody, Body, ChatBody, CompletionBody, Speculation
 from orchestrator.text import Tokenizer
 
-MAX_SAMPLES = 128
-"""As OpenAI has it; a service may have fewer places."""
 MAX_ID_DIGITS = 20
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
@@ -39,14 +37,10 @@ def to_requests(
 ) -> list[GenerationRequest]:
     """One record for each of the `n` outputs, complete and within all limits. Raises: InvalidRequest."""
     try:
-        num_samples = _num_samples(body, config)
         given = given_by(body, request_id)
-        request = api.to_generation_request(
-            given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now
-        )
+        return api.to_requests(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
     except InvalidRequest as error:
         raise InvalidRequest(param_of(error.field, body), error.problem) from None
-    return api.samples_of(request, num_samples)
 
 
 def given_by(body: AnyBody, request_id: str) -> Given:
@@ -72,6 +66,7 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
         num_logprobs=body.num_logprobs,
+        num_samples=body.n,
         timeout_s=body.timeout_s,
     )
 
@@ -100,13 +95,6 @@ def _check_combinations(body: AnyBody) -> None:
         raise InvalidRequest(
             "max_completion_tokens", f"must be the same as max_tokens, got {body.max_completion_tokens}"
         )
-
-
-def _num_samples(body: Body, config: ServiceConfig) -> int:
-    most = min(MAX_SAMPLES, config.limits.max_sessions)
-    asked = 1 if body.n is None else body.n
-    require(1 <= asked <= most, "n", f"in [1, {most}]", asked)
-    return asked
 
 
 def _chat(body: ChatBody) -> list[dict[str, str]]:

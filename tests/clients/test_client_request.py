@@ -20,6 +20,8 @@ EVERYTHING = {
     "timeout_s": 5.0,
     "logprobs": 0,
     "resume_token_ids": [11, 12],
+    "n": 1,
+    "resume_samples": [],
     "temperature": 0.0,
     "top_k": 0,
     "top_p": 0.5,
@@ -47,9 +49,10 @@ DEFAULTS = Sampling(temperature=0.7, top_k=40)
 def received(prompt="hello", **fields) -> GenerationRequest:
     """The request as the server understands it."""
     wire = pb.GenerateRequest.FromString(to_message(prompt, fields).SerializeToString())
-    return translate.to_generation_request(
+    (request,) = translate.to_requests(
         wire, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
     )
+    return request
 
 
 def test_every_argument_arrives_and_zero_is_a_value():
@@ -70,6 +73,15 @@ def test_every_argument_arrives_and_zero_is_a_value():
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
     assert (request.policy, request.pipelining, request.wants_trace) == ("heuristic", False, True)
+
+
+def test_several_samples_arrive():
+    message = to_message("hello", {"n": 2, "seed": 5, "resume_samples": [[11], []]})
+    first, second = translate.to_requests(
+        message, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
+    )
+    assert (first.sampling.seed, first.resume_tokens, second.resume_tokens) == (5, (11,), ())
+    assert not to_message("hello", {"n": 2, "resume_samples": [[11], []]}).sampling.HasField("seed")
 
 
 def test_none_leaves_a_field_to_the_server():
@@ -120,6 +132,8 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("timeout_s", 0.0, "timeout_s"),
         ("timeout_s", float("nan"), "timeout_s"),
         ("logit_bias", {-3: 1.0}, "sampling.logit_bias"),
+        ("n", -1, "n"),
+        ("resume_samples", [[-1]], "resume_samples.ids"),
     ],
 )
 def test_a_value_that_its_field_cannot_hold_is_refused_by_the_name_that_the_server_uses(name, value, field):

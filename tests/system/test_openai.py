@@ -99,6 +99,18 @@ def test_n_samples_are_reproducible_one_by_one(client):
     assert again.text == three[2].text
 
 
+def test_n_samples_by_grpc_are_those_by_http(client, grpc_client):
+    expected = [choice.token_ids for choice in complete(client, temperature=1, seed=5, n=3).choices]
+    completion = by_grpc(grpc_client, temperature=1.0, seed=5, n=3)
+    assert [list(sample.token_ids) for sample in completion.samples] == expected
+    assert completion.usage.completion_tokens == 3 * 24
+    alone = by_grpc(grpc_client, temperature=1.0, seed=completion.samples[2].finish.seed)
+    assert list(alone.token_ids) == expected[2]
+    seen = [list(sample.token_ids)[:cut] for sample, cut in zip(completion.samples, (24, 5, 0), strict=True)]
+    rest = by_grpc(grpc_client, temperature=1.0, seed=5, n=3, resume_samples=seen)
+    assert [own + list(sample.token_ids) for own, sample in zip(seen, rest.samples, strict=True)] == expected
+
+
 def test_a_chat_streamed_and_whole(client):
     given = {"model": "outrider-demo", "messages": [{"role": "user", "content": "add two numbers"}]}
     given |= {"temperature": 0, "max_completion_tokens": 16}

@@ -210,7 +210,9 @@ class AsyncStream(AsyncIterator[Chunk]):
         while not self._is_closed:
             message, pause_s = await self._read()
             if message is not None:
-                return self._resumption.take(message)
+                if (chunk := self._resumption.take(message)) is not None:
+                    return chunk
+                continue
             self._call = None
             if self._resumption.is_finished:
                 return None

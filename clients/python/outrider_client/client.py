@@ -192,7 +192,9 @@ class Stream(Iterator[Chunk]):
         while not self._is_closed.is_set():
             message, pause_s = self._read()
             if message is not None:
-                return self._resumption.take(message)
+                if (chunk := self._resumption.take(message)) is not None:
+                    return chunk
+                continue
             self._call = None
             if self._resumption.is_finished:
                 return None

@@ -120,6 +120,20 @@ class Chunk:
     """In the last chunk only."""
     trace: tuple[CallTrace, ...] = ()
     """With `trace=True`: the calls that were answered since the last chunk."""
+    index: int = 0
+    """With `n`: the sample that this belongs to; each has a last chunk of its own, and `usage` is that of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of several outputs of a prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    guessed: tuple[bool, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish
+    trace: tuple[CallTrace, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,8 @@ class Completion:
     """The id of the request in the server's logs."""
     num_calls: int
     """Number of calls: 1, and 1 more for each repetition."""
+    samples: tuple[Sample, ...] = ()
+    """Every output in order, one without `n`; the fields above, usage apart, are those of the first."""
 
 
 @dataclass(frozen=True, slots=True)

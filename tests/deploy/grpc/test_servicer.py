@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from itertools import accumulate
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
+from deploy.api import sample_seed
 from deploy.api.failures import MAX_DETAILS_CHARS
 from deploy.api.hosted import Hosted
 from deploy.api.offload import SHORT_BYTES
@@ -103,6 +105,48 @@ async def test_a_trace_is_made_when_it_is_asked_for(is_traced):
     message = pb.GenerateRequest(text="say", speculation=pb.SpeculationParams(trace=is_traced))
     await rpc.servicer(script).Generate(message, Context())
     assert script.requests[0].wants_trace is is_traced
+
+
+# Several samples
+
+SEVERAL = pb.GenerateRequest(text="say", n=3, sampling=pb.SamplingParams(seed=42))
+
+
+async def test_each_piece_of_several_samples_has_the_index_of_its_sample():
+    chunks = [chunk async for chunk in servicer(*greeting()).GenerateStream(SEVERAL, Context())]
+    for index in range(3):
+        own = [chunk for chunk in chunks if chunk.index == index]
+        assert ["".join(chunk.text for chunk in own), own[-1].finish.seed] == ["hello word", sample_seed(42, index)]
+    num_tokens = len(ids_of("hello") + ids_of(" wor") + ids_of("d"))
+    assert chunks[-1].usage == pb.Usage(prompt_tokens=3, completion_tokens=3 * num_tokens)
+    totals = [chunk.usage.completion_tokens for chunk in chunks]
+    assert totals == list(accumulate(len(chunk.token_ids) for chunk in chunks))
+
+
+async def test_a_unary_answer_has_all_samples_and_counts_the_prompt_once():
+    record = Recorded()
+    response = await rpc.servicer(Script(*greeting()), record).Generate(SEVERAL, Context())
+    assert [sample.text for sample in response.samples] == ["hello word"] * 3
+    assert [sample.finish.seed for sample in response.samples] == [sample_seed(42, index) for index in range(3)]
+    assert (response.text, response.finish) == ("hello word", response.samples[0].finish)
+    num_tokens = sum(len(sample.token_ids) for sample in response.samples)
+    assert response.usage == pb.Usage(prompt_tokens=3, completion_tokens=num_tokens)
+    assert record.by_label("request_success_total") == {"stop": 3}
+    assert not (await servicer(*greeting()).Generate(REQUEST, Context())).samples
+
+
+async def test_usage_counts_what_samples_were_resumed_with():
+    outputs = [pb.TokenIds(ids=ids_of("hello")), pb.TokenIds()]
+    message = pb.GenerateRequest(text="say", n=2, resume_samples=outputs, sampling=pb.SamplingParams(seed=1))
+    first = await anext(servicer(*greeting()).GenerateStream(message, Context()))
+    other = {0: 0, 1: len(ids_of("hello"))}[first.index]
+    assert first.usage.completion_tokens == len(first.token_ids) + other
+
+
+async def test_the_failure_of_one_sample_ends_all_of_them():
+    script, context = Script(greeting()[0], Unavailable("gone")), Context()
+    assert await rpc.servicer(script).Generate(SEVERAL, context) == pb.GenerateResponse()
+    assert (context.code, script.num_open) == (grpc.StatusCode.UNAVAILABLE, 0)
 
 
 # Measurements

@@ -11,10 +11,10 @@ import pytest
 
 from core.errors import DeadlinePassed, Overloaded, Unavailable, UnsoundScores
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
+from deploy.api import sample_seed
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
-from deploy.api.request import sample_seed
 from deploy.http import servicer as module
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import DONE, Call, Head
