@@ -1,6 +1,7 @@
 """What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
 
 from deploy.api.authentication import Authenticator, tokens_path
+from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
 from deploy.api.hosted import Completions, Hosted, Models, Served
 from deploy.api.offload import Offload
@@ -10,10 +11,7 @@ from deploy.api.request import (
     GIVEN_SAMPLING,
     MODEL_SAMPLING,
     Given,
-    check_length,
-    require,
     sampling_defaults,
-    token_ids,
 )
 from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields

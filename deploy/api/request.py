@@ -11,15 +11,15 @@ import json
 import math
 import secrets
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import shown
 from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
+from deploy.api.checks import allowed_token_ids, bad_words, check_length, require, token_ids
 from orchestrator.text import Tokenizer
 
 MAX_REQUEST_ID_CHARS = 128
@@ -49,6 +49,9 @@ class Given:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """By names in GIVEN_SAMPLING."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: Sequence[str] = ()
@@ -110,10 +113,11 @@ def to_generation_request(
     max_tokens = _max_tokens(given, len(prompt), info, limits)
     stop_token_ids = _stop_token_ids(given.stop_token_ids, info, limits)
     sampling = replace(
-        _sampling(given, defaults, info, limits),
+        _sampling(given, defaults, tokenizer, info, limits),
         min_tokens=_min_tokens(given.min_tokens, max_tokens),
         suppressed_ids=_ending_ids(given, stop_token_ids, info),
     )
+    _check_masks(sampling)
     return GenerationRequest(
         request_id=_request_id(given.request_id),
         prompt=prompt,
@@ -132,28 +136,6 @@ def to_generation_request(
         wants_trace=given.wants_trace,
         deadline=_deadline(given.timeout_s, now),
     )
-
-
-def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:
-    """The ids, each of them in the vocabulary. Raises: InvalidRequest that names the first that is not."""
-    checked = tuple(ids)
-    if max(checked, default=0) >= info.vocab_size or min(checked, default=0) < 0:
-        index, wrong = next((i, token) for i, token in enumerate(checked) if not 0 <= token < info.vocab_size)
-        raise InvalidRequest(f"{field}[{index}]", f"must be in [0, {info.vocab_size - 1}], got {shown(wrong)}")
-    return checked
-
-
-def require(condition: bool, field: str, allowed: str, value: object) -> None:
-    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
-    if not condition:
-        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
-
-
-def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
-    """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
-    most, size = tokenizer.max_text_bytes(context), len(text.encode())
-    if most is not None and size > most:
-        raise InvalidRequest(field, f"must be at most {context - 1} tokens long, which {size} bytes are not")
 
 
 def _request_id(given: str) -> str:
@@ -253,13 +235,29 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _sampling(given: Given, defaults: Sampling, info: ModelInfo, limits: Limits) -> Sampling:
+def _sampling(given: Given, defaults: Sampling, tokenizer: Tokenizer, info: ModelInfo, limits: Limits) -> Sampling:
     """The given fields over the defaults; a seed is drawn when there is none, so that the caller can be told it."""
     changes = {"seed": secrets.randbits(SEED_BITS), **given.sampling}
     try:
-        return replace(defaults, **changes, logit_bias=_logit_bias(given.logit_bias, info, limits))
+        return replace(
+            defaults,
+            **changes,
+            logit_bias=_logit_bias(given.logit_bias, info, limits),
+            allowed_token_ids=allowed_token_ids(given.allowed_token_ids, info, limits),
+            bad_words=bad_words(given.bad_words, given.bad_word_ids, tokenizer, info, limits),
+        )
     except InvalidRequest as error:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None
+
+
+def _check_masks(sampling: Sampling) -> None:
+    """Some token must be left. Where the output runs into bad words alone, it fails there (`UnsoundScores`)."""
+    masked = {word[0] for word in sampling.bad_words if len(word) == 1}
+    masked |= set(sampling.suppressed_ids) if sampling.min_tokens else set()
+    if sampling.allowed_token_ids and masked.issuperset(sampling.allowed_token_ids):
+        raise InvalidRequest(
+            "sampling.allowed_token_ids", "must leave a token that bad words and min_tokens do not mask"
+        )
 
 
 def _logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> tuple[tuple[int, float], ...]:

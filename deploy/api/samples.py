@@ -15,8 +15,9 @@ from typing import TypeVar
 from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
+from deploy.api.checks import require
 from deploy.api.hosted import Hosted
-from deploy.api.request import SEED_BITS, Given, require, resume_tokens, to_generation_request
+from deploy.api.request import SEED_BITS, Given, resume_tokens, to_generation_request
 from deploy.metrics import RequestMeter
 from orchestrator.text import Tokenizer
 

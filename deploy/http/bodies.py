@@ -132,6 +132,9 @@ class Body(Part):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    allowed_token_ids: Annotated[list[int] | None, FailFast(), BeforeValidator(_few)] = None
+    bad_words: Annotated[list[str] | None, FailFast(), BeforeValidator(_few)] = None
+    bad_word_ids: Annotated[list[list[int]] | None, FailFast(), BeforeValidator(_few)] = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int] | None, BeforeValidator(_few)] = None

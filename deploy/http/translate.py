@@ -21,6 +21,7 @@ _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?)\b"), "prompt"),
     (re.compile(r"^chat(\.messages)?\b"), "messages"),
+    (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
 """From a field's path in the proto to the body's."""
 
@@ -55,6 +56,9 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         request_id=request_id,
         sampling={name: value for name in GIVEN_SAMPLING if (value := getattr(body, name)) is not None},
         logit_bias=_logit_bias(body.logit_bias or {}),
+        allowed_token_ids=body.allowed_token_ids,
+        bad_words=body.bad_words or (),
+        bad_word_ids=body.bad_word_ids or (),
         max_tokens=body.asked_max_tokens,
         min_tokens=body.min_tokens or 0,
         stop=body.stop,

@@ -149,6 +149,8 @@ def _encode_sampling(sampling: Sampling) -> pb.Sampling:
         biases=[bias for _, bias in sampling.logit_bias],
         min_tokens=sampling.min_tokens,
         suppressed_ids=sampling.suppressed_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[pb.TokenIds(ids=word) for word in sampling.bad_words],
         seed=sampling.seed,
     )
 
@@ -166,5 +168,7 @@ def _decode_sampling(message: pb.Sampling) -> Sampling:
         logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
         min_tokens=message.min_tokens,
         suppressed_ids=tuple(message.suppressed_ids),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
         seed=message.seed,
     )

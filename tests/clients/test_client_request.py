@@ -31,6 +31,9 @@ EVERYTHING = {
     "frequency_penalty": -2.0,
     "seed": 0,
     "logit_bias": {5: -100.0},
+    "allowed_token_ids": [7, 8],
+    "bad_words": ["a"],
+    "bad_word_ids": [[7, 8]],
     "max_tokens": 50,
     "min_tokens": 0,
     "stop": ["a", "b"],
@@ -65,6 +68,8 @@ def test_every_argument_arrives_and_zero_is_a_value():
         frequency_penalty=-2.0,
         seed=0,
         logit_bias=((5, -100.0),),
+        allowed_token_ids=(7, 8),
+        bad_words=(TOKENIZER.encode("a", add_special_tokens=False), (7, 8)),
         suppressed_ids=(7,),
     )
     assert request.prompt == TOKENIZER.encode("hello")
@@ -133,6 +138,9 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("timeout_s", float("nan"), "timeout_s"),
         ("logit_bias", {-3: 1.0}, "sampling.logit_bias"),
         ("n", -1, "n"),
+        ("allowed_token_ids", [-1], "sampling.allowed_token_ids"),
+        ("bad_words", [7], "sampling.bad_words"),
+        ("bad_word_ids", [["x"]], "sampling.bad_word_ids.ids"),
         ("resume_samples", [[-1]], "resume_samples.ids"),
     ],
 )

@@ -251,7 +251,7 @@ def _rows(job: VerifyJob) -> list[Row]:
     spec, num_committed = job.held.spec, len(job.held.log)
     if sampler.is_argmax(spec.sampling):
         return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
-    paths = _paths(job) if spec.sampling.has_penalties else [()] * (1 + len(job.block))
+    paths = _paths(job) if spec.sampling.reads_tokens else [()] * (1 + len(job.block))
     depths = (0, *job.block.depths)
     return [
         Row(spec.sampling, num_committed + depth, path, spec.prompt_len)
@@ -260,7 +260,7 @@ def _rows(job: VerifyJob) -> list[Row]:
 
 
 def _paths(job: VerifyJob) -> list[Sequence[int]]:
-    """All tokens before the draw of the root and of each node: penalties count them."""
+    """All tokens before the draw of the root and of each node: penalties count them, and bad words end in them."""
     paths: list[Sequence[int]] = [list(job.held.log.tokens)]
     for token, parent in zip(job.block.tokens, job.block.parents, strict=True):
         paths.append([*paths[parent + 1 if parent != ROOT else 0], token])

@@ -58,6 +58,11 @@ class GenerateFields(TypedDict, total=False):
     seed: int | None
     """Drawn by the client when not given, so that a stream can be resumed before its first token."""
     logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    """The only ids that may come; an empty sequence allows all."""
+    bad_words: Sequence[str] | None
+    """What the output may not hold; as token ids: `bad_word_ids`."""
+    bad_word_ids: Sequence[Sequence[int]] | None
 
     max_tokens: int | None
     """Most tokens of output, in all."""
@@ -92,6 +97,10 @@ def _put_resume_samples(message: pb.GenerateRequest, outputs: Sequence[Sequence[
     message.resume_samples.extend(pb.TokenIds(ids=ids) for ids in outputs)
 
 
+def _put_bad_word_ids(message: pb.GenerateRequest, words: Sequence[Sequence[int]]) -> None:
+    message.sampling.bad_word_ids.extend(pb.TokenIds(ids=ids) for ids in words)
+
+
 def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
     message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
 
@@ -116,17 +125,25 @@ _PATHS = {
             "frequency_penalty",
             "seed",
             "logit_bias",
+            "allowed_token_ids",
+            "bad_words",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
         "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "trace"),
     }.items()
     for name in names
-} | {"token_ids": "token_ids.ids", "messages": "chat.messages", "resume_samples": "resume_samples.ids"}
+} | {
+    "token_ids": "token_ids.ids",
+    "messages": "chat.messages",
+    "resume_samples": "resume_samples.ids",
+    "bad_word_ids": "sampling.bad_word_ids.ids",
+}
 """Where in the message each argument goes: the path that the server, too, names it by."""
 _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "messages": _put_chat,
     "token_ids": _put_token_ids,
     "resume_samples": _put_resume_samples,
+    "bad_word_ids": _put_bad_word_ids,
     "stop": _put_stop,
     "verification": _put_verification,
 }

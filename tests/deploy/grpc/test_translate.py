@@ -12,6 +12,7 @@ from core.errors import CheckpointError, InvalidRequest
 from core.ranges import SAMPLING
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy.api import sample_seed
+from deploy.api.checks import bad_words
 from deploy.api.request import sampling_defaults
 from deploy.grpc.translate import to_requests
 from protos.outrider.v1 import generation_pb2 as pb
@@ -295,6 +296,50 @@ def test_a_wrong_field_is_refused_by_its_path_and_what_is_allowed(wrong, field, 
         translate(wrong)
     assert caught.value.field == field
     assert allowed in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"allowed_token_ids": [5, VOCAB]}, "allowed_token_ids[1]"),
+        ({"allowed_token_ids": [2**32 - 1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [5] * 4097}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5], "bad_word_ids": [pb.TokenIds(ids=[5])]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": ["x"] * 65, "bad_word_ids": [pb.TokenIds(ids=[5])] * 64}, "bad_words"),
+        ({"bad_words": ["a", "ab" * 40]}, "bad_words[1]"),
+        ({"bad_word_ids": [pb.TokenIds()]}, "bad_word_ids[0].ids"),
+        ({"bad_word_ids": [pb.TokenIds(ids=[5] * 65)]}, "bad_word_ids[0].ids"),
+        ({"bad_word_ids": [pb.TokenIds(ids=[5, VOCAB])]}, "bad_word_ids[0].ids[1]"),
+        ({"bad_word_ids": [pb.TokenIds(ids=[5])] * 129}, "bad_word_ids"),
+    ],
+)
+def test_a_wrong_mask_is_refused_by_its_path(fields, field):
+    with pytest.raises(InvalidRequest) as caught:
+        translate(sampling(**fields))
+    assert caught.value.field == f"sampling.{field}"
+
+
+def test_a_bad_word_is_masked_as_a_text_begins_with_it_and_as_it_follows_a_space():
+    class Words:
+        """One token for each word, with the space before it."""
+
+        def __init__(self) -> None:
+            self.ids = {"bad": (4,), " bad": (5,), "word": (6, 7), " word": (8, 9, 7), "\n": (3,), " \n": (3,)}
+
+        def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+            assert not add_special_tokens
+            return self.ids[text]
+
+        def max_text_bytes(self, _num_tokens: int) -> None:
+            return None
+
+    def of(*texts: str) -> tuple[tuple[int, ...], ...]:
+        return bad_words(texts, (), Words(), INFO, CONFIG.limits)
+
+    assert of("bad") == of("  bad") == ((4,), (5,))
+    assert of("word") == ((6, 7),), "as many tokens, or another word may be meant: vLLM's rule"
+    assert of("\n") == ((3,),), "a space alone is a word, too"
 
 
 NEGATIVE = 2**32 - 1
