@@ -34,6 +34,9 @@ class OrchestratorConfig:
     """Path of a file of tokens, one to a line; callers must send one of them as metadata `authorization: Bearer TOKEN`.
     The file is read again when it changes. With None, and without OUTRIDER_TOKENS_FILE in the environment, everybody is
     served."""
+    json_logs: bool = False
+    """Whether to log one JSON object a line to standard output, with request id and trace id, instead of text to
+    Serve's log. Neither contains prompts or output."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)

@@ -20,9 +20,9 @@ from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
 from deploy.api.checks import allowed_token_ids, bad_words, check_length, require, token_ids
+from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.text import Tokenizer
 
-MAX_REQUEST_ID_CHARS = 128
 MAX_TIMEOUT_S = 86_400.0
 MAX_DRAFT_TOKENS = 64
 """What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
@@ -139,7 +139,7 @@ def to_generation_request(
 
 
 def _request_id(given: str) -> str:
-    is_fit = len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable()
+    is_fit = not given or is_request_id(given)
     require(is_fit, "request_id", f"at most {MAX_REQUEST_ID_CHARS} printable characters", f"{len(given)} characters")
     return given or uuid.uuid4().hex
 

@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from core.errors import InvalidRequest, Overloaded, UnknownService
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
-from deploy import api
+from deploy import api, calls
 from deploy.api import Authenticator, Models, Offload, Places, SamplesUsage, Served
 from deploy.grpc import responses, translate
 from deploy.grpc.status import status_of
@@ -41,7 +41,7 @@ class CallContext(Protocol):
 
     def set_details(self, details: str) -> None: ...
 
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, bytes]]) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None: ...
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
@@ -84,14 +84,17 @@ class Servicer:
         An error comes as a last, empty piece that carries code and details through Serve, and that `deploy.grpc.proxy`
         keeps back: of one that is raised Serve sends no details, and logs its trace in two places.
         """
-        try:
-            message = await self._admit(pb.GenerateRequest, request, grpc_context)
-            async with aclosing(self._stream(message)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            _tell(grpc_context, error)
-            yield pb.GenerateChunk()
+        calls.begin(grpc_context.invocation_metadata())
+        with calls.answering("GenerateStream") as answer:
+            try:
+                message = await self._admit(pb.GenerateRequest, request, grpc_context)
+                async with aclosing(self._stream(message)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                answer.status = "OK"
+            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+                answer.status = _tell(grpc_context, error)
+                yield pb.GenerateChunk()
 
     async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
         """The models that are served, what unset fields take, and how drafting is doing."""
@@ -109,6 +112,7 @@ class Servicer:
 
     async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
         """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
+        calls.begin(grpc_context.invocation_metadata())
         try:
             return HealthCheckResponse(status=self._health_of(parse(HealthCheckRequest, request).service))
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
@@ -117,6 +121,7 @@ class Servicer:
 
     async def List(self, request: bytes, grpc_context: CallContext) -> HealthListResponse:
         """The same for every service by name."""
+        calls.begin(grpc_context.invocation_metadata())
         try:
             parse(HealthListRequest, request)
             status = HealthCheckResponse(status=self._health)
@@ -130,6 +135,7 @@ class Servicer:
 
         Each takes one of the calls that a replica may have at once, and asks for no token: so there are not many.
         """
+        calls.begin(grpc_context.invocation_metadata())
         try:
             message = self._admit_watch(request)
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
@@ -178,11 +184,15 @@ class Servicer:
         context: CallContext,
     ) -> Reply:
         """What `method` gives; or `empty`, with the error told to the caller: one that is raised loses its trailers."""
-        try:
-            return await method(await self._admit(kind, request, context))
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            _tell(context, error)
-            return empty
+        calls.begin(context.invocation_metadata())
+        with calls.answering(kind.DESCRIPTOR.name.removesuffix("Request")) as answer:
+            try:
+                reply = await method(await self._admit(kind, request, context))
+                answer.status = "OK"
+            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+                answer.status = _tell(context, error)
+                return empty
+            return reply
 
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
         """The message, if its caller may call and it is not too long. Raises: RequestError."""
@@ -190,7 +200,9 @@ class Servicer:
         most = self._models.max_request_bytes
         if len(request) > most:
             raise InvalidRequest("request", f"must be at most {most} bytes long, got {len(request)}")
-        return await self._offload.run(len(request), parse, kind, request)
+        message = await self._offload.run(len(request), parse, kind, request)
+        calls.rename(getattr(message, "request_id", ""))
+        return message
 
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
         model = self._models[message.model]
@@ -259,9 +271,10 @@ def _check_size(message: Message, served: Served) -> None:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
 
 
-def _tell(context: CallContext, error: Exception) -> None:
-    """Give the call the status of `error`, details included; it travels with the next message."""
+def _tell(context: CallContext, error: Exception) -> str:
+    """Give the call the status of `error`, details included; it travels with the next message. Its name."""
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)
-    context.set_trailing_metadata([status.to_trailer()])
+    context.set_trailing_metadata(status.to_trailers())
+    return status.code.name

@@ -10,7 +10,7 @@ from typing import Any
 
 from core.config import ServiceConfig
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
-from deploy import api
+from deploy import api, calls
 from deploy.api import GIVEN_SAMPLING, Given, require
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
@@ -46,7 +46,7 @@ def given_by(message: pb.GenerateRequest) -> Given:
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
         chat=[_chat_message(each) for each in message.chat.messages] if prompt == "chat" else None,
-        request_id=message.request_id,
+        request_id=message.request_id or _named(),
         sampling={name: getattr(sampling, name) for name in GIVEN_SAMPLING if sampling.HasField(name)},
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or None,
@@ -69,6 +69,12 @@ def given_by(message: pb.GenerateRequest) -> Given:
         resume_samples=[output.ids for output in message.resume_samples],
         timeout_s=_given(message, "timeout_s"),
     )
+
+
+def _named() -> str:
+    """What the call is named by, where its message brings no name of its own."""
+    call = calls.current()
+    return call.request_id if call is not None else ""
 
 
 def _given(message: Any, name: str) -> Any:

@@ -14,9 +14,10 @@ from http import HTTPStatus
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
+from deploy import calls
 from deploy.api import Authenticator, Hosted, Models, Offload, Samples, completed
 from deploy.http.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
-from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, failure_of
+from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, code_of, failure_of
 from deploy.http.responses import ChatReply, CompletionReply, Reply, model_card
 from deploy.http.translate import to_requests
 from deploy.http.wire import DONE, EVENTS, Call, Head, encoded, event
@@ -50,19 +51,20 @@ class HttpServicer:
 
     async def respond(self, call: Call) -> Parts:
         """The head of the reply, then its body in pieces; an error after the head is the last event of the stream."""
+        calls.enter(call.name)
         has_begun = False
-        try:
-            async with aclosing(self._answer(call)) as parts:
-                async for part in parts:
-                    has_begun = True
-                    yield part
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            failure = failure_of(error)
-            if has_begun:
-                yield event(failure.body)
-            else:
-                yield failure.head
-                yield failure.body
+        with calls.answering(_method(call), is_probe=call.path == HEALTH) as answer:
+            try:
+                async with aclosing(self._answer(call)) as parts:
+                    async for part in parts:
+                        has_begun = True
+                        yield part
+                answer.status = "OK"
+            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+                failure, answer.status = failure_of(error), code_of(error)
+                if not has_begun:
+                    yield failure.head
+                yield event(failure.body) if has_begun else failure.body
 
     def _answer(self, call: Call) -> Parts:
         """Raises: RequestError."""
@@ -117,7 +119,7 @@ class HttpServicer:
             size,
             to_requests,
             body,
-            call.request_id,
+            call.name.request_id,
             tokenizer=served.tokenizer,
             info=served.target,
             defaults=served.defaults,
@@ -161,6 +163,12 @@ def _reply(
         has_usage_at_end=bool(options.include_usage),
         has_usage_always=bool(options.continuous_usage_stats),
     )
+
+
+def _method(call: Call) -> str:
+    """As a log has it, where a path that is not known is nobody's business."""
+    is_known = call.path in (*COMPLETIONS, MODELS, HEALTH)
+    return f"{call.method} {call.path if is_known else 'another path'}"
 
 
 def _require_method(call: Call, allowed: str) -> None:

@@ -7,15 +7,17 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
+import ray
 from local import DEMO
 
 from core.config import Limits
 from deploy.launch.local import served
 from deploy.settings import demo_config
-from outrider_client import Client
+from outrider_client import Client, InvalidRequest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -150,6 +152,29 @@ def test_refusals_are_the_client_s_own_errors(client, endpoints):
     with pytest.raises(openai.InternalServerError) as late:
         complete(client, max_tokens=1500, extra_body={"timeout_s": 0.05})
     assert late.value.status_code == 504
+
+
+def test_errors_and_logs_name_their_request_and_no_log_has_a_prompt(client, grpc_client):
+    marker, trace = "nobody_s_business", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    named = {"x-request-id": "by-http-1", "traceparent": trace}
+    with pytest.raises(openai.BadRequestError) as bad:
+        complete(client, prompt=marker, stop=[marker] * 99, extra_headers=named)
+    headers = bad.value.response.headers
+    assert (headers["x-request-id"], headers["traceparent"], bad.value.body["request_id"]) == (
+        "by-http-1",
+        trace,
+        "by-http-1",
+    )
+    with pytest.raises(InvalidRequest) as wrong:
+        grpc_client.generate(marker, stop=[marker] * 99, request_id="by-grpc-1")
+    assert wrong.value.request_id == "by-grpc-1"
+    assert by_grpc(grpc_client, request_id="by-grpc-2", stop=[marker]).request_id == "by-grpc-2"
+    complete(client, prompt=marker, extra_headers={"x-request-id": "by-http-2"})
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    text = "".join(file.read_text(errors="replace") for file in logs.glob("**/*") if file.is_file())
+    assert marker not in text
+    for name in ("by-http-1", "by-http-2", "by-grpc-1", "by-grpc-2"):
+        assert any(name in line and ("OK" in line or "INVALID" in line) for line in text.splitlines()), name
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(endpoints):

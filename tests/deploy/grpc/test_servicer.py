@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from itertools import accumulate
@@ -19,17 +21,20 @@ from deploy.api.offload import SHORT_BYTES
 from deploy.api.proxy_admission import Places
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.grpc.status import DETAILS_KEY
+from deploy.logs import JsonFormatter
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc import rpc
 from tests.deploy.grpc.rpc import TOKENIZER, Recorded, Script, greeting, ids_of
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 REQUEST = pb.GenerateRequest(text="say", request_id="mine", sampling=pb.SamplingParams(seed=42))
 
 
 class Context:
     """What Serve keeps of a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *metadata) -> None:
+        self.metadata = metadata
         self.code: grpc.StatusCode | None = None
         self.details = ""
         self.trailers: dict[str, bytes] = {}
@@ -44,14 +49,14 @@ class Context:
         self.trailers = dict(trailing_metadata)
 
     def invocation_metadata(self):
-        return []
+        return self.metadata
 
     def detail(self, kind):
-        """The one google.rpc detail of the trailers."""
+        """The google.rpc detail of that kind, of those in the trailers."""
         status = status_pb2.Status.FromString(self.trailers[DETAILS_KEY])
         assert (status.code, status.message) == (self.code.value[0], self.details)
         detail = kind()
-        assert status.details[0].Unpack(detail)
+        assert any(packed.Unpack(detail) for packed in status.details)
         return detail
 
 
@@ -207,6 +212,60 @@ async def test_a_unary_error_is_returned_with_the_field_in_its_trailers():
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
     assert "sampling.top_p" in context.details
     assert context.detail(error_details_pb2.BadRequest).field_violations[0].field == "sampling.top_p"
+
+
+WRONG = pb.GenerateRequest(text="x", n=0)
+
+
+@pytest.mark.parametrize(
+    ("message", "metadata", "name"),
+    [
+        (WRONG, [("x-request-id", "header")], "header"),
+        (pb.GenerateRequest(text="x", n=0, request_id="mine"), [("x-request-id", "header")], "mine"),
+        (pb.GenerateRequest(text="x", request_id="x" * 129), [("x-request-id", "header")], "header"),
+        (WRONG, [], None),
+    ],
+)
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_every_error_tells_the_request_id_in_metadata_and_details(method, message, metadata, name):
+    context = Context(*metadata, ("traceparent", TRACEPARENT))
+    answer = getattr(servicer(), method)(message, context)
+    await (answer if method == "Generate" else anext(answer))
+    told = context.detail(error_details_pb2.RequestInfo).request_id
+    assert told == context.trailers["x-request-id"]
+    assert told == name or (name is None and len(told) == 32)
+    assert context.trailers["traceparent"] == TRACEPARENT
+
+
+async def test_a_reply_is_named_as_its_call_is():
+    context = Context(("x-request-id", "header"))
+    assert (await servicer(*greeting()).Generate(pb.GenerateRequest(text="say"), context)).request_id == "header"
+    assert (await servicer(*greeting()).Generate(REQUEST, context)).request_id == "mine"
+
+
+SECRET = "the prompt is nobody's business"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"n": 0},
+        {"request_id": SECRET * 9},
+        {"model": SECRET},
+        {"stopping": pb.StoppingParams(stop=[SECRET] * 99)},
+        {"sampling": pb.SamplingParams(bad_words=[SECRET, ""])},
+    ],
+)
+@pytest.mark.parametrize("step", [None, KeyError(), Unavailable("gone")])
+async def test_no_log_has_anything_of_a_prompt_and_every_line_is_of_its_request(caplog, wrong, step):
+    message = pb.GenerateRequest(**{"text": SECRET, "stopping": pb.StoppingParams(stop=[SECRET]), **wrong})
+    with caplog.at_level(logging.DEBUG):
+        await servicer(*(greeting() if step is None else [step])).Generate(message, Context(("x-request-id", "mine")))
+        lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("deploy")]
+    assert lines
+    assert not [line for line in lines if SECRET in line]
+    assert {json.loads(line)["request_id"] for line in lines} == {"mine"}
 
 
 async def test_an_overloaded_service_says_when_to_come_again():

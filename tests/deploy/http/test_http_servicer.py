@@ -15,6 +15,7 @@ from deploy.api import sample_seed
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
+from deploy.calls import CallId
 from deploy.http import servicer as module
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import DONE, Call, Head
@@ -36,7 +37,7 @@ def servicer(script, record=None, authenticator=None, *, models=None):
 def call(path=COMPLETIONS, method="POST", authorization=None, **fields):
     if path == COMPLETIONS:
         fields = {"prompt": "say", **fields}
-    return Call(method, path, authorization, "mine", json.dumps(fields).encode())
+    return Call(method, path, authorization, CallId("mine"), json.dumps(fields).encode())
 
 
 async def respond(servicer, call):
@@ -61,7 +62,8 @@ async def events(servicer, call):
 async def error(servicer, call):
     head, body = await respond(servicer, call)
     content = json.loads(body)["error"]
-    assert set(content) == {"message", "type", "param", "code"}
+    assert set(content) == {"message", "type", "param", "code", "request_id"}
+    assert content["request_id"] == "mine"
     return head, content
 
 
@@ -329,7 +331,7 @@ async def test_models_are_listed():
 async def test_a_token_is_asked_for_before_anything_is_read(tmp_path, authorization):
     (tmp_path / "tokens").write_text("right\n")
     http = servicer(Script(*greeting()), authenticator=Authenticator(tmp_path / "tokens"))
-    head, content = await error(http, Call("POST", COMPLETIONS, authorization, "mine", b"no JSON"))
+    head, content = await error(http, Call("POST", COMPLETIONS, authorization, CallId("mine"), b"no JSON"))
     assert (head.status, content["code"]) == (401, "invalid_api_key")
     assert dict(head.headers)["www-authenticate"] == "Bearer"
     status, _ = await whole(http, call(authorization="Bearer right"))
