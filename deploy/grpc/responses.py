@@ -20,7 +20,7 @@ from core.records import (
     TokenLogprobs,
     Usage,
 )
-from deploy.api import MODEL_SAMPLING, speculation_fields
+from deploy.api import MODEL_SAMPLING, Served, speculation_fields
 from deploy.grpc.translate import VERIFICATIONS
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
@@ -93,6 +93,20 @@ def to_model_info(
         verification=_VERIFICATION_NUMBERS[config.speculation.verification],
         sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
         control=_control(control),
+    )
+
+
+def to_model_list(served: Sequence[Served]) -> pb.ListModelsResponse:
+    """What requests can ask for."""
+    return pb.ListModelsResponse(models=map(_listed, served))
+
+
+def _listed(served: Served) -> pb.ListedModel:
+    return pb.ListedModel(
+        name=served.config.model_name,
+        max_context_tokens=served.context_tokens,
+        vocab_size=served.target.vocab_size,
+        has_draft=served.draft is not None,
     )
 
 

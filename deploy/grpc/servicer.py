@@ -96,6 +96,11 @@ class Servicer:
                 answer.status = _tell(grpc_context, error)
                 yield pb.GenerateChunk()
 
+    async def ListModels(self, request: bytes, grpc_context: CallContext) -> pb.ListModelsResponse:
+        """The models that requests can ask for."""
+        empty = pb.ListModelsResponse()
+        return await self._answer(self._list_models, pb.ListModelsRequest, request, empty, grpc_context)
+
     async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
         """The models that are served, what unset fields take, and how drafting is doing."""
         empty = pb.GetModelInfoResponse()
@@ -236,6 +241,9 @@ class Servicer:
             config=served.config,
             now=self._clock.now(),
         )
+
+    async def _list_models(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        return responses.to_model_list([model.served for model in self._models.all])
 
     async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
         model = self._models[message.model]

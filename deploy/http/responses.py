@@ -183,6 +183,5 @@ class ChatReply(Reply):
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
     """One entry of /v1/models."""
-    info = model.served.target
-    length = min(info.max_context_tokens, info.kv_cache_tokens)
+    length = model.served.context_tokens
     return {"id": model.name, "object": "model", "created": created_s, "owned_by": OWNER, "max_model_len": length}

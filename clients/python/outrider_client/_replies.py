@@ -17,6 +17,7 @@ from outrider_client.records import (
     Control,
     Finish,
     FinishReason,
+    ListedModel,
     Model,
     ModelInfo,
     Sample,
@@ -77,6 +78,11 @@ def _sample(chunks: Sequence[Chunk]) -> Sample:
         finish=finish,
         trace=_joined(chunk.trace for chunk in chunks),
     )
+
+
+def to_models(message: pb.ListModelsResponse) -> tuple[ListedModel, ...]:
+    """What is served; the first is that of requests that name none."""
+    return tuple(_record(ListedModel, model) for model in message.models)
 
 
 def to_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:

@@ -172,6 +172,17 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One model that requests can ask for."""
+
+    name: str
+    max_context_tokens: int
+    """Of prompt and output together."""
+    vocab_size: int
+    has_draft: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingDefaults:
     """The values of unset sampling fields."""
 

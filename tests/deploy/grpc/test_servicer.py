@@ -415,6 +415,40 @@ async def test_each_of_several_models_answers_to_its_name_and_the_first_to_none(
     assert context.details.endswith("there is no model 'three' here; this server has 'one', 'two'")
 
 
+async def test_the_models_are_listed_and_text_is_that_of_the_model_that_is_named():
+    models = [hosted(name, Script()) for name in ("one", "two")]
+    models[1].served = replace(models[1].served, tokenizer=Reversed(), draft=rpc.INFO)
+    both = rpc.encoding(models)
+    listed = (await both.ListModels(pb.ListModelsRequest(), Context())).models
+    assert [(model.name, model.has_draft) for model in listed] == [("one", False), ("two", True)]
+    assert {(model.max_context_tokens, model.vocab_size) for model in listed} == {(200, TOKENIZER.vocab_size)}
+    for name, ids in (("", ids_of("abc")), ("one", ids_of("abc")), ("two", ids_of("cba"))):
+        request = pb.TokenizeRequest(model=name, text="abc", add_special_tokens=False)
+        assert tuple((await both.Tokenize(request, Context())).token_ids) == ids
+        detokenize = pb.DetokenizeRequest(model=name, token_ids=ids)
+        assert (await both.Detokenize(detokenize, Context())).text == "abc"
+    for method, request in (
+        ("Tokenize", pb.TokenizeRequest(model="x")),
+        ("Detokenize", pb.DetokenizeRequest(model="x")),
+    ):
+        context = Context()
+        await getattr(both, method)(request, context)
+        assert context.code is grpc.StatusCode.NOT_FOUND
+
+
+class Reversed:
+    """Another tokenizer than the first model's."""
+
+    def encode(self, text, add_special_tokens):
+        return TOKENIZER.encode(text[::-1], add_special_tokens)
+
+    def decode(self, token_ids, skip_special_tokens):
+        return TOKENIZER.decode(token_ids, skip_special_tokens)[::-1]
+
+    def max_text_bytes(self, num_tokens):
+        return TOKENIZER.max_text_bytes(num_tokens)
+
+
 async def test_health_knows_the_services_and_watch_stays_open():
     listed = await servicer().List(HealthListRequest(), Context())
     assert {status.status for status in listed.statuses.values()} == {HealthCheckResponse.SERVING}
