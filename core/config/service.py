@@ -134,6 +134,9 @@ class Limits:
     max_logprobs: int = 20
     """Most alternatives for each token with their log probabilities, at least 0. Each costs bandwidth and time of the
     target."""
+    max_scored_tokens: int = 4096
+    """Most tokens of a prompt whose own log probabilities are reported, at least 0. Each costs a row of logits, and a
+    hundred bytes or more of the reply."""
     max_message_bytes: int = 4 * 1024 * 1024
     """Longest request in bytes, at least 1; longer ones are refused unread. Raise it where prompts of more characters
     are sent."""
@@ -156,7 +159,7 @@ class Limits:
         for name in ("max_queued", "max_requests_per_minute", "max_tokens_per_minute"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         counts = ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words")
-        for name in (*counts, "max_bad_word_tokens", "max_logprobs", "max_target_retries"):
+        for name in (*counts, "max_bad_word_tokens", "max_logprobs", "max_scored_tokens", "max_target_retries"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)
         for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):

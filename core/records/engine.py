@@ -22,6 +22,8 @@ class SequenceSpec:
     verification: Verification = Verification.COUPLED
     num_logprobs: int | None = None
     """Alternatives to report for each emitted token; None reports nothing, 0 the emitted token alone."""
+    num_prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
 
     @property
     def needs_q(self) -> bool:
@@ -127,6 +129,9 @@ class Verdict:
     timing: Timing | None = None
     continued: int = 0
     """Round of the continuation that the target has used; 0 where it waits for a message."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token of the prompt but the first, if the message brought the whole prompt and a spec asks for
+    them."""
 
 
 @dataclass(frozen=True, slots=True)

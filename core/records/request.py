@@ -103,6 +103,8 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    """Alternatives to report with each token of the prompt but the first; None reports nothing."""
     include_stop: bool = False
     wants_trace: bool = False
     """Report each call to an engine with the chunk that it led to."""

@@ -64,6 +64,7 @@ class Given:
     pipelining: bool | None = None
     wants_trace: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()
     num_samples: int | None = None
     resume_samples: Sequence[Sequence[int]] = ()
@@ -132,6 +133,7 @@ def to_generation_request(
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
         num_logprobs=_num_logprobs(given.num_logprobs, limits),
+        num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(prompt), limits),
         include_stop=given.include_stop,
         wants_trace=given.wants_trace,
         deadline=_deadline(given.timeout_s, now),
@@ -282,6 +284,18 @@ def _policy(given: str) -> Policy | None:
 def _num_logprobs(given: int | None, limits: Limits) -> int | None:
     is_allowed = given is None or 0 <= given <= limits.max_logprobs
     require(is_allowed, "logprobs", f"in [0, {limits.max_logprobs}]", given)
+    return given
+
+
+def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> int | None:
+    if given is None:
+        return None
+    require(0 <= given <= limits.max_logprobs, "prompt_logprobs", f"in [0, {limits.max_logprobs}]", given)
+    most = limits.max_scored_tokens
+    if prompt_len > most:
+        raise InvalidRequest(
+            "prompt_logprobs", f"must be unset for a prompt of more than {most} tokens, got {prompt_len}"
+        )
     return given
 
 

@@ -87,10 +87,11 @@ def samples_of(
     """The requests of `num_samples` outputs of one prompt; `resumed` is what a client has already of each."""
     seeds = [sample_seed(request.sampling.seed, index) for index in range(num_samples)]
     outputs = resumed or [request.resume_tokens] * num_samples
-    return [
+    first, *others = [
         replace(request, sampling=replace(request.sampling, seed=seed), resume_tokens=output)
         for seed, output in zip(seeds, outputs, strict=True)
     ]
+    return [first, *(replace(other, num_prompt_logprobs=None) for other in others)]  # they share the prompt
 
 
 class SamplesUsage:

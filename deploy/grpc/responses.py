@@ -47,6 +47,7 @@ def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage)
         token_ids=chunk.token_ids,
         guessed=chunk.is_guess,
         logprobs=_logprobs(chunk),
+        prompt_logprobs=_prompt_logprobs([chunk], request),
         usage=_usage(usage),
         finish=_finish(chunk, request),
         trace=map(_call, chunk.trace),
@@ -63,6 +64,7 @@ def to_response(
         text=first.text,
         token_ids=first.token_ids,
         logprobs=first.logprobs,
+        prompt_logprobs=_prompt_logprobs(chunks[0], requests[0]),
         usage=_usage(usage),
         finish=first.finish,
         trace=first.trace,
@@ -132,6 +134,11 @@ def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:
     if not chunk.logprobs:
         return []
     return [_logprob(token, logprobs) for token, logprobs in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+
+
+def _prompt_logprobs(chunks: Sequence[Chunk], request: GenerationRequest) -> list[pb.TokenLogprob]:
+    found = [logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs]
+    return [_logprob(token, logprobs) for token, logprobs in zip(request.prompt[1:], found, strict=False)]
 
 
 def _logprob(token_id: int, logprobs: TokenLogprobs) -> pb.TokenLogprob:

@@ -64,6 +64,7 @@ def given_by(message: pb.GenerateRequest) -> Given:
         pipelining=_given(speculation, "pipelining"),
         wants_trace=speculation.trace,
         num_logprobs=_given(message, "logprobs"),
+        num_prompt_logprobs=_given(message, "prompt_logprobs"),
         resume_token_ids=message.resume_token_ids,
         num_samples=_given(message, "n"),
         resume_samples=[output.ids for output in message.resume_samples],

@@ -167,7 +167,7 @@ class CompletionBody(Body):
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt)]
     logprobs: int | None = None
-    echo: _neutral(False, reason="must be false: this server does not repeat the prompt") = None  # type: ignore[valid-type]
+    echo: bool | None = None
     best_of: _neutral(1, reason="must be 1: this server returns every output that it makes") = None  # type: ignore[valid-type]
     suffix: _neutral("", reason="is not supported: the models here complete, they do not insert") = None  # type: ignore[valid-type]
 

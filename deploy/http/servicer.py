@@ -162,7 +162,14 @@ def _reply(
         has_token_ids=bool(body.return_token_ids),
         has_usage_at_end=bool(options.include_usage),
         has_usage_always=bool(options.continuous_usage_stats),
+        echoed=_echoed(body, model, requests[0]),
     )
+
+
+def _echoed(body: AnyBody, model: Hosted, request: GenerationRequest) -> str | None:
+    if isinstance(body, ChatBody) or not body.echo:
+        return None
+    return body.prompt if isinstance(body.prompt, str) else model.served.tokenizer.decode(request.prompt)
 
 
 def _method(call: Call) -> str:

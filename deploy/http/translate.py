@@ -21,6 +21,7 @@ _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?)\b"), "prompt"),
     (re.compile(r"^chat(\.messages)?\b"), "messages"),
+    (re.compile(r"^prompt_logprobs$"), "logprobs"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
 """From a field's path in the proto to the body's."""
@@ -70,6 +71,7 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
         num_logprobs=body.num_logprobs,
+        num_prompt_logprobs=body.num_logprobs if isinstance(body, CompletionBody) and body.echo else None,
         num_samples=body.n,
         timeout_s=body.timeout_s,
     )
@@ -90,7 +92,9 @@ def param_of(field: str, body: Body) -> str:
 def _check_combinations(body: AnyBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "must not be given unless stream is true")
-    if not isinstance(body, ChatBody):
+    if isinstance(body, CompletionBody):
+        if body.echo and body.logprobs is not None and (body.n or 1) > 1:
+            raise InvalidRequest("n", f"must be 1 where a prompt is repeated with its logprobs, got {body.n}")
         return
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs", "must not be given unless logprobs is true")

@@ -124,6 +124,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         sampling=_encode_sampling(spec.sampling),
         verification=_VERIFICATIONS[spec.verification],
         num_logprobs=spec.num_logprobs,
+        num_prompt_logprobs=spec.num_prompt_logprobs,
     )
 
 
@@ -132,7 +133,8 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         message.prompt_len,
         _decode_sampling(message.sampling),
         _BY_NUMBER[message.verification],
-        message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
     )
 
 

@@ -31,5 +31,11 @@ class Completion:
     @classmethod
     def begin(cls, request: GenerationRequest, pair: Pair, session_id: str) -> Completion:
         """The prompt alone; output that a client already has is added by the session."""
-        spec = SequenceSpec(len(request.prompt), request.sampling, request.verification, request.num_logprobs)
+        spec = SequenceSpec(
+            len(request.prompt),
+            request.sampling,
+            request.verification,
+            request.num_logprobs,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+        )
         return cls(session_id, pair, TokenLog(request.prompt), spec)

@@ -16,6 +16,7 @@ class Committed:
     token_ids: tuple[int, ...]
     is_guess: tuple[bool, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Output:
             usage=Usage(len(self._request.prompt), self.num_tokens),
             finish_reason=ending.reason if ending else None,
             matched_stop=ending.matched if ending else None,
+            prompt_logprobs=committed.prompt_logprobs,
         )
 
     def _find_ending(self, token_ids: Sequence[int]) -> _Ending | None:

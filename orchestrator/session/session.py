@@ -298,7 +298,9 @@ class Session:
         tokens = (*guesses, verdict.next_token)
         self._log.extend(tokens)
         self._held.take(verdict.held)
-        return self._output.commit(Committed(tokens, (True,) * len(guesses) + (False,), verdict.logprobs))
+        self._held.has_prompt_logprobs()
+        is_guess = (True,) * len(guesses) + (False,)
+        return self._output.commit(Committed(tokens, is_guess, verdict.logprobs, verdict.prompt_logprobs))
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)
@@ -313,6 +315,9 @@ class Session:
         problem = problem_of(verdict, self._guess.block, len(self._log), self._pair.target.vocab_size)
         if problem is None and verdict.continued and self._offers.taken_by(verdict) is None:
             return "it goes on with what it was not offered"
+        if problem is None and self._held.wants_prompt_logprobs:
+            num_scored = len(self._request.prompt) - 1
+            return None if len(verdict.prompt_logprobs) == num_scored else "it has not scored the whole prompt"
         return problem
 
     def _resend(self, missing: Missing) -> list[m.Command]:

@@ -19,6 +19,7 @@ EVERYTHING = {
     "request_id": "mine",
     "timeout_s": 5.0,
     "logprobs": 0,
+    "prompt_logprobs": 2,
     "resume_token_ids": [11, 12],
     "n": 1,
     "resume_samples": [],
@@ -73,7 +74,12 @@ def test_every_argument_arrives_and_zero_is_a_value():
         suppressed_ids=(7,),
     )
     assert request.prompt == TOKENIZER.encode("hello")
-    assert (request.request_id, request.deadline, request.num_logprobs) == ("mine", 105.0, 0)
+    assert (request.request_id, request.deadline, request.num_logprobs, request.num_prompt_logprobs) == (
+        "mine",
+        105.0,
+        0,
+        2,
+    )
     assert (request.resume_tokens, request.max_tokens, request.stop) == ((11, 12), 50, ("a", "b"))
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)

@@ -90,6 +90,16 @@ def test_however_calls_break_each_sample_comes_once_and_in_order(outputs, data):
     assert num_finished == len(outputs)
 
 
+def test_the_prompt_is_scored_once_however_often_the_stream_breaks():
+    stream = resumption(pb.GenerateRequest(text="x", prompt_logprobs=2, resume_token_ids=[9]))
+    assert stream.begin().request.prompt_logprobs == 2
+    stream.broke(LOST)
+    assert stream.begin().request.prompt_logprobs == 2, "nothing has come yet"
+    stream.take(chunk([1], 2))
+    stream.broke(LOST)
+    assert not stream.begin().request.HasField("prompt_logprobs")
+
+
 def test_a_sample_that_was_not_asked_for_or_goes_on_after_its_end_is_inconsistent():
     stream = resumption(pb.GenerateRequest(text="x", n=2))
     stream.begin()

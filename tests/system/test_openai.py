@@ -134,6 +134,24 @@ def test_logprobs_of_a_completion(client):
     )
 
 
+def test_a_prompt_is_scored_the_same_by_both_languages_whatever_is_in_the_cache(client, grpc_client):
+    complete(client)  # so that others could begin with it
+    scores = by_grpc(grpc_client, temperature=0, prompt_logprobs=2)
+    choice = complete(client, echo=True, logprobs=2).choices[0]
+    num_prompt = scores.usage.prompt_tokens
+    assert choice.text.startswith(PROMPT)
+    assert choice.logprobs.token_logprobs[:num_prompt] == [None, *(each.logprob for each in scores.prompt_logprobs)]
+    assert len(scores.prompt_logprobs) == num_prompt - 1
+    assert choice.token_ids == list(scores.token_ids) == complete(client).choices[0].token_ids
+    # What follows a prompt is scored alike as output and as prompt.
+    output = by_grpc(grpc_client, temperature=0, logprobs=0)
+    longer = grpc_client.tokenize(PROMPT) + output.token_ids
+    as_prompt = grpc_client.generate(token_ids=longer, max_tokens=1, prompt_logprobs=0).prompt_logprobs[
+        num_prompt - 1 :
+    ]
+    assert [each.logprob for each in as_prompt] == pytest.approx([each.logprob for each in output.logprobs], abs=1e-4)
+
+
 def test_models(client):
     (listed,) = client.models.list().data
     assert client.models.retrieve("outrider-demo") == listed

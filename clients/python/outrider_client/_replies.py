@@ -56,6 +56,7 @@ def to_chunk(message: pb.GenerateChunk) -> Chunk:
         finish=_finish(message.finish) if message.HasField("finish") else None,
         trace=tuple(_call(call) for call in message.trace),
         index=message.index,
+        prompt_logprobs=tuple(_logprob(logprob) for logprob in message.prompt_logprobs),
     )
 
 
@@ -64,7 +65,14 @@ def to_completion(chunks: Sequence[Chunk], request_id: str, num_calls: int) -> C
     indices = sorted({chunk.index for chunk in chunks})
     samples = tuple(_sample([chunk for chunk in chunks if chunk.index == index]) for index in indices)
     first = {field.name: getattr(samples[0], field.name) for field in fields(Sample)}
-    return Completion(**first, usage=chunks[-1].usage, request_id=request_id, num_calls=num_calls, samples=samples)
+    return Completion(
+        **first,
+        usage=chunks[-1].usage,
+        request_id=request_id,
+        num_calls=num_calls,
+        samples=samples,
+        prompt_logprobs=_joined(chunk.prompt_logprobs for chunk in chunks),
+    )
 
 
 def _sample(chunks: Sequence[Chunk]) -> Sample:

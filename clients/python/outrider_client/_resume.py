@@ -44,6 +44,8 @@ class Resumption:
         self._num_samples = request.n if request.HasField("n") else 1
         self._received = _resumed(request) or [[] for _ in range(self._num_samples)]
         """Of each sample."""
+        self._has_prompt_logprobs = False
+        """They come in the first chunk of sample 0."""
         self._finished: set[int] = set()
         self._repeated: set[int] = set()
         """Samples that had finished before the call in progress, which says so again."""
@@ -68,6 +70,8 @@ class Resumption:
             request.resume_token_ids[:] = self._received[0]
         elif any(self._received):
             request.resume_samples.extend(pb.TokenIds(ids=ids) for ids in self._received)
+        if self._has_prompt_logprobs:
+            request.ClearField("prompt_logprobs")
         if timeout_s is not None:
             request.timeout_s = timeout_s  # the deadline of a gRPC call does not reach the replica
         return Call(request, timeout_s)
@@ -80,6 +84,7 @@ class Resumption:
         self._check(message)
         self._received[message.index].extend(message.token_ids)
         self._attempts.progressed()
+        self._has_prompt_logprobs |= message.index == 0
         if message.index in self._repeated:
             self._repeated.remove(message.index)
             return None

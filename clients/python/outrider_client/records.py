@@ -122,6 +122,8 @@ class Chunk:
     """With `trace=True`: the calls that were answered since the last chunk."""
     index: int = 0
     """With `n`: the sample that this belongs to; each has a last chunk of its own, and `usage` is that of all."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """In the first chunk, if they were asked for: one for each token of the prompt but the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,8 @@ class Completion:
     """Number of calls: 1, and 1 more for each repetition."""
     samples: tuple[Sample, ...] = ()
     """Every output in order, one without `n`; the fields above, usage apart, are those of the first."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """If they were asked for: one for each token of the prompt but the first."""
 
 
 @dataclass(frozen=True, slots=True)

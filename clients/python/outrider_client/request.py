@@ -40,6 +40,8 @@ class GenerateFields(TypedDict, total=False):
     """Seconds for the whole stream, over all its calls and the pauses between them."""
     logprobs: int | None
     """Alternatives to report with each token; 0 reports the token alone."""
+    prompt_logprobs: int | None
+    """The same for each token of the prompt but the first."""
     resume_token_ids: Sequence[int] | None
     """Output of an earlier stream that the caller has already: only the rest is given. Needs its seed."""
     n: int | None
@@ -114,7 +116,7 @@ def _put_verification(message: pb.GenerateRequest, verification: Verification) -
 _PATHS = {
     name: f"{group}{name}"
     for group, names in {
-        "": ("model", "request_id", "timeout_s", "logprobs", "resume_token_ids", "n", "text"),
+        "": ("model", "request_id", "timeout_s", "logprobs", "prompt_logprobs", "resume_token_ids", "n", "text"),
         "sampling.": (
             "temperature",
             "top_k",

@@ -94,6 +94,20 @@ async def test_logprobs_stay_with_their_tokens():
     assert (response.finish.reason, response.finish.stop_token_id) == (pb.FINISH_REASON_LENGTH, 9)
 
 
+async def test_the_prompt_s_logprobs_come_with_the_first_chunk_of_the_first_sample():
+    scores = (TokenLogprobs(-0.5, ((7, -0.5),)), TokenLogprobs(-2.0))
+    first = replace(greeting()[0], prompt_logprobs=scores)
+    message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), prompt_logprobs=1)
+    chunks = [each async for each in servicer(first, greeting()[1]).GenerateStream(message, Context())]
+    assert [(each.token_id, each.logprob, len(each.top)) for each in chunks[0].prompt_logprobs] == [
+        (6, -0.5, 1),
+        (7, -2.0, 0),
+    ]
+    assert not chunks[1].prompt_logprobs
+    response = await servicer(first, greeting()[1]).Generate(message, Context())
+    assert list(response.prompt_logprobs) == list(chunks[0].prompt_logprobs)
+
+
 async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
     first, last = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
     assert [call.call for call in first.trace] == [pb.CALL_VERIFY]

@@ -97,6 +97,19 @@ def test_what_is_wrong_with_several_samples_is_named(fields, field):
     assert caught.value.field == field
 
 
+def test_a_prompt_is_scored_once_for_all_samples_and_no_longer_one_than_is_allowed():
+    assert [each.num_prompt_logprobs for each in samples(n=3, prompt_logprobs=0)] == [0, None, None]
+    few = replace(CONFIG, limits=replace(CONFIG.limits, max_scored_tokens=2))
+    for wrong, config in (
+        ({"prompt_logprobs": 5}, CONFIG),
+        ({"prompt_logprobs": 2**32 - 1}, CONFIG),
+        ({"prompt_logprobs": 0}, few),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            translate(message(**wrong), config=config)
+        assert caught.value.field == "prompt_logprobs"
+
+
 def test_several_samples_resume_by_their_seed():
     with pytest.raises(InvalidRequest, match=r"sampling\.seed"):
         samples(n=2, resume_samples=[pb.TokenIds(), pb.TokenIds(ids=[3])])

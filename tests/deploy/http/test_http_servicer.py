@@ -143,6 +143,25 @@ def scored():
     return Chunk("ab", (7, 9), (True, False), Usage(1, 2), LOGPROBS, FinishReason.LENGTH, 9)
 
 
+async def test_a_prompt_is_repeated_with_its_logprobs_if_they_are_asked_for():
+    scores = (TokenLogprobs(-0.25, ((7, -0.25),)),)
+    script = [replace(scored(), prompt_logprobs=scores)]
+    given = {"prompt": list(ids_of("ab")), "echo": True, "logprobs": 1}
+    _, reply = await whole(servicer(Script(*script)), call(**given))
+    (choice,) = reply["choices"]
+    assert choice["text"] == "abab"
+    logprobs = choice["logprobs"]
+    assert logprobs["token_logprobs"] == [None, -0.25, -0.5, -2.0]
+    assert logprobs["tokens"][:2] == ["a", "b"]
+    assert [top and list(top.values()) for top in logprobs["top_logprobs"]][:2] == [None, [-0.25]]
+    assert logprobs["text_offset"][:3] == [0, 1, 2]
+    (event,) = await events(servicer(Script(*script)), call(stream=True, **given))
+    assert (event["choices"][0]["text"], event["choices"][0]["logprobs"]) == ("abab", logprobs)
+    plain = await events(servicer(Script(*greeting())), call(stream=True, echo=True, n=2))
+    texts = ["".join(e["choices"][0]["text"] for e in plain if e["choices"][0]["index"] == i) for i in range(2)]
+    assert texts == ["sayhello word"] * 2
+
+
 async def test_logprobs_of_a_completion_are_lists_beside_each_other():
     _, reply = await whole(servicer(Script(scored())), call(logprobs=2))
     logprobs = reply["choices"][0]["logprobs"]

@@ -23,7 +23,13 @@ INFO = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 10_000,
 CONFIG = ServiceConfig(
     TargetConfig(EngineConfig("/target")),
     limits=Limits(
-        max_sessions=5, max_stop_strings=2, max_stop_chars=5, max_stop_token_ids=3, max_logit_bias=2, max_logprobs=4
+        max_sessions=5,
+        max_stop_strings=2,
+        max_stop_chars=5,
+        max_stop_token_ids=3,
+        max_logit_bias=2,
+        max_logprobs=4,
+        max_scored_tokens=50,
     ),
 )
 NOW = 1000.0
@@ -306,7 +312,10 @@ COMPLETION = [
     ({"logprobs": 5}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"echo": True}, "echo"),
+    ({"echo": "yes"}, "echo"),
+    ({"echo": True, "logprobs": 1, "n": 2}, "n"),
+    ({"echo": True, "logprobs": 5}, "logprobs"),
+    ({"echo": True, "logprobs": 0, "prompt": [5] * 60}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"messages": HELLO}, "messages"),

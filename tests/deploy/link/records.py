@@ -69,6 +69,7 @@ specs = st.builds(
     sampling=samplings,
     verification=st.sampled_from(Verification),
     num_logprobs=st.none() | st.integers(0, 20),
+    num_prompt_logprobs=st.none() | st.integers(0, 20),
 )
 
 
