@@ -13,6 +13,7 @@ from core.records import Refused, Sampling
 from core.speculation import EMPTY_BLOCK
 from tests.checkpoints import VOCAB_SIZE, write
 from tests.workers.engine.driving import EPOCH, Driver, answer
+from workers.engine import scheduler
 from workers.engine import target as module
 from workers.engine.target import TargetEngine
 
@@ -73,14 +74,36 @@ def test_a_prefix_that_others_have_left_is_scored_all_the_same(checkpoint, expec
     assert engine.stats().num_adopted_tokens == num_adopted
 
 
+@pytest.fixture
+def cut(monkeypatch):
+    """Has prompts that are scored take so many rows of a step."""
+
+    def take(num_rows):
+        monkeypatch.setattr(module, "SCORED_ROWS", num_rows)
+        for name in ("MIN_CHUNK_TOKENS", "DECODE_TOKENS"):
+            monkeypatch.setattr(scheduler, name, 1)
+
+    return take
+
+
+def steps(engine):
+    """All answers to what the engine has been asked."""
+    answers = []
+    while engine.has_work:
+        answers += engine.step()
+    return answers
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 20, 21])
-def test_however_the_prompt_is_cut_into_steps_its_scores_are_the_same(checkpoint, expected, num_rows, monkeypatch):
-    monkeypatch.setattr(module, "SCORED_ROWS", num_rows)
-    check(scoring(load(checkpoint)).verify(), expected)
+def test_however_the_prompt_is_cut_into_steps_its_scores_are_the_same(checkpoint, expected, num_rows, cut):
+    cut(num_rows)
+    engine = load(checkpoint)
+    check(scoring(engine).verify(), expected)
+    assert engine.stats().num_steps >= len(PROMPT) / num_rows
 
 
-def test_company_changes_neither_scores_nor_verdicts(checkpoint, expected, monkeypatch):
-    monkeypatch.setattr(module, "SCORED_ROWS", 8)
+def test_company_changes_neither_scores_nor_verdicts(checkpoint, expected, cut):
+    cut(8)
     engine = load(checkpoint)
     plain = {name: Driver(engine, PROMPT[k:], SAMPLED, session=name).run(4) for k, name in enumerate("abc")}
     drivers = {name: Driver(engine, PROMPT[k:], SAMPLED, session=f"again {name}") for k, name in enumerate("abc")}
@@ -101,16 +124,28 @@ def test_output_that_is_resumed_is_not_scored(checkpoint, expected):
     check(scoring(engine, prompt_len=9).verify(), expected[:8])
 
 
-def test_a_prefill_that_is_begun_again_is_scored_from_its_first_token(checkpoint, expected, monkeypatch):
-    """After a preemption, and where a message overtakes another one whose tokens are held in part."""
-    monkeypatch.setattr(module, "SCORED_ROWS", 4)
+def test_a_prefill_that_is_preempted_is_scored_from_its_first_token(checkpoint, expected, cut):
+    cut(4)
+    engine = load(checkpoint)
+    engine.add(1, scoring(engine).verify_request())
+    for _ in range(2):
+        assert engine.step() == []
+    (job,) = engine._jobs
+    engine._preempt_whole(job.held, {"scored": job})
+    ((_, verdict),) = steps(engine)
+    check(verdict, expected)
+    engine.check_integrity()
+
+
+def test_a_message_that_overtakes_another_has_the_whole_prompt_scored_again(checkpoint, expected, cut):
+    """What is held of it agrees, and would not be computed again for anybody else."""
+    cut(4)
     engine = load(checkpoint)
     driver = scoring(engine)
     engine.add(1, driver.verify_request())
     engine.step()
-    engine._preempt_whole(engine._store.find("scored"), {job.held.session: job for job in engine._jobs})
-    engine.step()
-    check(answer(engine, driver.verify_request()), expected)
+    assert len(engine._store.find("scored").log) == 4
+    check(answer(engine, driver.verify_request(), ticket=2), expected)
     engine.check_integrity()
 
 
