@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import openai
@@ -17,7 +18,7 @@ from local import DEMO
 from core.config import Limits
 from deploy.launch.local import served
 from deploy.settings import demo_config
-from outrider_client import Client, InvalidRequest
+from outrider_client import Client, InvalidRequest, OutriderError, Retry, Unauthenticated
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -113,6 +114,23 @@ def test_n_samples_by_grpc_are_those_by_http(client, grpc_client):
     assert [own + list(sample.token_ids) for own, sample in zip(seen, rest.samples, strict=True)] == expected
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_masks_hold_drafted_or_not_by_both_languages(client, grpc_client, temperature):
+    free = by_grpc(grpc_client, temperature=float(temperature), seed=5)
+    allowed = sorted({*free.token_ids, *range(100, 200)})
+    words = [list(free.token_ids[2:4]), [free.token_ids[6]]]
+    masks = {"allowed_token_ids": allowed, "bad_word_ids": words, "bad_words": ["return"]}
+    outputs = [
+        complete(client, temperature=temperature, seed=5, extra_body={**masks, "speculation": speculation}).choices[0]
+        for speculation in ({"max_draft_tokens": 0}, {"policy": "static_tree", "max_draft_tokens": 4})
+    ]
+    masked = by_grpc(grpc_client, temperature=float(temperature), seed=5, **masks)
+    assert outputs[0].token_ids == outputs[1].token_ids == list(masked.token_ids) != list(free.token_ids)
+    assert "return" not in masked.text
+    assert set(masked.token_ids) <= set(allowed) - {words[1][0]}
+    assert tuple(words[0]) not in set(pairwise(masked.token_ids))
+
+
 def test_a_chat_streamed_and_whole(client):
     given = {"model": "outrider-demo", "messages": [{"role": "user", "content": "add two numbers"}]}
     given |= {"temperature": 0, "max_completion_tokens": 16}
@@ -193,6 +211,17 @@ def test_errors_and_logs_name_their_request_and_no_log_has_a_prompt(client, grpc
     assert marker not in text
     for name in ("by-http-1", "by-http-2", "by-grpc-1", "by-grpc-2"):
         assert any(name in line and ("OK" in line or "INVALID" in line) for line in text.splitlines()), name
+
+
+def test_what_is_too_long_is_refused_whoever_sends_it(endpoints):
+    """Before anybody asks for a token: what is read of a stranger is bounded."""
+    with Client(f"localhost:{endpoints.grpc_port}", retry=Retry(max_retries=0)) as stranger:
+        with pytest.raises(Unauthenticated):
+            stranger.generate(PROMPT)
+        with pytest.raises(InvalidRequest, match="bytes long"):
+            stranger.generate("x" * 7_000_000)
+        with pytest.raises(OutriderError, match="larger than max"):
+            stranger.generate("x" * 50_000_000)
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(endpoints):
