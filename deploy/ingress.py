@@ -77,9 +77,9 @@ class Ingress(Servicer):
 
     # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
     async def __init__(  # type: ignore[misc]  # mypy knows only those that return
-        self, members: Sequence[Member], tokens_file: str | None = None
+        self, members: Sequence[Member], tokens_file: str | None = None, json_logs: bool = False
     ) -> None:
-        log_with_serve()
+        log_with_serve(is_json=json_logs)
         clock = MonotonicClock()
         authenticator = Authenticator(tokens_path(tokens_file))
         self._hosts = [await _Host.of(member, clock) for member in members]

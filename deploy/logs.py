@@ -5,19 +5,45 @@ Knows loggers, and the name of Serve's.
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from datetime import UTC, datetime
 
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 
+from deploy import calls
+
 PACKAGES = ("core", "deploy", "orchestrator", "workers")
 FORMAT = "%(levelname)s %(asctime)s %(message)s"
+FACTS = ("method", "status", "duration_s")
+"""What a line may say besides its message."""
 
 
-def log_with_serve() -> None:
-    """In a replica: to Serve's log of it (logs/serve/replica_*.log in Ray's session), in Serve's format."""
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, with the request id and the trace of the call that the line belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (call := calls.current()) is not None:
+            line |= {"request_id": call.request_id} | ({"trace_id": call.trace_id} if call.traceparent else {})
+        line |= {name: getattr(record, name) for name in FACTS if hasattr(record, name)}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_with_serve(*, is_json: bool = False) -> None:
+    """In a replica: to Serve's log of it (logs/serve/replica_*.log in Ray's session), in Serve's format, with the
+    request id that Serve was told; or as JSON to standard output."""
     serves = logging.getLogger(SERVE_LOGGER_NAME)
     for logger in _ours():
-        logger.handlers = serves.handlers  # the very list: Serve may change it
+        logger.handlers = [_json_handler()] if is_json else serves.handlers  # the very list: Serve may change it
         logger.setLevel(serves.level)
         logger.propagate = False
 
@@ -30,6 +56,12 @@ def log_to_stderr() -> None:
         logger.handlers = [handler]
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+def _json_handler() -> logging.Handler:
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    return handler
 
 
 def _ours() -> list[logging.Logger]:

@@ -34,6 +34,9 @@ class OrchestratorConfig:
     """Path of a file of tokens, one to a line; callers must send one of them as metadata `authorization: Bearer TOKEN`.
     The file is read again when it changes. With None, and without OUTRIDER_TOKENS_FILE in the environment, everybody is
     served."""
+    json_logs: bool = False
+    """Whether to log one JSON object a line to standard output, with request id and trace id, instead of text to
+    Serve's log. Neither contains prompts or output."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
@@ -122,9 +125,18 @@ class Limits:
     """Most stop token ids of a request, at least 0."""
     max_logit_bias: int = 512
     """Most tokens of a request with a logit bias, at least 0."""
+    max_allowed_token_ids: int = 4096
+    """Most ids of a request in `allowed_token_ids`, at least 0."""
+    max_bad_words: int = 128
+    """Most bad words of a request, strings and sequences of ids together, at least 0."""
+    max_bad_word_tokens: int = 64
+    """Most tokens of a bad word, at least 0."""
     max_logprobs: int = 20
     """Most alternatives for each token with their log probabilities, at least 0. Each costs bandwidth and time of the
     target."""
+    max_scored_tokens: int = 4096
+    """Most tokens of a prompt whose own log probabilities are reported, at least 0. Each costs a row of logits, and a
+    hundred bytes or more of the reply."""
     max_message_bytes: int = 4 * 1024 * 1024
     """Longest request in bytes, at least 1; longer ones are refused unread. Raise it where prompts of more characters
     are sent."""
@@ -146,7 +158,8 @@ class Limits:
             check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("max_queued", "max_requests_per_minute", "max_tokens_per_minute"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
-        for name in ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_logprobs", "max_target_retries"):
+        counts = ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words")
+        for name in (*counts, "max_bad_word_tokens", "max_logprobs", "max_scored_tokens", "max_target_retries"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)
         for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):

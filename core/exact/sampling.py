@@ -25,11 +25,13 @@ TOP_P_SLACK = 1e-6
 def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float64:
     """log p [V] of the token that follows `tokens` (prompt included), by the steps below in this fixed order.
 
-    logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p.
+    allowed_token_ids, bad_words, logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty,
+    temperature, top-k, top-p, min-p.
     Raises: ValueError when a logit is NaN or +inf, or none is finite; also of what bias and penalties make of them.
     """
     _check_finite(logits)
     with np.errstate(over="ignore"):  # which is checked for
+        logits = _masked(logits, sampling, tokens, prompt_len)
         logits = _penalised(_biased(logits, sampling, len(tokens) - prompt_len), sampling, tokens, prompt_len)
     _check_finite(logits)
     if sampling.is_greedy:
@@ -44,6 +46,17 @@ def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt
 def _check_finite(logits: Float32) -> None:
     if not np.isfinite(logits.max()):
         raise ValueError("the logits hold NaN or +inf, or no finite value at all")
+
+
+def _masked(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float32:
+    """As vLLM has both: a bad word counts in the output alone, whatever the prompt ends in."""
+    masked = logits.astype(np.float32)  # a copy
+    if sampling.allowed_token_ids:
+        is_allowed = np.zeros(len(logits), dtype=bool)
+        is_allowed[[token for token in sampling.allowed_token_ids if 0 <= token < len(logits)]] = True
+        masked[~is_allowed] = -np.inf
+    masked[[token for token in sampling.bad_after(tokens, prompt_len) if 0 <= token < len(logits)]] = -np.inf
+    return masked
 
 
 def _biased(logits: Float32, sampling: Sampling, num_output: int) -> Float32:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.records.request import Sampling, Verification
+from core.records.request import GenerationRequest, Sampling, Verification
 from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
 
@@ -22,6 +22,19 @@ class SequenceSpec:
     verification: Verification = Verification.COUPLED
     num_logprobs: int | None = None
     """Alternatives to report for each emitted token; None reports nothing, 0 the emitted token alone."""
+    num_prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> SequenceSpec:
+        """What engines are told of a request."""
+        return cls(
+            prompt_len=len(request.prompt),
+            sampling=request.sampling,
+            verification=request.verification,
+            num_logprobs=request.num_logprobs,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+        )
 
     @property
     def needs_q(self) -> bool:
@@ -127,6 +140,9 @@ class Verdict:
     timing: Timing | None = None
     continued: int = 0
     """Round of the continuation that the target has used; 0 where it waits for a message."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token of the prompt but the first, if the message brought the whole prompt and a spec asks for
+    them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,3 +41,5 @@ class Chunk:
     """In the last chunk."""
     trace: tuple[CallTrace, ...] = ()
     """The calls that were answered since the last chunk, when asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """In the first one, when asked for: of each token of the prompt but the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -46,6 +47,10 @@ class Sampling:
     """Tokens of output before `suppressed_ids` may appear."""
     suppressed_ids: tuple[int, ...] = ()
     """The ids that end the output; they are masked until `min_tokens` have been generated."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """All others are masked; () allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences that the output may not hold: the last id of each is masked where the output ends in the others."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,6 +66,20 @@ class Sampling:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a token's law depends on the tokens before it by more than the logits."""
+        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
+
+    def bad_after(self, tokens: Sequence[int], prompt_len: int) -> list[int]:
+        """The ids that would complete a bad word after `tokens`, prompt included; words of one id need no tokens."""
+        found = []
+        for *prefix, last in self.bad_words:
+            start = len(tokens) - len(prefix)
+            if not prefix or (start >= prompt_len and list(tokens[start:]) == prefix):
+                found.append(last)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,8 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    """Alternatives to report with each token of the prompt but the first; None reports nothing."""
     include_stop: bool = False
     wants_trace: bool = False
     """Report each call to an engine with the chunk that it led to."""

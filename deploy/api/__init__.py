@@ -1,6 +1,7 @@
 """What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
 
 from deploy.api.authentication import Authenticator, tokens_path
+from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
 from deploy.api.hosted import Completions, Hosted, Models, Served
 from deploy.api.offload import Offload
@@ -10,14 +11,9 @@ from deploy.api.request import (
     GIVEN_SAMPLING,
     MODEL_SAMPLING,
     Given,
-    check_length,
-    require,
-    sample_seed,
-    samples_of,
     sampling_defaults,
-    to_generation_request,
-    token_ids,
 )
+from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
 from deploy.api.stopping import STOP_FILE, is_to_stop
 
@@ -34,17 +30,19 @@ __all__ = [
     "Offload",
     "Places",
     "ProxyAdmission",
+    "Samples",
+    "SamplesUsage",
     "Served",
     "admission_behind",
     "check_length",
+    "completed",
     "is_to_stop",
     "require",
     "sample_seed",
-    "samples_of",
     "sampling_defaults",
     "shortened",
     "speculation_fields",
-    "to_generation_request",
+    "to_requests",
     "token_ids",
     "tokens_path",
     "told",

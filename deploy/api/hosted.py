@@ -46,6 +46,11 @@ class Served:
     config: ServiceConfig
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens that prompt and output may have together."""
+        return min(self.target.max_context_tokens, self.target.kv_cache_tokens)
+
+    @property
     def max_request_bytes(self) -> int:
         """Longest message that can be served, in bytes: the prompt of a longer one would not fit into the context."""
         context = self.target.max_context_tokens

@@ -7,23 +7,22 @@ the proto, and comes before any model work.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import secrets
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import shown
 from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
+from deploy.api.checks import allowed_token_ids, bad_words, check_length, require, token_ids
+from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.text import Tokenizer
 
-MAX_REQUEST_ID_CHARS = 128
 MAX_TIMEOUT_S = 86_400.0
 MAX_DRAFT_TOKENS = 64
 """What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
@@ -50,6 +49,9 @@ class Given:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """By names in GIVEN_SAMPLING."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: Sequence[str] = ()
@@ -62,7 +64,11 @@ class Given:
     pipelining: bool | None = None
     wants_trace: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()
+    num_samples: int | None = None
+    resume_samples: Sequence[Sequence[int]] = ()
+    """Of each sample."""
     timeout_s: float | None = None
 
     @property
@@ -90,23 +96,6 @@ def sampling_defaults(model_dir: str | Path) -> Sampling:
         raise CheckpointError(f"{file} does not give sampling defaults: {error}") from error
 
 
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of several: it depends on the request's seed and the index alone.
-
-    Sample 0 has the request's own seed, and is what a request for one sample gives.
-    """
-    if index == 0:
-        return seed
-    material = seed.to_bytes(SEED_BITS // 8, "little") + index.to_bytes(4, "little")
-    return int.from_bytes(hashlib.blake2b(material, digest_size=SEED_BITS // 8).digest(), "little")
-
-
-def samples_of(request: GenerationRequest, num_samples: int) -> list[GenerationRequest]:
-    """The requests of `num_samples` outputs of one prompt."""
-    seeds = (sample_seed(request.sampling.seed, index) for index in range(num_samples))
-    return [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
-
-
 def to_generation_request(
     given: Given,
     *,
@@ -125,10 +114,11 @@ def to_generation_request(
     max_tokens = _max_tokens(given, len(prompt), info, limits)
     stop_token_ids = _stop_token_ids(given.stop_token_ids, info, limits)
     sampling = replace(
-        _sampling(given, defaults, info, limits),
+        _sampling(given, defaults, tokenizer, info, limits),
         min_tokens=_min_tokens(given.min_tokens, max_tokens),
         suppressed_ids=_ending_ids(given, stop_token_ids, info),
     )
+    _check_masks(sampling)
     return GenerationRequest(
         request_id=_request_id(given.request_id),
         prompt=prompt,
@@ -138,41 +128,20 @@ def to_generation_request(
         max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
         policy=_policy(given.policy),
         pipelining=given.pipelining,
-        resume_tokens=_resume_tokens(given, sampling, max_tokens, info),
+        resume_tokens=resume_tokens(given, "resume_token_ids", given.resume_token_ids, sampling, max_tokens, info),
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
         num_logprobs=_num_logprobs(given.num_logprobs, limits),
+        num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(prompt), limits),
         include_stop=given.include_stop,
         wants_trace=given.wants_trace,
         deadline=_deadline(given.timeout_s, now),
     )
 
 
-def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:
-    """The ids, each of them in the vocabulary. Raises: InvalidRequest that names the first that is not."""
-    checked = tuple(ids)
-    if max(checked, default=0) >= info.vocab_size or min(checked, default=0) < 0:
-        index, wrong = next((i, token) for i, token in enumerate(checked) if not 0 <= token < info.vocab_size)
-        raise InvalidRequest(f"{field}[{index}]", f"must be in [0, {info.vocab_size - 1}], got {shown(wrong)}")
-    return checked
-
-
-def require(condition: bool, field: str, allowed: str, value: object) -> None:
-    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
-    if not condition:
-        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
-
-
-def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
-    """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
-    most, size = tokenizer.max_text_bytes(context), len(text.encode())
-    if most is not None and size > most:
-        raise InvalidRequest(field, f"must be at most {context - 1} tokens long, which {size} bytes are not")
-
-
 def _request_id(given: str) -> str:
-    is_fit = len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable()
+    is_fit = not given or is_request_id(given)
     require(is_fit, "request_id", f"at most {MAX_REQUEST_ID_CHARS} printable characters", f"{len(given)} characters")
     return given or uuid.uuid4().hex
 
@@ -232,10 +201,13 @@ def _min_tokens(given: int, max_tokens: int) -> int:
     return given
 
 
-def _resume_tokens(given: Given, sampling: Sampling, max_tokens: int, info: ModelInfo) -> tuple[int, ...]:
-    resumed = token_ids(given.resume_token_ids, "resume_token_ids", info)
+def resume_tokens(
+    given: Given, field: str, ids: Sequence[int], sampling: Sampling, max_tokens: int, info: ModelInfo
+) -> tuple[int, ...]:
+    """Output that the caller has already. Raises: InvalidRequest that names `field`, or the seed that is missing."""
+    resumed = token_ids(ids, field, info)
     allowed = f"at most {max_tokens} ids (the most tokens of output)"
-    require(len(resumed) <= max_tokens, "resume_token_ids", allowed, len(resumed))
+    require(len(resumed) <= max_tokens, field, allowed, len(resumed))
     if resumed and not sampling.is_greedy and "seed" not in given.sampling:
         raise InvalidRequest("sampling.seed", "must be given to resume an output: the last chunk or the caller has it")
     return resumed
@@ -265,13 +237,29 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _sampling(given: Given, defaults: Sampling, info: ModelInfo, limits: Limits) -> Sampling:
+def _sampling(given: Given, defaults: Sampling, tokenizer: Tokenizer, info: ModelInfo, limits: Limits) -> Sampling:
     """The given fields over the defaults; a seed is drawn when there is none, so that the caller can be told it."""
     changes = {"seed": secrets.randbits(SEED_BITS), **given.sampling}
     try:
-        return replace(defaults, **changes, logit_bias=_logit_bias(given.logit_bias, info, limits))
+        return replace(
+            defaults,
+            **changes,
+            logit_bias=_logit_bias(given.logit_bias, info, limits),
+            allowed_token_ids=allowed_token_ids(given.allowed_token_ids, info, limits),
+            bad_words=bad_words(given.bad_words, given.bad_word_ids, tokenizer, info, limits),
+        )
     except InvalidRequest as error:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None
+
+
+def _check_masks(sampling: Sampling) -> None:
+    """Some token must be left. Where the output runs into bad words alone, it fails there (`UnsoundScores`)."""
+    masked = {word[0] for word in sampling.bad_words if len(word) == 1}
+    masked |= set(sampling.suppressed_ids) if sampling.min_tokens else set()
+    if sampling.allowed_token_ids and masked.issuperset(sampling.allowed_token_ids):
+        raise InvalidRequest(
+            "sampling.allowed_token_ids", "must leave a token that bad words and min_tokens do not mask"
+        )
 
 
 def _logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
@@ -296,6 +284,18 @@ def _policy(given: str) -> Policy | None:
 def _num_logprobs(given: int | None, limits: Limits) -> int | None:
     is_allowed = given is None or 0 <= given <= limits.max_logprobs
     require(is_allowed, "logprobs", f"in [0, {limits.max_logprobs}]", given)
+    return given
+
+
+def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> int | None:
+    if given is None:
+        return None
+    require(0 <= given <= limits.max_logprobs, "prompt_logprobs", f"in [0, {limits.max_logprobs}]", given)
+    most = limits.max_scored_tokens
+    if prompt_len > most:
+        raise InvalidRequest(
+            "prompt_logprobs", f"must be unset for a prompt of more than {most} tokens, got {prompt_len}"
+        )
     return given
 
 

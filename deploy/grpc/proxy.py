@@ -9,6 +9,8 @@ Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are w
 - *Cancellation.* The proxy passes one on only if it comes while the proxy waits for the replica's next message. If it
   comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
   decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
+- *Request ids.* Each call has one, the caller's or its own, which goes with it to Serve and to the orchestrator, and
+  comes back in the trailing metadata, with the trace that it belongs to (`deploy.calls`).
 - *Deadlines* in messages are kept here to the millisecond (`deploy.grpc.proxy_deadline`).
 - *Health* is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node
   that is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes
@@ -32,6 +34,7 @@ from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from core.errors import OutriderError, Overloaded, RequestError, Unavailable
+from deploy import calls
 from deploy.api import RETRY_S, ProxyAdmission, admission_behind, is_to_stop
 from deploy.grpc.proxy_deadline import punctual
 from deploy.grpc.status import DETAILS_KEY, status_of
@@ -51,6 +54,8 @@ _OF_ONE = {
 }
 """What Serve's handler for one message is made for, in place of one for a stream of them."""
 
+SERVES_REQUEST_ID = "request_id"
+"""Metadata by which Serve names a call in its own logs."""
 SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
 """The codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
 
@@ -80,7 +85,8 @@ def add_generation_service(servicer: Any, server: Any) -> None:
     def wrap(handler: Handler, method: str) -> Handler:
         is_completion = method in COMPLETIONS
         explained = refusing(handler)
-        return admitted(punctual(explained) if is_completion else explained, admission, is_completion=is_completion)
+        inner = punctual(explained) if is_completion else explained
+        return identified(admitted(inner, admission, is_completion=is_completion))
 
     with _wrapped(server, wrap):
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, RawServer(server))
@@ -92,7 +98,7 @@ def add_health_service(servicer: Any, server: Any) -> None:
 
     def wrap(handler: Handler, method: str) -> Handler:
         is_check = method == "Check" and not inspect.isasyncgenfunction(handler)
-        return one_message(refusing(honest(handler, proxy._is_draining) if is_check else handler))
+        return identified(one_message(refusing(honest(handler, proxy._is_draining) if is_check else handler)))
 
     with _wrapped(server, wrap):
         health_pb2_grpc.add_HealthServicer_to_server(servicer, RawServer(server))
@@ -144,6 +150,35 @@ def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each._replace(request_streaming=True, request_deserializer=None) for name, each in methods.items()}
 
 
+def identified(handler: Handler) -> Handler:
+    """The same handler for calls that have a request id, which their trailing metadata tell."""
+
+    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        calls.begin(context.invocation_metadata())
+        answer: bytes = await handler(messages, context)
+        _echo(context)
+        return answer
+
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+        calls.begin(context.invocation_metadata())
+        replies = handler(messages, context)
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await replies.aclose()
+        _echo(context)
+
+    return stream if inspect.isasyncgenfunction(handler) else unary
+
+
+def _echo(context: Any) -> None:
+    """An error that an orchestrator has told has them already."""
+    trailers, call = list(context.trailing_metadata()), calls.current()
+    if call is not None and all(key != calls.REQUEST_ID for key, _ in trailers):
+        context.set_trailing_metadata([*trailers, *call.headers])
+
+
 def one_message(handler: Handler) -> Handler:
     """The same handler for calls whose messages come as a stream, of which there has to be exactly one.
 
@@ -170,12 +205,17 @@ async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
     only: bytes | None = None
     async for message in messages:
         if only is not None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more")
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more", _named())
         only = message
     if only is None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none", _named())
         raise AssertionError("abort raises")
     return only
+
+
+def _named() -> tuple[tuple[str, str], ...]:
+    call = calls.current()
+    return call.headers if call is not None else ()
 
 
 def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
@@ -244,7 +284,9 @@ def _explain(context: Any) -> None:
     if any(key == DETAILS_KEY for key, _ in context.trailing_metadata()):
         return
     if context.code() in SERVES_OWN:
-        logger.warning("a call failed between proxy and orchestrator: %s", context.details().partition("\n")[0])
+        call, reason = calls.current(), context.details().partition("\n")[0]
+        name = call.request_id if call is not None else "without a name"
+        logger.warning("call %s failed between proxy and orchestrator: %s", name, reason)
         _tell(context, Unavailable("the orchestrator of this call was lost; repeat it, or resume its output"))
     elif context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
         _tell(context, Overloaded(f"too many calls are waiting; try again in {RETRY_S:g} s", RETRY_S))
@@ -254,12 +296,12 @@ def _tell(context: Any, error: OutriderError) -> None:
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)
-    context.set_trailing_metadata([*context.trailing_metadata(), status.to_trailer()])
+    context.set_trailing_metadata([*context.trailing_metadata(), *status.to_trailers()])
 
 
 async def _abort(context: Any, error: OutriderError) -> NoReturn:
     status = status_of(error)
-    await context.abort(status.code, status.message, (status.to_trailer(),))
+    await context.abort(status.code, status.message, tuple(status.to_trailers()))
     raise AssertionError("abort raises")
 
 
@@ -278,7 +320,8 @@ def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
 class LastingContext:
     """A call's context whose peer can still be read when the call is done, as Serve does for its access log.
 
-    gRPC reads the peer from the call itself, and crashes the process once that is gone.
+    gRPC reads the peer from the call itself, and crashes the process once that is gone. Its metadata name the call, for
+    Serve, too.
     """
 
     def __init__(self, context: Any) -> None:
@@ -287,6 +330,14 @@ class LastingContext:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
+
+    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
+        sent, call = list(self._context.invocation_metadata()), calls.current()
+        if call is None:
+            return sent
+        own = {calls.REQUEST_ID, SERVES_REQUEST_ID}
+        request_id = call.headers[0][1]
+        return [*(pair for pair in sent if pair[0] not in own), *((name, request_id) for name in own)]
 
     def peer(self) -> str:
         return self._peer

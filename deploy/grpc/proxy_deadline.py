@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from core.errors import DeadlinePassed
+from deploy import calls
 from protos.outrider.v1 import generation_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -56,11 +57,15 @@ def punctual(handler: Handler) -> Handler:
 
 
 def timeout_of(message: bytes) -> float | None:
-    """The seconds in the request; None without a valid value, which other checks report."""
+    """The seconds in the request; None without a valid value, which other checks report.
+
+    The request id in the message becomes that of the call.
+    """
     try:
         request = pb.GenerateRequest.FromString(message)
     except DecodeError:
         return None
+    calls.rename(request.request_id)
     is_time = request.HasField("timeout_s") and math.isfinite(request.timeout_s) and request.timeout_s > 0
     return request.timeout_s if is_time else None
 

@@ -20,7 +20,7 @@ from core.records import (
     TokenLogprobs,
     Usage,
 )
-from deploy.api import MODEL_SAMPLING, speculation_fields
+from deploy.api import MODEL_SAMPLING, Served, speculation_fields
 from deploy.grpc.translate import VERIFICATIONS
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
@@ -38,30 +38,47 @@ _CALLS = {
 }
 
 
-def to_chunk(chunk: Chunk, request: GenerationRequest) -> pb.GenerateChunk:
-    """One message of a stream."""
+def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage) -> pb.GenerateChunk:
+    """One message of a stream: a piece of sample `index`, whose request this is; `usage` is that of all samples."""
     return pb.GenerateChunk(
+        index=index,
         request_id=request.request_id,
         text=chunk.text,
         token_ids=chunk.token_ids,
         guessed=chunk.is_guess,
         logprobs=_logprobs(chunk),
-        usage=_usage(chunk.usage),
+        prompt_logprobs=_prompt_logprobs([chunk], request),
+        usage=_usage(usage),
         finish=_finish(chunk, request),
         trace=map(_call, chunk.trace),
     )
 
 
-def to_response(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.GenerateResponse:
-    """The whole of a stream in one message; the last chunk is the one that says how it ended."""
-    last = chunks[-1]
+def to_response(
+    chunks: Sequence[Sequence[Chunk]], requests: Sequence[GenerationRequest], usage: Usage
+) -> pb.GenerateResponse:
+    """The whole of a stream in one message; `chunks` are those of each sample."""
+    first, *others = map(_sample, chunks, requests)
     return pb.GenerateResponse(
-        request_id=request.request_id,
+        request_id=requests[0].request_id,
+        text=first.text,
+        token_ids=first.token_ids,
+        logprobs=first.logprobs,
+        prompt_logprobs=_prompt_logprobs(chunks[0], requests[0]),
+        usage=_usage(usage),
+        finish=first.finish,
+        trace=first.trace,
+        samples=[first, *others] if others else (),
+    )
+
+
+def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
+    """The last chunk is the one that says how it ended."""
+    return pb.Sample(
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
         logprobs=[logprob for chunk in chunks for logprob in _logprobs(chunk)],
-        usage=_usage(last.usage),
-        finish=_finish(last, request),
+        finish=_finish(chunks[-1], request),
         trace=[_call(call) for chunk in chunks for call in chunk.trace],
     )
 
@@ -78,6 +95,20 @@ def to_model_info(
         verification=_VERIFICATION_NUMBERS[config.speculation.verification],
         sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
         control=_control(control),
+    )
+
+
+def to_model_list(served: Sequence[Served]) -> pb.ListModelsResponse:
+    """What requests can ask for."""
+    return pb.ListModelsResponse(models=map(_listed, served))
+
+
+def _listed(served: Served) -> pb.ListedModel:
+    return pb.ListedModel(
+        name=served.config.model_name,
+        max_context_tokens=served.context_tokens,
+        vocab_size=served.target.vocab_size,
+        has_draft=served.draft is not None,
     )
 
 
@@ -103,6 +134,11 @@ def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:
     if not chunk.logprobs:
         return []
     return [_logprob(token, logprobs) for token, logprobs in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+
+
+def _prompt_logprobs(chunks: Sequence[Chunk], request: GenerationRequest) -> list[pb.TokenLogprob]:
+    found = [logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs]
+    return [_logprob(token, logprobs) for token, logprobs in zip(request.prompt[1:], found, strict=False)]
 
 
 def _logprob(token_id: int, logprobs: TokenLogprobs) -> pb.TokenLogprob:

@@ -17,9 +17,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import InvalidRequest, Overloaded, UnknownService
 from core.ports import Clock
-from core.records import GenerationRequest
-from deploy import api
-from deploy.api import Authenticator, Models, Offload, Places, Served
+from core.records import Chunk, GenerationRequest
+from deploy import api, calls
+from deploy.api import Authenticator, Models, Offload, Places, SamplesUsage, Served
 from deploy.grpc import responses, translate
 from deploy.grpc.status import status_of
 from deploy.grpc.wire import fault_in
@@ -41,7 +41,7 @@ class CallContext(Protocol):
 
     def set_details(self, details: str) -> None: ...
 
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, bytes]]) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None: ...
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
@@ -84,14 +84,22 @@ class Servicer:
         An error comes as a last, empty piece that carries code and details through Serve, and that `deploy.grpc.proxy`
         keeps back: of one that is raised Serve sends no details, and logs its trace in two places.
         """
-        try:
-            message = await self._admit(pb.GenerateRequest, request, grpc_context)
-            async with aclosing(self._stream(message)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            _tell(grpc_context, error)
-            yield pb.GenerateChunk()
+        calls.begin(grpc_context.invocation_metadata())
+        with calls.answering("GenerateStream") as answer:
+            try:
+                message = await self._admit(pb.GenerateRequest, request, grpc_context)
+                async with aclosing(self._stream(message)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                answer.status = "OK"
+            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+                answer.status = _tell(grpc_context, error)
+                yield pb.GenerateChunk()
+
+    async def ListModels(self, request: bytes, grpc_context: CallContext) -> pb.ListModelsResponse:
+        """The models that requests can ask for."""
+        empty = pb.ListModelsResponse()
+        return await self._answer(self._list_models, pb.ListModelsRequest, request, empty, grpc_context)
 
     async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
         """The models that are served, what unset fields take, and how drafting is doing."""
@@ -109,6 +117,7 @@ class Servicer:
 
     async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
         """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
+        calls.begin(grpc_context.invocation_metadata())
         try:
             return HealthCheckResponse(status=self._health_of(parse(HealthCheckRequest, request).service))
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
@@ -117,6 +126,7 @@ class Servicer:
 
     async def List(self, request: bytes, grpc_context: CallContext) -> HealthListResponse:
         """The same for every service by name."""
+        calls.begin(grpc_context.invocation_metadata())
         try:
             parse(HealthListRequest, request)
             status = HealthCheckResponse(status=self._health)
@@ -130,6 +140,7 @@ class Servicer:
 
         Each takes one of the calls that a replica may have at once, and asks for no token: so there are not many.
         """
+        calls.begin(grpc_context.invocation_metadata())
         try:
             message = self._admit_watch(request)
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
@@ -178,11 +189,15 @@ class Servicer:
         context: CallContext,
     ) -> Reply:
         """What `method` gives; or `empty`, with the error told to the caller: one that is raised loses its trailers."""
-        try:
-            return await method(await self._admit(kind, request, context))
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            _tell(context, error)
-            return empty
+        calls.begin(context.invocation_metadata())
+        with calls.answering(kind.DESCRIPTOR.name.removesuffix("Request")) as answer:
+            try:
+                reply = await method(await self._admit(kind, request, context))
+                answer.status = "OK"
+            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+                answer.status = _tell(context, error)
+                return empty
+            return reply
 
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
         """The message, if its caller may call and it is not too long. Raises: RequestError."""
@@ -190,28 +205,35 @@ class Servicer:
         most = self._models.max_request_bytes
         if len(request) > most:
             raise InvalidRequest("request", f"must be at most {most} bytes long, got {len(request)}")
-        return await self._offload.run(len(request), parse, kind, request)
+        message = await self._offload.run(len(request), parse, kind, request)
+        calls.rename(getattr(message, "request_id", ""))
+        return message
 
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
         model = self._models[message.model]
         with model.meters.request() as meter:
-            request = await self._check(message, model.served)
-            async with aclosing(model.completions.generate(request)) as chunks:
-                return responses.to_response([meter.saw(chunk) async for chunk in chunks], request)
+            requests = await self._check(message, model.served)
+            usage, chunks = SamplesUsage(requests), [list[Chunk]() for _ in requests]
+            async with aclosing(api.completed(model, requests, meter)) as pieces:
+                async for index, chunk in pieces:
+                    usage.saw(index, chunk)
+                    chunks[index].append(chunk)
+            return responses.to_response(chunks, requests, usage.total)
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
         model = self._models[message.model]
         with model.meters.request() as meter:
-            request = await self._check(message, model.served)
-            async with aclosing(model.completions.generate(request)) as chunks:
-                async for chunk in chunks:
-                    yield responses.to_chunk(meter.saw(chunk), request)
+            requests = await self._check(message, model.served)
+            usage = SamplesUsage(requests)
+            async with aclosing(api.completed(model, requests, meter)) as pieces:
+                async for index, chunk in pieces:
+                    yield responses.to_chunk(chunk, requests[index], index, usage.saw(index, chunk))
 
-    async def _check(self, message: pb.GenerateRequest, served: Served) -> GenerationRequest:
+    async def _check(self, message: pb.GenerateRequest, served: Served) -> list[GenerationRequest]:
         _check_size(message, served)
         return await self._offload.run(
             message.ByteSize(),
-            translate.to_generation_request,
+            translate.to_requests,
             message,
             tokenizer=served.tokenizer,
             info=served.target,
@@ -219,6 +241,9 @@ class Servicer:
             config=served.config,
             now=self._clock.now(),
         )
+
+    async def _list_models(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        return responses.to_model_list([model.served for model in self._models.all])
 
     async def _model_info(self, message: pb.GetModelInfoRequest) -> pb.GetModelInfoResponse:
         model = self._models[message.model]
@@ -262,9 +287,10 @@ def _check_size(message: Message, served: Served) -> None:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
 
 
-def _tell(context: CallContext, error: Exception) -> None:
-    """Give the call the status of `error`, details included; it travels with the next message."""
+def _tell(context: CallContext, error: Exception) -> str:
+    """Give the call the status of `error`, details included; it travels with the next message. Its name."""
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)
-    context.set_trailing_metadata([status.to_trailer()])
+    context.set_trailing_metadata(status.to_trailers())
+    return status.code.name

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from core.errors import InvalidRequest, OutriderError, Overloaded
+from deploy import calls
 from deploy.api import shortened, told
 
 DETAILS_KEY = "grpc-status-details-bin"
@@ -36,16 +37,22 @@ class Status:
             packed[-1].Pack(detail)
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
 
-    def to_trailer(self) -> tuple[str, bytes]:
-        """The same as one entry of trailing metadata."""
-        return DETAILS_KEY, self.to_proto().SerializeToString()
+    def to_trailers(self) -> list[tuple[str, str | bytes]]:
+        """The same as entries of trailing metadata, with what the call is named by."""
+        call = calls.current()
+        return [(DETAILS_KEY, self.to_proto().SerializeToString()), *(call.headers if call is not None else ())]
 
 
 def status_of(error: Exception) -> Status:
     """The status of any error; one that is not an OutriderError is logged, and the client gets its id alone."""
     if not isinstance(error, OutriderError):
-        return Status(grpc.StatusCode.INTERNAL, told(error))
-    return Status(grpc.StatusCode[error.status], told(error), _details(error))
+        return Status(grpc.StatusCode.INTERNAL, told(error), _request_info())
+    return Status(grpc.StatusCode[error.status], told(error), (*_details(error), *_request_info()))
+
+
+def _request_info() -> tuple[Message, ...]:
+    call = calls.current()
+    return () if call is None else (error_details_pb2.RequestInfo(request_id=call.request_id),)
 
 
 def _details(error: OutriderError) -> tuple[Message, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from core.config import ServiceConfig
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
-from deploy import api
+from deploy import api, calls
 from deploy.api import GIVEN_SAMPLING, Given, require
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
@@ -22,7 +22,7 @@ VERIFICATIONS = {
 }
 
 
-def to_generation_request(
+def to_requests(
     message: pb.GenerateRequest,
     *,
     tokenizer: Tokenizer,
@@ -30,14 +30,12 @@ def to_generation_request(
     defaults: Sampling,
     config: ServiceConfig,
     now: float,
-) -> GenerationRequest:
-    """The request as a record, complete and within all limits. `now` is the service's clock, for the deadline.
+) -> list[GenerationRequest]:
+    """One record for each of the `n` samples; `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
-    return api.to_generation_request(
-        given_by(message), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now
-    )
+    return api.to_requests(given_by(message), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
 
 
 def given_by(message: pb.GenerateRequest) -> Given:
@@ -48,9 +46,12 @@ def given_by(message: pb.GenerateRequest) -> Given:
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
         chat=[_chat_message(each) for each in message.chat.messages] if prompt == "chat" else None,
-        request_id=message.request_id,
+        request_id=message.request_id or _named(),
         sampling={name: getattr(sampling, name) for name in GIVEN_SAMPLING if sampling.HasField(name)},
         logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids or None,
+        bad_words=sampling.bad_words,
+        bad_word_ids=[word.ids for word in sampling.bad_word_ids],
         max_tokens=_given(stopping, "max_tokens"),
         min_tokens=stopping.min_tokens,
         stop=stopping.stop,
@@ -63,9 +64,18 @@ def given_by(message: pb.GenerateRequest) -> Given:
         pipelining=_given(speculation, "pipelining"),
         wants_trace=speculation.trace,
         num_logprobs=_given(message, "logprobs"),
+        num_prompt_logprobs=_given(message, "prompt_logprobs"),
         resume_token_ids=message.resume_token_ids,
+        num_samples=_given(message, "n"),
+        resume_samples=[output.ids for output in message.resume_samples],
         timeout_s=_given(message, "timeout_s"),
     )
+
+
+def _named() -> str:
+    """What the call is named by, where its message brings no name of its own."""
+    call = calls.current()
+    return call.request_id if call is not None else ""
 
 
 def _given(message: Any, name: str) -> Any:

@@ -132,6 +132,9 @@ class Body(Part):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    allowed_token_ids: Annotated[list[int] | None, FailFast(), BeforeValidator(_few)] = None
+    bad_words: Annotated[list[str] | None, FailFast(), BeforeValidator(_few)] = None
+    bad_word_ids: Annotated[list[list[int]] | None, FailFast(), BeforeValidator(_few)] = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int] | None, BeforeValidator(_few)] = None
@@ -164,7 +167,7 @@ class CompletionBody(Body):
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt)]
     logprobs: int | None = None
-    echo: _neutral(False, reason="must be false: this server does not repeat the prompt") = None  # type: ignore[valid-type]
+    echo: bool | None = None
     best_of: _neutral(1, reason="must be 1: this server returns every output that it makes") = None  # type: ignore[valid-type]
     suffix: _neutral("", reason="is not supported: the models here complete, they do not insert") = None  # type: ignore[valid-type]
 

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from math import ceil
 
 from core.errors import InvalidRequest, OutriderError, Overloaded, RequestError, Unauthenticated, UnknownModel
+from deploy import calls
 from deploy.api import told
 from deploy.http.wire import JSON, Head, Headers, encoded
 
@@ -82,7 +83,14 @@ def failure_of(error: Exception) -> Failure:
     )
     param = error.field if isinstance(error, InvalidRequest) else "model" if isinstance(error, UnknownModel) else None
     content = {"message": told(error), "type": kind, "param": param, "code": CODES.get(type(error))}
+    if (call := calls.current()) is not None:
+        content["request_id"] = call.request_id
     return Failure(Head(status, (*JSON, *_headers(error))), encoded({"error": content}))
+
+
+def code_of(error: Exception) -> str:
+    """The name of gRPC's status code, which logs and metrics of both languages have."""
+    return error.status if isinstance(error, OutriderError) else OutriderError.status
 
 
 def _status(error: Exception) -> int:

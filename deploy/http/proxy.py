@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from ray.serve import context as serve_context
 from ray.serve._private.proxy_response_generator import ProxyResponseGenerator
 
 from core.errors import Unavailable, first_line
+from deploy import calls
 from deploy.api import ProxyAdmission, admission_behind, is_to_stop
-from deploy.api.request import MAX_REQUEST_ID_CHARS
 from deploy.http.failures import BodyTooLong, BodyTooSlow, Failure, failure_of
 from deploy.http.servicer import COMPLETIONS, HEALTH, JSON_GROWTH
 from deploy.http.wire import Call, Head, event
@@ -39,7 +39,6 @@ SERVES_OWN = frozenset({"/-/healthz", "/-/routes"})
 """Paths that Serve answers by itself: its health, for probes, and its routes."""
 READ_TIMEOUT_S = 60.0
 """For a body to arrive: whoever sends nothing more is not waited for."""
-REQUEST_ID = "x-request-id"
 
 
 class HttpProxy:
@@ -57,6 +56,8 @@ class HttpProxy:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
+        # Serve names the call by it in its own logs, here and in the replica (Ray 2.60).
+        serve_context._serve_request_context.set(serve_context._RequestContext(request_id=exchange.name.request_id))
         try:
             with self._counted():
                 await self._answer(exchange)
@@ -99,7 +100,8 @@ class HttpProxy:
             if not gone.done():
                 raise
         except Exception as error:
-            logger.warning("a call failed between proxy and orchestrator: %s", first_line(error))
+            name = call.name.request_id
+            logger.warning("call %s failed between proxy and orchestrator: %s", name, first_line(error))
             raise Unavailable("the orchestrator of this call was lost; repeat it") from error
         finally:
             gone.cancel()
@@ -129,7 +131,7 @@ class _Exchange:
         self._has_begun = False
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.request_id = _request_id(self._headers.get(REQUEST_ID, ""))
+        self.name = calls.begin(self._headers.items())
 
     async def call(self, most_bytes: int, count: Callable[[int], None]) -> Call:
         """The request, read to its end; `count` is told of its bytes. Raises: BodyTooLong, BodyTooSlow, Overloaded."""
@@ -138,7 +140,7 @@ class _Exchange:
             body = await asyncio.wait_for(self._body(most_bytes, count), READ_TIMEOUT_S)
         except TimeoutError:
             raise BodyTooSlow(READ_TIMEOUT_S) from None
-        return Call(self.method, self.path, authorization, self.request_id, body)
+        return Call(self.method, self.path, authorization, self.name, body)
 
     async def _body(self, most_bytes: int, count: Callable[[int], None]) -> bytes:
         announced = self._headers.get("content-length", "")
@@ -168,9 +170,7 @@ class _Exchange:
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
         else:
             self._has_begun = True
-            headers = [
-                (name.encode(), value.encode()) for name, value in (*part.headers, (REQUEST_ID, self.request_id))
-            ]
+            headers = [(name.encode(), value.encode()) for name, value in (*part.headers, *self.name.headers)]
             await self._send({"type": "http.response.start", "status": part.status, "headers": headers})
 
     async def fail(self, failure: Failure) -> None:
@@ -185,9 +185,3 @@ class _Exchange:
         """The reply is complete."""
         if self._has_begun:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _request_id(given: str) -> str:
-    """The client's own if it is fit to be one: errors carry it, too, so that it is never refused."""
-    is_fit = 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
-    return given if is_fit else uuid.uuid4().hex

@@ -34,7 +34,11 @@ class Reply(ABC):
         has_token_ids: bool = False,
         has_usage_at_end: bool = False,
         has_usage_always: bool = False,
+        echoed: str | None = None,
     ) -> None:
+        """`echoed` is the prompt, where the output is to follow it."""
+        self._echoed = echoed
+        self._begun: set[int] = set()
         self._requests = requests
         self._tokenizer = tokenizer
         self._has_token_ids = has_token_ids
@@ -72,7 +76,10 @@ class Reply(ABC):
     def _message(self, text: str) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _logprobs(self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]: ...
+    def _logprobs(
+        self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]], scored: Sequence[TokenLogprobs]
+    ) -> dict[str, Any]:
+        """Of tokens of the output, and of those of the prompt but its first, which come with the first piece."""
 
     def _common(self, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """What choices have in all forms, whole or in pieces."""
@@ -80,8 +87,12 @@ class Reply(ABC):
         tokens = [
             pair for chunk in chunks if chunk.logprobs for pair in zip(chunk.token_ids, chunk.logprobs, strict=True)
         ]
+        scored = [each for chunk in chunks for each in chunk.prompt_logprobs]
         asked = self._requests[index].num_logprobs is not None
-        fields: dict[str, Any] = {"logprobs": self._logprobs(index, tokens) if asked else None, "finish_reason": None}
+        fields: dict[str, Any] = {
+            "logprobs": self._logprobs(index, tokens, scored) if asked else None,
+            "finish_reason": None,
+        }
         if self._has_token_ids:
             fields["token_ids"] = [token_id for chunk in chunks for token_id in chunk.token_ids]
         if last.finish_reason is not None:
@@ -120,22 +131,31 @@ class CompletionReply(Reply):
         super().__init__(*args, **kwargs)
         self._num_chars = [0] * len(self._requests)
 
-    def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:  # noqa: ARG002  a chat's needs it
-        return {"text": chunk.text}
+    def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        is_first = index not in self._begun
+        self._begun.add(index)
+        return self._message(chunk.text) if is_first else {"text": chunk.text}
 
     def _message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+        return {"text": (self._echoed or "") + text}
 
-    def _logprobs(self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        names = [self._name(token_id) for token_id, _ in tokens]
+    def _logprobs(
+        self, index: int, tokens: Sequence[tuple[int, TokenLogprobs]], scored: Sequence[TokenLogprobs]
+    ) -> dict[str, Any]:
+        """The prompt's first token follows nothing, and has none."""
+        all_tokens: list[tuple[int, TokenLogprobs | None]] = [*tokens]
+        is_first = self._num_chars[index] == 0
+        if self._echoed is not None and is_first:
+            all_tokens[:0] = zip(self._requests[index].prompt, (None, *scored), strict=True)
+        names = [self._name(token_id) for token_id, _ in all_tokens]
         offsets = []
         for name in names:
             offsets.append(self._num_chars[index])
             self._num_chars[index] += len(name)
         return {
             "tokens": names,
-            "token_logprobs": [each.logprob for _, each in tokens],
-            "top_logprobs": [{self._name(other): logprob for other, logprob in each.top} for _, each in tokens],
+            "token_logprobs": [each and each.logprob for _, each in all_tokens],
+            "top_logprobs": [each and {self._name(i): logprob for i, logprob in each.top} for _, each in all_tokens],
             "text_offset": offsets,
         }
 
@@ -153,10 +173,6 @@ class ChatReply(Reply):
     WHOLE = "chat.completion"
     PIECE = "chat.completion.chunk"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._begun: set[int] = set()
-
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
@@ -169,6 +185,7 @@ class ChatReply(Reply):
         self,
         index: int,  # noqa: ARG002
         tokens: Sequence[tuple[int, TokenLogprobs]],
+        scored: Sequence[TokenLogprobs],  # noqa: ARG002
     ) -> dict[str, Any]:
         content = [
             {**self._entry(token_id, each.logprob), "top_logprobs": [self._entry(*other) for other in each.top]}
@@ -183,6 +200,5 @@ class ChatReply(Reply):
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:
     """One entry of /v1/models."""
-    info = model.served.target
-    length = min(info.max_context_tokens, info.kv_cache_tokens)
+    length = model.served.context_tokens
     return {"id": model.name, "object": "model", "created": created_s, "owned_by": OWNER, "max_model_len": length}

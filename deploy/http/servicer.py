@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from http import HTTPStatus
 
 from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
-from deploy.api import Authenticator, Hosted, Models, Offload
+from deploy import calls
+from deploy.api import Authenticator, Hosted, Models, Offload, Samples, completed
 from deploy.http.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
-from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, failure_of
+from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, code_of, failure_of
 from deploy.http.responses import ChatReply, CompletionReply, Reply, model_card
-from deploy.http.samples import merged
 from deploy.http.translate import to_requests
 from deploy.http.wire import DONE, EVENTS, Call, Head, encoded, event
-from deploy.metrics import RequestMeter
 
 HEALTH = "/health"
 MODELS = "/v1/models"
@@ -38,7 +37,6 @@ JSON_GROWTH = 6
 """A body may be so many times longer than the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
 
 Parts = AsyncGenerator[Head | bytes, None]
-Pieces = AsyncGenerator[tuple[int, Chunk], None]
 
 
 class HttpServicer:
@@ -53,19 +51,20 @@ class HttpServicer:
 
     async def respond(self, call: Call) -> Parts:
         """The head of the reply, then its body in pieces; an error after the head is the last event of the stream."""
+        calls.enter(call.name)
         has_begun = False
-        try:
-            async with aclosing(self._answer(call)) as parts:
-                async for part in parts:
-                    has_begun = True
-                    yield part
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            failure = failure_of(error)
-            if has_begun:
-                yield event(failure.body)
-            else:
-                yield failure.head
-                yield failure.body
+        with calls.answering(_method(call), is_probe=call.path == HEALTH) as answer:
+            try:
+                async with aclosing(self._answer(call)) as parts:
+                    async for part in parts:
+                        has_begun = True
+                        yield part
+                answer.status = "OK"
+            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+                failure, answer.status = failure_of(error), code_of(error)
+                if not has_begun:
+                    yield failure.head
+                yield event(failure.body) if has_begun else failure.body
 
     def _answer(self, call: Call) -> Parts:
         """Raises: RequestError."""
@@ -98,13 +97,10 @@ class HttpServicer:
         kind, form = COMPLETIONS[call.path]
         body = await self._parse(kind, call)
         model = self._models[body.model or ""]
-        with ExitStack() as stack:
-            meters = [stack.enter_context(model.meters.request())]
+        with model.meters.request() as meter:
             requests = await self._requests(body, call, model)
-            meters += [stack.enter_context(model.meters.request()) for _ in requests[1:]]
             reply = _reply(form, body, model, requests, int(time.time()))
-            samples = merged([_measured(model, *each) for each in zip(requests, meters, strict=True)])
-            async with aclosing(samples) as pieces:
+            async with aclosing(completed(model, requests, meter)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
                 async for part in parts:
                     yield part
@@ -123,7 +119,7 @@ class HttpServicer:
             size,
             to_requests,
             body,
-            call.request_id,
+            call.name.request_id,
             tokenizer=served.tokenizer,
             info=served.target,
             defaults=served.defaults,
@@ -132,13 +128,7 @@ class HttpServicer:
         )
 
 
-async def _measured(model: Hosted, request: GenerationRequest, meter: RequestMeter) -> AsyncGenerator[Chunk, None]:
-    async with aclosing(model.completions.generate(request)) as chunks:
-        async for chunk in chunks:
-            yield meter.saw(chunk)
-
-
-async def _streamed(reply: Reply, pieces: Pieces) -> Parts:
+async def _streamed(reply: Reply, pieces: Samples) -> Parts:
     """The head comes with the first piece: until then an error has a status of its own."""
     has_begun = False
     async for index, chunk in pieces:
@@ -151,7 +141,7 @@ async def _streamed(reply: Reply, pieces: Pieces) -> Parts:
     yield DONE
 
 
-async def _whole(reply: Reply, pieces: Pieces, num_samples: int) -> Parts:
+async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
     chunks: list[list[Chunk]] = [[] for _ in range(num_samples)]
     async for index, chunk in pieces:
         chunks[index].append(chunk)
@@ -172,7 +162,20 @@ def _reply(
         has_token_ids=bool(body.return_token_ids),
         has_usage_at_end=bool(options.include_usage),
         has_usage_always=bool(options.continuous_usage_stats),
+        echoed=_echoed(body, model, requests[0]),
     )
+
+
+def _echoed(body: AnyBody, model: Hosted, request: GenerationRequest) -> str | None:
+    if isinstance(body, ChatBody) or not body.echo:
+        return None
+    return body.prompt if isinstance(body.prompt, str) else model.served.tokenizer.decode(request.prompt)
+
+
+def _method(call: Call) -> str:
+    """As a log has it, where a path that is not known is nobody's business."""
+    is_known = call.path in (*COMPLETIONS, MODELS, HEALTH)
+    return f"{call.method} {call.path if is_known else 'another path'}"
 
 
 def _require_method(call: Call, allowed: str) -> None:

@@ -16,13 +16,13 @@ from deploy.api import GIVEN_SAMPLING, Given, require
 from deploy.http.bodies import MAX_SHOWN_CHARS, AnyBody, Body, ChatBody, CompletionBody, Speculation
 from orchestrator.text import Tokenizer
 
-MAX_SAMPLES = 128
-"""As OpenAI has it; a service may have fewer places."""
 MAX_ID_DIGITS = 20
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?)\b"), "prompt"),
     (re.compile(r"^chat(\.messages)?\b"), "messages"),
+    (re.compile(r"^prompt_logprobs$"), "logprobs"),
+    (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
 """From a field's path in the proto to the body's."""
 
@@ -39,14 +39,10 @@ def to_requests(
 ) -> list[GenerationRequest]:
     """One record for each of the `n` outputs, complete and within all limits. Raises: InvalidRequest."""
     try:
-        num_samples = _num_samples(body, config)
         given = given_by(body, request_id)
-        request = api.to_generation_request(
-            given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now
-        )
+        return api.to_requests(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
     except InvalidRequest as error:
         raise InvalidRequest(param_of(error.field, body), error.problem) from None
-    return api.samples_of(request, num_samples)
 
 
 def given_by(body: AnyBody, request_id: str) -> Given:
@@ -61,6 +57,9 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         request_id=request_id,
         sampling={name: value for name in GIVEN_SAMPLING if (value := getattr(body, name)) is not None},
         logit_bias=_logit_bias(body.logit_bias or {}),
+        allowed_token_ids=body.allowed_token_ids,
+        bad_words=body.bad_words or (),
+        bad_word_ids=body.bad_word_ids or (),
         max_tokens=body.asked_max_tokens,
         min_tokens=body.min_tokens or 0,
         stop=body.stop,
@@ -72,6 +71,8 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
         num_logprobs=body.num_logprobs,
+        num_prompt_logprobs=body.num_logprobs if isinstance(body, CompletionBody) and body.echo else None,
+        num_samples=body.n,
         timeout_s=body.timeout_s,
     )
 
@@ -91,7 +92,9 @@ def param_of(field: str, body: Body) -> str:
 def _check_combinations(body: AnyBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "must not be given unless stream is true")
-    if not isinstance(body, ChatBody):
+    if isinstance(body, CompletionBody):
+        if body.echo and body.logprobs is not None and (body.n or 1) > 1:
+            raise InvalidRequest("n", f"must be 1 where a prompt is repeated with its logprobs, got {body.n}")
         return
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs", "must not be given unless logprobs is true")
@@ -100,13 +103,6 @@ def _check_combinations(body: AnyBody) -> None:
         raise InvalidRequest(
             "max_completion_tokens", f"must be the same as max_tokens, got {body.max_completion_tokens}"
         )
-
-
-def _num_samples(body: Body, config: ServiceConfig) -> int:
-    most = min(MAX_SAMPLES, config.limits.max_sessions)
-    asked = 1 if body.n is None else body.n
-    require(1 <= asked <= most, "n", f"in [1, {most}]", asked)
-    return asked
 
 
 def _chat(body: ChatBody) -> list[dict[str, str]]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.calls import CallId
+
 Headers = tuple[tuple[str, str], ...]
 
 JSON: Headers = (("content-type", "application/json"),)
@@ -22,7 +24,7 @@ class Call:
     method: str
     path: str
     authorization: str | None
-    request_id: str
+    name: CallId
     body: bytes
 
 

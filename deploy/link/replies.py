@@ -81,6 +81,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         logprobs=map(_encode_logprobs, verdict.logprobs),
         timing=_encode_timing(verdict.timing),
         continued=verdict.continued,
+        prompt_logprobs=map(_encode_logprobs, verdict.prompt_logprobs),
     )
 
 
@@ -93,6 +94,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         tuple(map(_decode_logprobs, message.logprobs)),
         _decode_timing(message.timing) if message.HasField("timing") else None,
         message.continued,
+        tuple(map(_decode_logprobs, message.prompt_logprobs)),
     )
 
 

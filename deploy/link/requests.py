@@ -123,6 +123,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         sampling=_encode_sampling(spec.sampling),
         verification=_VERIFICATIONS[spec.verification],
         num_logprobs=spec.num_logprobs,
+        num_prompt_logprobs=spec.num_prompt_logprobs,
     )
 
 
@@ -131,7 +132,8 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         message.prompt_len,
         _decode_sampling(message.sampling),
         _BY_NUMBER[message.verification],
-        message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
     )
 
 
@@ -148,6 +150,8 @@ def _encode_sampling(sampling: Sampling) -> pb.Sampling:
         biases=[bias for _, bias in sampling.logit_bias],
         min_tokens=sampling.min_tokens,
         suppressed_ids=sampling.suppressed_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[pb.TokenIds(ids=word) for word in sampling.bad_words],
         seed=sampling.seed,
     )
 
@@ -165,5 +169,7 @@ def _decode_sampling(message: pb.Sampling) -> Sampling:
         logit_bias=tuple(zip(message.bias_ids, message.biases, strict=True)),
         min_tokens=message.min_tokens,
         suppressed_ids=tuple(message.suppressed_ids),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
         seed=message.seed,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core.records import Base, SequenceSpec, Stamp
 from core.text import TokenLog
 
@@ -43,6 +45,15 @@ class EngineView:
         self.awaiting = self.next_stamp()
         spec = self._spec if self.num_tokens == 0 else None
         return self.awaiting, self._log.base(self.num_tokens), spec
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the next verdict is to have them."""
+        return self._spec.num_prompt_logprobs is not None
+
+    def has_prompt_logprobs(self) -> None:
+        """Ask for them no more: another prefill need not compute them again."""
+        self._spec = replace(self._spec, num_prompt_logprobs=None)
 
     def next_stamp(self) -> Stamp:
         """Of a message that is not awaited yet, and may never be."""

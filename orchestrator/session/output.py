@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.records import Chunk, FinishReason, GenerationRequest, TokenLogprobs, Usage
 from orchestrator.text import IncrementalDetokenizer
@@ -37,12 +37,17 @@ class Output:
         """Tokens that may still be generated."""
         return self._request.max_tokens - self.num_tokens
 
-    def commit(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> Chunk:
+    def commit(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> Chunk:
         """The chunk that a verdict gives the client, guesses and then the target's own token, cut at whatever ends the
         stream.
         """
         assert not self.is_finished, "a finished output takes no more tokens"
-        return self._take(token_ids, logprobs, is_resumed=False)
+        return replace(self._take(token_ids, logprobs, is_resumed=False), prompt_logprobs=prompt_logprobs)
 
     def resume(self, token_ids: Sequence[int]) -> Chunk | None:
         """Take output that the client already has; a chunk only if it turns out to be complete."""

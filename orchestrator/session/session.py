@@ -72,7 +72,7 @@ class Session:
         self._pair = pair
         self._policy = policy
         self._log = TokenLog(request.prompt)
-        spec = SequenceSpec(len(request.prompt), request.sampling, request.verification, request.num_logprobs)
+        spec = SequenceSpec.of(request)
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
         self._held = EngineView(self._log, spec)
@@ -303,7 +303,8 @@ class Session:
         tokens = (*(guess.block.tokens[node] for node in verdict.path), verdict.next_token)
         self._log.extend(tokens)
         self._held.take(verdict.held)
-        return self._output.commit(tokens, verdict.logprobs)
+        self._held.has_prompt_logprobs()
+        return self._output.commit(tokens, verdict.logprobs, verdict.prompt_logprobs)
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)
@@ -318,6 +319,9 @@ class Session:
         problem = problem_of(verdict, self._guess.block, len(self._log), self._pair.target.vocab_size)
         if problem is None and verdict.continued and self._offers.taken_by(verdict) is None:
             return "it goes on with what it was not offered"
+        if problem is None and self._held.wants_prompt_logprobs:
+            num_scored = len(self._request.prompt) - 1
+            return None if len(verdict.prompt_logprobs) == num_scored else "it has not scored the whole prompt"
         return problem
 
     def _resend(self, missing: Missing) -> list[m.Command]:

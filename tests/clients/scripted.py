@@ -45,7 +45,7 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
     def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
         return next(self._answer(request, context))
 
-    Detokenize = GetModelInfo = Tokenize
+    Detokenize = GetModelInfo = ListModels = Tokenize
 
     def _answer(self, request: Any, context: Any) -> Iterator[Any]:
         self.requests.append(request)

@@ -20,6 +20,7 @@ from outrider_client import (
     DeadlinePassed,
     Inconsistent,
     InvalidRequest,
+    ListedModel,
     NotFound,
     OutriderError,
     Overloaded,
@@ -87,6 +88,12 @@ def test_every_method_may_name_a_model(connect):
         client.call("detokenize", [1], model="m")
         client.call("model_info", model="m")
     assert [request.model for request in scripted.requests] == ["m"] * 3
+
+
+def test_models_are_listed(connect):
+    message = pb.ListedModel(name="one", max_context_tokens=4096, vocab_size=512, has_draft=True)
+    with listening(Scripted([pb.ListModelsResponse(models=[message])])) as address:
+        assert connect(address).call("list_models") == (ListedModel("one", 4096, 512, True),)
 
 
 def test_a_trace_comes_with_the_chunks_that_its_calls_led_to(connect):

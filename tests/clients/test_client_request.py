@@ -19,7 +19,10 @@ EVERYTHING = {
     "request_id": "mine",
     "timeout_s": 5.0,
     "logprobs": 0,
+    "prompt_logprobs": 2,
     "resume_token_ids": [11, 12],
+    "n": 1,
+    "resume_samples": [],
     "temperature": 0.0,
     "top_k": 0,
     "top_p": 0.5,
@@ -29,6 +32,9 @@ EVERYTHING = {
     "frequency_penalty": -2.0,
     "seed": 0,
     "logit_bias": {5: -100.0},
+    "allowed_token_ids": [7, 8],
+    "bad_words": ["a"],
+    "bad_word_ids": [[7, 8]],
     "max_tokens": 50,
     "min_tokens": 0,
     "stop": ["a", "b"],
@@ -47,9 +53,10 @@ DEFAULTS = Sampling(temperature=0.7, top_k=40)
 def received(prompt="hello", **fields) -> GenerationRequest:
     """The request as the server understands it."""
     wire = pb.GenerateRequest.FromString(to_message(prompt, fields).SerializeToString())
-    return translate.to_generation_request(
+    (request,) = translate.to_requests(
         wire, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
     )
+    return request
 
 
 def test_every_argument_arrives_and_zero_is_a_value():
@@ -62,14 +69,30 @@ def test_every_argument_arrives_and_zero_is_a_value():
         frequency_penalty=-2.0,
         seed=0,
         logit_bias=((5, -100.0),),
+        allowed_token_ids=(7, 8),
+        bad_words=(TOKENIZER.encode("a", add_special_tokens=False), (7, 8)),
         suppressed_ids=(7,),
     )
     assert request.prompt == TOKENIZER.encode("hello")
-    assert (request.request_id, request.deadline, request.num_logprobs) == ("mine", 105.0, 0)
+    assert (request.request_id, request.deadline, request.num_logprobs, request.num_prompt_logprobs) == (
+        "mine",
+        105.0,
+        0,
+        2,
+    )
     assert (request.resume_tokens, request.max_tokens, request.stop) == ((11, 12), 50, ("a", "b"))
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
     assert (request.policy, request.pipelining, request.wants_trace) == ("heuristic", False, True)
+
+
+def test_several_samples_arrive():
+    message = to_message("hello", {"n": 2, "seed": 5, "resume_samples": [[11], []]})
+    first, second = translate.to_requests(
+        message, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
+    )
+    assert (first.sampling.seed, first.resume_tokens, second.resume_tokens) == (5, (11,), ())
+    assert not to_message("hello", {"n": 2, "resume_samples": [[11], []]}).sampling.HasField("seed")
 
 
 def test_none_leaves_a_field_to_the_server():
@@ -120,6 +143,11 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("timeout_s", 0.0, "timeout_s"),
         ("timeout_s", float("nan"), "timeout_s"),
         ("logit_bias", {-3: 1.0}, "sampling.logit_bias"),
+        ("n", -1, "n"),
+        ("allowed_token_ids", [-1], "sampling.allowed_token_ids"),
+        ("bad_words", [7], "sampling.bad_words"),
+        ("bad_word_ids", [["x"]], "sampling.bad_word_ids.ids"),
+        ("resume_samples", [[-1]], "resume_samples.ids"),
     ],
 )
 def test_a_value_that_its_field_cannot_hold_is_refused_by_the_name_that_the_server_uses(name, value, field):

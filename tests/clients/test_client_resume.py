@@ -55,6 +55,63 @@ def test_however_calls_break_the_caller_gets_each_token_once_and_in_order(output
     assert received == output
 
 
+def served_samples(request, outputs, sizes):
+    """A server's answer to a request for several samples, one after the other in turn, by chunks of a size each."""
+    resumed = [list(each.ids) for each in request.resume_samples] or [[] for _ in outputs]
+    assert resumed == [output[: len(own)] for own, output in zip(resumed, outputs, strict=True)]
+    assert not request.resume_token_ids
+    positions, left = [len(own) for own in resumed], set(range(len(outputs)))
+    while left:
+        for index in sorted(left):
+            output, position = outputs[index], positions[index]
+            ids = output[position : position + sizes[index]]
+            positions[index] += len(ids)
+            is_last = positions[index] == len(output)
+            message = chunk(ids, sum(positions), is_last=is_last)
+            message.index = index
+            left -= {index} if is_last else set()
+            yield message
+
+
+@given(outputs=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=2, max_size=4), data=st.data())
+def test_however_calls_break_each_sample_comes_once_and_in_order(outputs, data):
+    request = pb.GenerateRequest(text="x", n=len(outputs), sampling=pb.SamplingParams(seed=7))
+    stream, received, num_finished = resumption(request, max_retries=3), [[] for _ in outputs], 0
+    sizes = [data.draw(st.integers(1, 5)) for _ in outputs]
+    while not stream.is_finished:
+        answer = served_samples(stream.begin().request, outputs, sizes)
+        num_chunks = data.draw(st.integers(len(outputs), 12))  # so that progress is made, for else retries run out
+        for message, _ in zip(answer, range(num_chunks), strict=False):
+            if (piece := stream.take(message)) is not None:
+                received[piece.index] += piece.token_ids
+                num_finished += piece.finish is not None
+        stream.broke(LOST)
+    assert received == outputs
+    assert num_finished == len(outputs)
+
+
+def test_the_prompt_is_scored_once_however_often_the_stream_breaks():
+    stream = resumption(pb.GenerateRequest(text="x", prompt_logprobs=2, resume_token_ids=[9]))
+    assert stream.begin().request.prompt_logprobs == 2
+    stream.broke(LOST)
+    assert stream.begin().request.prompt_logprobs == 2, "nothing has come yet"
+    stream.take(chunk([1], 2))
+    stream.broke(LOST)
+    assert not stream.begin().request.HasField("prompt_logprobs")
+
+
+def test_a_sample_that_was_not_asked_for_or_goes_on_after_its_end_is_inconsistent():
+    stream = resumption(pb.GenerateRequest(text="x", n=2))
+    stream.begin()
+    stream.take(chunk([1], 1, is_last=True))
+    with pytest.raises(Inconsistent, match="after the last"):
+        stream.take(chunk([1], 2))
+    wrong = chunk([1], 2)
+    wrong.index = 2
+    with pytest.raises(Inconsistent, match="index 2"):
+        stream.take(wrong)
+
+
 def test_after_the_last_chunk_no_failure_matters():
     stream = resumption(max_retries=0)
     stream.begin()

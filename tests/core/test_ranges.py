@@ -73,7 +73,12 @@ def test_a_fraction_is_refused_where_a_whole_number_is_meant():
 
 
 def test_every_number_of_sampling_has_a_range():
-    assert SAMPLING.keys() == {field.name for field in fields(Sampling)} - {"logit_bias", "suppressed_ids"}
+    assert SAMPLING.keys() == {field.name for field in fields(Sampling)} - {
+        "logit_bias",
+        "suppressed_ids",
+        "allowed_token_ids",
+        "bad_words",
+    }
 
 
 def test_ranges_say_themselves():

@@ -24,6 +24,17 @@ def test_what_sampling_says_of_itself():
         assert Sampling(**{name: value}).has_penalties
 
 
+def test_a_bad_word_is_completed_by_its_last_id_after_its_others_in_the_output():
+    sampling = Sampling(bad_words=((7,), (1, 2, 3), (2, 4)))
+    assert sampling.bad_after([9, 1, 2], 1) == [7, 3, 4]
+    assert sampling.bad_after([9, 1, 2], 2) == [7, 4], "1 belongs to the prompt"
+    assert sampling.bad_after([1, 2], 2) == sampling.bad_after([], 5) == [7]
+    assert sampling.bad_after([9, 1, 5, 2], 1) == [7, 4]
+    assert sampling.reads_tokens
+    assert not Sampling(bad_words=((7,),), allowed_token_ids=(1,)).reads_tokens
+    assert Sampling(presence_penalty=1.0).reads_tokens
+
+
 @settings(deadline=None)
 @given(tree=trees(), token=st.integers(0, 3))
 def test_trees_answer_as_their_definition_says(tree, token):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 
 import pytest
@@ -32,6 +33,13 @@ def test_what_we_log_in_a_replica_goes_where_serve_s_own_lines_go(loggers):
     logging.getLogger("deploy.serve.deployments").info("an engine has died")
     logging.getLogger("orchestrator.dispatch.runner").debug("too much")
     assert out.getvalue() == "an engine has died\n"
+
+
+def test_lines_go_to_standard_output_as_json_if_that_is_set(loggers, capsys):
+    loggers[SERVE_LOGGER_NAME].setLevel(logging.INFO)
+    logs.log_with_serve(is_json=True)
+    logging.getLogger("orchestrator.dispatch.runner").info("session %s goes on", "r#1")
+    assert json.loads(capsys.readouterr().out)["message"] == "session r#1 goes on"
 
 
 def test_an_engine_s_process_keeps_what_is_not_yet_a_warning_with_its_time(loggers, capsys):

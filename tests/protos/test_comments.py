@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from core.config import Limits
 from core.ranges import LOGIT_BIAS, SAMPLING
 from protos.generate import ROOT, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
@@ -28,7 +29,11 @@ def comments(message):
     return found
 
 
-@pytest.mark.parametrize("name", [field.name for field in pb.SamplingParams.DESCRIPTOR.fields])
+MASKS = {"allowed_token_ids", "bad_words", "bad_word_ids"}
+"""Lists, which have bounds of another kind."""
+
+
+@pytest.mark.parametrize("name", sorted(set(pb.SamplingParams.DESCRIPTOR.fields_by_name) - MASKS))
 def test_each_sampling_field_says_its_range(name):
     assert str(SAMPLING_FIELDS[name]) in comments("SamplingParams")[name]
 
@@ -36,5 +41,9 @@ def test_each_sampling_field_says_its_range(name):
 def test_other_numbers_say_theirs():
     from deploy.api.request import MAX_DRAFT_TOKENS, MAX_TIMEOUT_S
 
+    limits = Limits()
+    assert f"At most {limits.max_allowed_token_ids}" in comments("SamplingParams")["allowed_token_ids"]
+    bounds = f"at most {limits.max_bad_words}, each of at most {limits.max_bad_word_tokens} tokens"
+    assert bounds in comments("SamplingParams")["bad_words"]
     assert f"[0, {MAX_DRAFT_TOKENS}]" in comments("SpeculationParams")["max_draft_tokens"]
     assert f"(0, {MAX_TIMEOUT_S:.0f}]" in comments("GenerateRequest")["timeout_s"]

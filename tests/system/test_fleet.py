@@ -56,6 +56,9 @@ def test_each_model_answers_to_its_name_and_the_first_to_none(client):
     assert large != twin
     assert complete(client, "")[0] == large
     assert {client.model_info(model=name).model for name in ("", "org/large", "twin")} == {"org/large", "twin"}
+    assert [model.name for model in client.list_models()] == ["org/large", "twin"]
+    for name in ("", "org/large", "twin"):
+        assert client.detokenize(client.tokenize(PROMPT, model=name), model=name, skip_special_tokens=True) == PROMPT
     with pytest.raises(NotFound, match="there is no model 'other' here; this server has 'org/large', 'twin'"):
         complete(client, "other")
 

@@ -7,15 +7,18 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import openai
 import pytest
+import ray
 from local import DEMO
 
 from core.config import Limits
 from deploy.launch.local import served
 from deploy.settings import demo_config
-from outrider_client import Client
+from outrider_client import Client, InvalidRequest, OutriderError, Retry, Unauthenticated
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -99,6 +102,35 @@ def test_n_samples_are_reproducible_one_by_one(client):
     assert again.text == three[2].text
 
 
+def test_n_samples_by_grpc_are_those_by_http(client, grpc_client):
+    expected = [choice.token_ids for choice in complete(client, temperature=1, seed=5, n=3).choices]
+    completion = by_grpc(grpc_client, temperature=1.0, seed=5, n=3)
+    assert [list(sample.token_ids) for sample in completion.samples] == expected
+    assert completion.usage.completion_tokens == 3 * 24
+    alone = by_grpc(grpc_client, temperature=1.0, seed=completion.samples[2].finish.seed)
+    assert list(alone.token_ids) == expected[2]
+    seen = [list(sample.token_ids)[:cut] for sample, cut in zip(completion.samples, (24, 5, 0), strict=True)]
+    rest = by_grpc(grpc_client, temperature=1.0, seed=5, n=3, resume_samples=seen)
+    assert [own + list(sample.token_ids) for own, sample in zip(seen, rest.samples, strict=True)] == expected
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_masks_hold_drafted_or_not_by_both_languages(client, grpc_client, temperature):
+    free = by_grpc(grpc_client, temperature=float(temperature), seed=5)
+    allowed = sorted({*free.token_ids, *range(100, 200)})
+    words = [list(free.token_ids[2:4]), [free.token_ids[6]]]
+    masks = {"allowed_token_ids": allowed, "bad_word_ids": words, "bad_words": ["return"]}
+    outputs = [
+        complete(client, temperature=temperature, seed=5, extra_body={**masks, "speculation": speculation}).choices[0]
+        for speculation in ({"max_draft_tokens": 0}, {"policy": "static_tree", "max_draft_tokens": 4})
+    ]
+    masked = by_grpc(grpc_client, temperature=float(temperature), seed=5, **masks)
+    assert outputs[0].token_ids == outputs[1].token_ids == list(masked.token_ids) != list(free.token_ids)
+    assert "return" not in masked.text
+    assert set(masked.token_ids) <= set(allowed) - {words[1][0]}
+    assert tuple(words[0]) not in set(pairwise(masked.token_ids))
+
+
 def test_a_chat_streamed_and_whole(client):
     given = {"model": "outrider-demo", "messages": [{"role": "user", "content": "add two numbers"}]}
     given |= {"temperature": 0, "max_completion_tokens": 16}
@@ -120,6 +152,24 @@ def test_logprobs_of_a_completion(client):
     )
 
 
+def test_a_prompt_is_scored_the_same_by_both_languages_whatever_is_in_the_cache(client, grpc_client):
+    complete(client)  # so that others could begin with it
+    scores = by_grpc(grpc_client, temperature=0, prompt_logprobs=2)
+    choice = complete(client, echo=True, logprobs=2).choices[0]
+    num_prompt = scores.usage.prompt_tokens
+    assert choice.text.startswith(PROMPT)
+    assert choice.logprobs.token_logprobs[:num_prompt] == [None, *(each.logprob for each in scores.prompt_logprobs)]
+    assert len(scores.prompt_logprobs) == num_prompt - 1
+    assert choice.token_ids == list(scores.token_ids) == complete(client).choices[0].token_ids
+    # What follows a prompt is scored alike as output and as prompt.
+    output = by_grpc(grpc_client, temperature=0, logprobs=0)
+    longer = grpc_client.tokenize(PROMPT) + output.token_ids
+    as_prompt = grpc_client.generate(token_ids=longer, max_tokens=1, prompt_logprobs=0).prompt_logprobs[
+        num_prompt - 1 :
+    ]
+    assert [each.logprob for each in as_prompt] == pytest.approx([each.logprob for each in output.logprobs], abs=1e-4)
+
+
 def test_models(client):
     (listed,) = client.models.list().data
     assert client.models.retrieve("outrider-demo") == listed
@@ -138,6 +188,40 @@ def test_refusals_are_the_client_s_own_errors(client, endpoints):
     with pytest.raises(openai.InternalServerError) as late:
         complete(client, max_tokens=1500, extra_body={"timeout_s": 0.05})
     assert late.value.status_code == 504
+
+
+def test_errors_and_logs_name_their_request_and_no_log_has_a_prompt(client, grpc_client):
+    marker, trace = "nobody_s_business", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    named = {"x-request-id": "by-http-1", "traceparent": trace}
+    with pytest.raises(openai.BadRequestError) as bad:
+        complete(client, prompt=marker, stop=[marker] * 99, extra_headers=named)
+    headers = bad.value.response.headers
+    assert (headers["x-request-id"], headers["traceparent"], bad.value.body["request_id"]) == (
+        "by-http-1",
+        trace,
+        "by-http-1",
+    )
+    with pytest.raises(InvalidRequest) as wrong:
+        grpc_client.generate(marker, stop=[marker] * 99, request_id="by-grpc-1")
+    assert wrong.value.request_id == "by-grpc-1"
+    assert by_grpc(grpc_client, request_id="by-grpc-2", stop=[marker]).request_id == "by-grpc-2"
+    complete(client, prompt=marker, extra_headers={"x-request-id": "by-http-2"})
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    text = "".join(file.read_text(errors="replace") for file in logs.glob("**/*") if file.is_file())
+    assert marker not in text
+    for name in ("by-http-1", "by-http-2", "by-grpc-1", "by-grpc-2"):
+        assert any(name in line and ("OK" in line or "INVALID" in line) for line in text.splitlines()), name
+
+
+def test_what_is_too_long_is_refused_whoever_sends_it(endpoints):
+    """Before anybody asks for a token: what is read of a stranger is bounded."""
+    with Client(f"localhost:{endpoints.grpc_port}", retry=Retry(max_retries=0)) as stranger:
+        with pytest.raises(Unauthenticated):
+            stranger.generate(PROMPT)
+        with pytest.raises(InvalidRequest, match="bytes long"):
+            stranger.generate("x" * 7_000_000)
+        with pytest.raises(OutriderError, match="larger than max"):
+            stranger.generate("x" * 50_000_000)
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(endpoints):

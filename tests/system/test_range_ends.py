@@ -18,6 +18,8 @@ from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
@@ -73,6 +75,11 @@ AT_THE_ENDS = [
     *[replace(sampling, temperature=t) for sampling in ends("seed") for t in (1.0, 100.0)],
     replace(WARM, seed=MAX_SEED, temperature=100.0, top_p=SUBNORMAL, min_p=1.0, repetition_penalty=10.0),
     replace(WARM, temperature=0.001, repetition_penalty=0.1, presence_penalty=-2.0, frequency_penalty=-2.0),
+    *[replace(WARM, temperature=t, allowed_token_ids=tuple(range(40, 400))) for t in (0.0, 1.0)],
+    *[
+        replace(WARM, temperature=t, allowed_token_ids=(40, 41, 42, 43), bad_words=((40, 40), (41,), (42, 40, 42)))
+        for t in (0.0, 1.0, 100.0)
+    ],
 ]
 """Of each range, and of some at once. What ends the output is tried below."""
 
@@ -89,9 +96,24 @@ class CountPenalties:
         return scores - counts * sampling.frequency_penalty - (counts > 0) * sampling.presence_penalty
 
 
+class OutputsBadWords:
+    """Of the output alone, as vLLM has it; transformers looks into the prompt, too."""
+
+    def __init__(self, sampling, prompt_len):
+        self._process = NoBadWordsLogitsProcessor([list(word) for word in sampling.bad_words])
+        self._prompt_len = prompt_len
+
+    def __call__(self, ids, scores):
+        return self._process(ids[:, self._prompt_len :], scores)
+
+
 def processors(sampling, prompt_len):
     """What transformers makes of these parameters, in the order in which its `generate` applies them."""
     found = LogitsProcessorList()
+    if sampling.allowed_token_ids:
+        found.append(PrefixConstrainedLogitsProcessor(lambda *_: list(sampling.allowed_token_ids), 1))
+    if sampling.bad_words:
+        found.append(OutputsBadWords(sampling, prompt_len))
     if sampling.logit_bias:
         found.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in sampling.logit_bias}))
     found.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))

@@ -184,6 +184,14 @@ BAD = {
     "speculation.verification": {"speculation": pb.SpeculationParams(verification=99)},
     "resume_token_ids": {"resume_token_ids": [2**30]},
     "timeout_s": {"timeout_s": -1.0},
+    "n": {"n": 10_000},
+    "resume_samples": {"n": 2, "resume_samples": [pb.TokenIds(ids=[1])]},
+    "resume_samples[0].ids[0]": {"resume_samples": [pb.TokenIds(ids=[2**31])]},
+    "prompt_logprobs": {"prompt_logprobs": 21},
+    "sampling.allowed_token_ids": {"sampling": pb.SamplingParams(allowed_token_ids=[1, 999_999])},
+    "sampling.bad_words": {"sampling": pb.SamplingParams(bad_words=[""])},
+    "sampling.bad_word_ids": {"sampling": pb.SamplingParams(bad_word_ids=[pb.TokenIds()])},
+    "request_id": {"request_id": "x" * 129},
 }
 
 

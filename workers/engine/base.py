@@ -26,7 +26,7 @@ from workers.engine.prefix_cache import Prefixes
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.runtime import Findings, ModelRuntime
-from workers.step import OutOfBlocks
+from workers.step import OutOfBlocks, StepRows
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +182,7 @@ class Engine(ABC, Generic[Request, Reply]):
         logits = self._runtime.forward(batch)
         if self._pacer is not None:
             self._pacer.wait(num_rows, forward_s)
+        logits = self._take_scores(work, batch, logits)
         self._forward_time_s += monotonic() - forward_s
         self._num_steps += 1
         self._num_rows += num_rows
@@ -259,6 +260,13 @@ class Engine(ABC, Generic[Request, Reply]):
             self._store.publish(held)
 
     # Where target and draft differ
+
+    def _take_scores(
+        self, work: Sequence[tuple[Job[Request], Share]], batch: Sequence[StepRows], logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Use the logits of rows that somebody wants beside those after its last token and guesses; what is left."""
+        del work, batch
+        return logits
 
     @abstractmethod
     def _needed_guesses(self, request: Request) -> TokenTree:

@@ -69,10 +69,10 @@ class TreeJob(Job[DraftRequest]):
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
-        """The sampling context of each row of logits. Without penalties nodes of equal depth share it."""
+        """The sampling context of each row of logits. Unless tokens are read, nodes of equal depth share it."""
         log, builder = self.held.log, self.builder
         nodes = builder.being_fed
-        if self.held.spec.sampling.has_penalties:
+        if self.held.spec.sampling.reads_tokens:
             return [self._place(builder.depths[node], [*log.tokens, *builder.path(node)]) for node in nodes]
         at = {depth: self._place(depth) for depth in {builder.depths[node] for node in nodes}}
         return [at[builder.depths[node]] for node in nodes]

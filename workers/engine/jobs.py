@@ -47,6 +47,16 @@ class Job(ABC, Generic[Request]):
         return self.num_passes > 0
 
     @property
+    def most_tokens(self) -> int:
+        """Pending tokens that one step may take at most."""
+        return len(self.pending)
+
+    @property
+    def may_adopt(self) -> bool:
+        """Whether it may begin with KV that others have left."""
+        return True
+
+    @property
     def wants_logits(self) -> bool:
         """Whether logits of the last pending token and of the guesses are wanted."""
         return True

@@ -32,7 +32,7 @@ class Prefixes:
         coming: set[BlockHash] = set()
         ready = []
         for job in jobs:
-            if not job.held.kv.num_tokens:
+            if not job.held.kv.num_tokens and job.may_adopt:
                 self._look_at(job)
                 if self._should_wait(job, coming):
                     continue

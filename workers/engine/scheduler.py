@@ -23,6 +23,11 @@ class Schedulable(Protocol):
         ...
 
     @property
+    def most_tokens(self) -> int:
+        """Of those, the most that one step may take."""
+        ...
+
+    @property
     def num_tree_rows(self) -> int:
         """Number of guesses that go with the last of them; at least one where no token is pending."""
         ...
@@ -91,9 +96,10 @@ def _chunks(indices: Iterable[int], jobs: Sequence[Schedulable], rows_left: int)
         job = jobs[index]
         if rows_left <= 0:
             break
-        fits_whole = len(job.pending) + job.num_tree_rows <= rows_left
+        is_whole = job.most_tokens >= len(job.pending)
+        fits_whole = is_whole and len(job.pending) + job.num_tree_rows <= rows_left
         # The guesses go with the last token, so a chunk that cannot take both leaves at least one token for later.
-        num_tokens = len(job.pending) if fits_whole else min(rows_left, len(job.pending) - 1)
+        num_tokens = len(job.pending) if fits_whole else min(rows_left, job.most_tokens, len(job.pending) - 1)
         shares.append(Share(index, num_tokens, is_last=fits_whole))
         rows_left -= num_tokens + (job.num_tree_rows if fits_whole else 0)
     return shares

@@ -25,6 +25,8 @@ from core.records import (
 from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job
+from workers.engine.prompt_scores import SCORED_ROWS, PromptScores, take_scores
+from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
@@ -37,6 +39,26 @@ _UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, 
 @dataclass(eq=False, slots=True)
 class VerifyJob(Job[VerifyRequest]):
     """A prefix to extend, and a block to verify below it."""
+
+    scores: PromptScores | None = None
+    """Of a prompt whose own tokens are to be scored."""
+
+    @property
+    def most_tokens(self) -> int:
+        return len(self.pending) if self.scores is None else SCORED_ROWS
+
+    @property
+    def may_adopt(self) -> bool:
+        return self.scores is None
+
+    def rows(self, share: Share) -> StepRows:
+        rows = Job.rows(self, share)  # a class with slots has no super() without arguments
+        return rows if self.scores is None else replace(rows, wants_logits=True, wants_all=True)
+
+    def begin_again(self) -> None:
+        Job.begin_again(self)
+        if self.scores is not None:
+            self.scores.begin_again()
 
     @property
     def block(self) -> TokenTree:
@@ -142,9 +164,24 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return request.block
 
     def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
+        scores = _scores_of(request)
+        if scores is not None:
+            self._store.truncate(held, 0)
         rebased = held.rebase_to_verify(request)
         self._store.follow(held, rebased.num_tokens, rebased.guesses)
-        self._jobs.append(VerifyJob(ticket, request, held, rebased.pending))
+        self._jobs.append(VerifyJob(ticket, request, held, rebased.pending, scores=scores))
+
+    def _take_scores(
+        self, work: Sequence[tuple[Job[VerifyRequest], Share]], batch: Sequence[StepRows], logits: Tensor
+    ) -> Tensor:
+        if not any(rows.wants_all for rows in batch):
+            return logits
+        asked = []
+        for (job, share), rows in zip(work, batch, strict=True):
+            assert isinstance(job, VerifyJob), "a target has no others"
+            following = job.pending[1 : share.num_tokens + 1]
+            asked.append((rows, job.scores, len(job.held.log), following, share.is_last))
+        return take_scores(asked, logits)
 
     def _finish(self, jobs: Sequence[VerifyJob], logits: Tensor) -> bool:
         left = list(_stretches(jobs))
@@ -172,7 +209,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
             if root or any(guesses):
                 self._runtime.cache.suspect(item.job.held.kv)
-            if root:
+            if root or (item.job.scores is not None and item.job.scores.is_unsound):
                 self._roll_back(item.job, ())
                 self._answer(item.job, Refused(item.job.request.stamp, _UNSOUND, is_final=True))
             elif any(guesses):
@@ -214,7 +251,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
     @staticmethod
     def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int) -> Verdict:
         path, next_token = outcome
-        return Verdict(job.request.stamp, path, next_token, len(job.held.log), logprobs, job.timing(), continued)
+        scores = tuple(job.scores.found) if job.scores is not None else ()
+        held = len(job.held.log)
+        return Verdict(job.request.stamp, path, next_token, held, logprobs, job.timing(), continued, scores)
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
         """Not after an end-of-sequence token: only the orchestrator knows whether the text continues after it."""
@@ -226,6 +265,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         held = job.held
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
+
+
+def _scores_of(request: VerifyRequest) -> PromptScores | None:
+    """Where a request asks for them, which brings the whole prompt."""
+    spec = request.spec
+    if request.base.num_tokens or spec is None or spec.num_prompt_logprobs is None:
+        return None
+    return PromptScores(spec.num_prompt_logprobs, spec.prompt_len)
 
 
 def _nothing() -> None:
@@ -249,7 +296,7 @@ def _rows(job: VerifyJob) -> list[Row]:
     spec, num_committed = job.held.spec, len(job.held.log)
     if sampler.is_argmax(spec.sampling):
         return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
-    paths = _paths(job) if spec.sampling.has_penalties else [()] * (1 + len(job.block))
+    paths = _paths(job) if spec.sampling.reads_tokens else [()] * (1 + len(job.block))
     depths = (0, *job.block.depths)
     return [
         Row(spec.sampling, num_committed + depth, path, spec.prompt_len)
@@ -258,7 +305,7 @@ def _rows(job: VerifyJob) -> list[Row]:
 
 
 def _paths(job: VerifyJob) -> list[Sequence[int]]:
-    """All tokens before the draw of the root and of each node: penalties count them."""
+    """All tokens before the draw of the root and of each node: penalties count them, and bad words end in them."""
     paths: list[Sequence[int]] = [list(job.held.log.tokens)]
     for token, parent in zip(job.block.tokens, job.block.parents, strict=True):
         paths.append([*paths[parent + 1 if parent != ROOT else 0], token])

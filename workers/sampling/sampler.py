@@ -19,6 +19,7 @@ from core.exact import TOP_P_SLACK, Purpose, noise
 from core.records import Sampling, TokenLogprobs
 from core.speculation import SparseDistribution
 from workers.sampling.gumbel import gumbel_rows
+from workers.sampling.masks import has_masks, masked
 from workers.step import Readback, upload
 
 _NEVER = -math.inf
@@ -35,7 +36,7 @@ class Row:
     position: int
     """Index, in the whole sequence, of the token that this row draws."""
     tokens: Sequence[int]
-    """All before `position`, guesses on the path to this row included; read only if `sampling.has_penalties`."""
+    """All before `position`, guesses on the path to this row included; read only if `sampling.reads_tokens`."""
     prompt_len: int
     """With the position, read only unless `is_argmax`."""
 
@@ -62,10 +63,12 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits [R, V] in float32 after bias and penalties: the first half of `process`. The very tensor that was given,
-    if it is float32 and no row asks for any."""
+    """Logits [R, V] in float32 after masks, bias and penalties: the first half of `process`. The very tensor that was
+    given, if it is float32 and no row asks for any."""
     logits = logits.float()
-    return _penalised(_biased(logits, rows), rows) if any(map(_is_adjusted, _samplings(rows))) else logits
+    if not any(map(_is_adjusted, _samplings(rows))):
+        return logits
+    return _penalised(_biased(masked(logits, rows), rows), rows)
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -85,7 +88,7 @@ def _samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
 
 
 def _is_adjusted(sampling: Sampling) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens or sampling.has_penalties)
+    return bool(sampling.logit_bias or sampling.min_tokens or sampling.has_penalties or has_masks(sampling))
 
 
 def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

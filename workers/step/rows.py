@@ -31,10 +31,18 @@ class StepRows:
     num_cached_nodes: int = 0
     wants_logits: bool = True
     """False for all but the last chunk of a prefill."""
+    wants_all: bool = False
+    """Whether the logits of all rows are wanted, those before the last token, too."""
 
     @property
     def num_rows(self) -> int:
         return len(self.tokens) + len(self.tree) - self.num_cached_nodes
+
+    @property
+    def num_wanted(self) -> int:
+        """Rows whose logits are wanted: the last ones."""
+        num_left_out = 0 if self.wants_all else max(0, len(self.tokens) - 1)
+        return self.num_rows - num_left_out if self.wants_logits else 0
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -76,6 +84,6 @@ def lay_out(batch: Sequence[StepRows]) -> Step:
         step.ids.extend(item.ids)
         step.positions.extend(item.positions)
         step.spans.append(Span(item.kv, first, len(item.tokens), item.tree.parents, item.num_cached_nodes))
-        if item.wants_logits:
-            step.wanted.extend(range(first + max(0, len(item.tokens) - 1), first + item.num_rows))
+        end = first + item.num_rows
+        step.wanted.extend(range(end - item.num_wanted, end))
     return step

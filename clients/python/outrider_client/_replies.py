@@ -17,8 +17,10 @@ from outrider_client.records import (
     Control,
     Finish,
     FinishReason,
+    ListedModel,
     Model,
     ModelInfo,
+    Sample,
     SamplingDefaults,
     Speculation,
     Timing,
@@ -53,24 +55,42 @@ def to_chunk(message: pb.GenerateChunk) -> Chunk:
         usage=_record(Usage, message.usage),
         finish=_finish(message.finish) if message.HasField("finish") else None,
         trace=tuple(_call(call) for call in message.trace),
+        index=message.index,
+        prompt_logprobs=tuple(_logprob(logprob) for logprob in message.prompt_logprobs),
     )
 
 
 def to_completion(chunks: Sequence[Chunk], request_id: str, num_calls: int) -> Completion:
     """A stream that was read to its end."""
+    indices = sorted({chunk.index for chunk in chunks})
+    samples = tuple(_sample([chunk for chunk in chunks if chunk.index == index]) for index in indices)
+    first = {field.name: getattr(samples[0], field.name) for field in fields(Sample)}
+    return Completion(
+        **first,
+        usage=chunks[-1].usage,
+        request_id=request_id,
+        num_calls=num_calls,
+        samples=samples,
+        prompt_logprobs=_joined(chunk.prompt_logprobs for chunk in chunks),
+    )
+
+
+def _sample(chunks: Sequence[Chunk]) -> Sample:
     finish = chunks[-1].finish
     assert finish is not None, "a stream without a last chunk raises"
-    return Completion(
+    return Sample(
         text="".join(chunk.text for chunk in chunks),
         token_ids=_joined(chunk.token_ids for chunk in chunks),
         guessed=_joined(chunk.guessed for chunk in chunks),
         logprobs=_joined(chunk.logprobs for chunk in chunks),
-        usage=chunks[-1].usage,
         finish=finish,
         trace=_joined(chunk.trace for chunk in chunks),
-        request_id=request_id,
-        num_calls=num_calls,
     )
+
+
+def to_models(message: pb.ListModelsResponse) -> tuple[ListedModel, ...]:
+    """What is served; the first is that of requests that name none."""
+    return tuple(_record(ListedModel, model) for model in message.models)
 
 
 def to_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:

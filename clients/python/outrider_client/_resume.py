@@ -41,7 +41,14 @@ class Resumption:
         self.is_finished = False
         self._request = request
         self._attempts = attempts
-        self._received = list(request.resume_token_ids)
+        self._num_samples = request.n if request.HasField("n") else 1
+        self._received = _resumed(request) or [[] for _ in range(self._num_samples)]
+        """Of each sample."""
+        self._has_prompt_logprobs = False
+        """They come in the first chunk of sample 0."""
+        self._finished: set[int] = set()
+        self._repeated: set[int] = set()
+        """Samples that had finished before the call in progress, which says so again."""
         self._num_prompt_tokens: int | None = None
 
     @property
@@ -57,17 +64,33 @@ class Resumption:
         timeout_s = self._attempts.begin()
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
-        request.resume_token_ids[:] = self._received
+        self._repeated = set(self._finished)
+        del request.resume_samples[:]
+        if self._num_samples == 1:
+            request.resume_token_ids[:] = self._received[0]
+        elif any(self._received):
+            request.resume_samples.extend(pb.TokenIds(ids=ids) for ids in self._received)
+        if self._has_prompt_logprobs:
+            request.ClearField("prompt_logprobs")
         if timeout_s is not None:
             request.timeout_s = timeout_s  # the deadline of a gRPC call does not reach the replica
         return Call(request, timeout_s)
 
-    def take(self, message: pb.GenerateChunk) -> Chunk:
-        """The next piece. Raises: Inconsistent when it does not follow what was received."""
+    def take(self, message: pb.GenerateChunk) -> Chunk | None:
+        """The next piece; none where it only repeats how a sample ended.
+
+        Raises: Inconsistent when it does not follow what was received.
+        """
         self._check(message)
-        self._received.extend(message.token_ids)
+        self._received[message.index].extend(message.token_ids)
         self._attempts.progressed()
-        self.is_finished = message.HasField("finish")
+        self._has_prompt_logprobs |= message.index == 0
+        if message.index in self._repeated:
+            self._repeated.remove(message.index)
+            return None
+        if message.HasField("finish"):
+            self._finished.add(message.index)
+            self.is_finished = len(self._finished) == self._num_samples
         return to_chunk(message)
 
     def ended(self) -> float:
@@ -83,8 +106,10 @@ class Resumption:
 
     def _check(self, message: pb.GenerateChunk) -> None:
         """The server's own count of the output tells whether a token was lost or repeated on the way."""
-        usage, num_received = message.usage, len(self._received) + len(message.token_ids)
-        if self.is_finished:
+        if message.index >= self._num_samples:
+            raise _inconsistent(f"a sample of the index {message.index}, where {self._num_samples} were asked for")
+        usage, num_received = message.usage, sum(map(len, self._received)) + len(message.token_ids)
+        if message.index in self._finished - self._repeated:
             raise _inconsistent("a chunk after the last one")
         if usage.completion_tokens != num_received:
             raise _inconsistent(
@@ -94,6 +119,13 @@ class Resumption:
             problem = f"a prompt of {usage.prompt_tokens} tokens, which had {self._num_prompt_tokens} before"
             raise _inconsistent(problem)
         self._num_prompt_tokens = usage.prompt_tokens
+
+
+def _resumed(request: pb.GenerateRequest) -> list[list[int]]:
+    """What the caller brings of each sample; nothing where it brings nothing."""
+    if request.resume_samples:
+        return [list(output.ids) for output in request.resume_samples]
+    return [list(request.resume_token_ids)] if request.resume_token_ids else []
 
 
 def _inconsistent(problem: str) -> Inconsistent:

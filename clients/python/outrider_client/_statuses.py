@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from outrider_client import errors
 from outrider_client._proto import details_pb2
@@ -44,10 +44,10 @@ def error_of(error: grpc.RpcError) -> OutriderError:
     kind = OutriderError if _TOO_LONG in message else _KINDS.get(code, OutriderError)
     details = list(_details(error.trailing_metadata()))
     field = _field(details, message) if kind is errors.InvalidRequest else None
-    return kind(code, message, field, _retry_after_s(details))
+    return kind(code, message, field, _retry_after_s(details), _request_id(details))
 
 
-def _details(trailers: Iterable[Any] | None) -> Iterable[details_pb2.RetryInfo | details_pb2.BadRequest]:
+def _details(trailers: Iterable[Any] | None) -> Iterable[Message]:
     status = details_pb2.Status()
     try:
         for key, value in trailers or ():
@@ -57,6 +57,8 @@ def _details(trailers: Iterable[Any] | None) -> Iterable[details_pb2.RetryInfo |
             match packed.type_url.rpartition("/")[2]:
                 case "google.rpc.RetryInfo":
                     yield details_pb2.RetryInfo.FromString(packed.value)
+                case "google.rpc.RequestInfo":
+                    yield details_pb2.RequestInfo.FromString(packed.value)
                 case "google.rpc.BadRequest":
                     yield details_pb2.BadRequest.FromString(packed.value)
     except DecodeError:
@@ -69,6 +71,13 @@ def _field(details: Iterable[object], message: str) -> str | None:
             return detail.field_violations[0].field
     match = _FIELD.match(message)
     return match.group(1) if match else None
+
+
+def _request_id(details: Iterable[object]) -> str | None:
+    for detail in details:
+        if isinstance(detail, details_pb2.RequestInfo):
+            return detail.request_id
+    return None
 
 
 def _retry_after_s(details: Iterable[object]) -> float | None:

@@ -13,14 +13,14 @@ import grpc
 from outrider_client._attempts import Attempts, RetryBudget
 from outrider_client._proto import details_pb2
 from outrider_client._proto import generation_pb2 as pb
-from outrider_client._replies import to_completion, to_model_info
+from outrider_client._replies import to_completion, to_model_info, to_models
 from outrider_client._resume import Resumption
 from outrider_client._servers import Servers
 from outrider_client._statuses import error_of
 from outrider_client.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, HEALTH_TIMEOUT_S, POLL_S
 from outrider_client.errors import DeadlinePassed
 from outrider_client.options import Connection, Retry, Tls
-from outrider_client.records import Chunk, Completion, ModelInfo
+from outrider_client.records import Chunk, Completion, ListedModel, ModelInfo
 from outrider_client.request import GenerateFields, to_message
 
 
@@ -95,6 +95,10 @@ class AsyncClient:
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         text: str = (await self._call("Detokenize", request, timeout_s)).text
         return text
+
+    async def list_models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> tuple[ListedModel, ...]:
+        """What requests can ask for by `model`; the first is that of requests that name none."""
+        return to_models(await self._call("ListModels", pb.ListModelsRequest(), timeout_s))
 
     async def model_info(self, *, model: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
         """The served model of that name, with the defaults of its requests."""
@@ -210,7 +214,9 @@ class AsyncStream(AsyncIterator[Chunk]):
         while not self._is_closed:
             message, pause_s = await self._read()
             if message is not None:
-                return self._resumption.take(message)
+                if (chunk := self._resumption.take(message)) is not None:
+                    return chunk
+                continue
             self._call = None
             if self._resumption.is_finished:
                 return None

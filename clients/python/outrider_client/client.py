@@ -13,13 +13,13 @@ import grpc
 from outrider_client._attempts import Attempts, RetryBudget
 from outrider_client._proto import details_pb2
 from outrider_client._proto import generation_pb2 as pb
-from outrider_client._replies import to_completion, to_model_info
+from outrider_client._replies import to_completion, to_model_info, to_models
 from outrider_client._resume import Resumption
 from outrider_client._servers import Servers
 from outrider_client._statuses import error_of
 from outrider_client.errors import DeadlinePassed
 from outrider_client.options import Connection, Retry, Tls
-from outrider_client.records import Chunk, Completion, ModelInfo
+from outrider_client.records import Chunk, Completion, ListedModel, ModelInfo
 from outrider_client.request import GenerateFields, to_message
 
 DEFAULT_ADDRESS = "localhost:9000"
@@ -101,6 +101,10 @@ class Client:
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         text: str = self._call("Detokenize", request, timeout_s).text
         return text
+
+    def list_models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> tuple[ListedModel, ...]:
+        """What requests can ask for by `model`; the first is that of requests that name none."""
+        return to_models(self._call("ListModels", pb.ListModelsRequest(), timeout_s))
 
     def model_info(self, *, model: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ModelInfo:
         """The served model of that name, with the defaults of its requests."""
@@ -192,7 +196,9 @@ class Stream(Iterator[Chunk]):
         while not self._is_closed.is_set():
             message, pause_s = self._read()
             if message is not None:
-                return self._resumption.take(message)
+                if (chunk := self._resumption.take(message)) is not None:
+                    return chunk
+                continue
             self._call = None
             if self._resumption.is_finished:
                 return None

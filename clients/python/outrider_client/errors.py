@@ -27,14 +27,21 @@ class OutriderError(Exception):
     """Whether the same call may succeed a little later."""
 
     def __init__(
-        self, code: grpc.StatusCode, message: str, field: str | None = None, retry_after_s: float | None = None
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        request_id: str | None = None,
     ) -> None:
-        super().__init__(code, message, field, retry_after_s)  # all of them, so that the error can be pickled
+        super().__init__(code, message, field, retry_after_s, request_id)  # all, so that the error can be pickled
         self.code = code
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
         """Seconds that the server asked to wait."""
+        self.request_id = request_id
+        """The id of the call in the server's logs; None where no server of ours has answered."""
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"

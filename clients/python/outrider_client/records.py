@@ -120,6 +120,22 @@ class Chunk:
     """In the last chunk only."""
     trace: tuple[CallTrace, ...] = ()
     """With `trace=True`: the calls that were answered since the last chunk."""
+    index: int = 0
+    """With `n`: the sample that this belongs to; each has a last chunk of its own, and `usage` is that of all."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """In the first chunk, if they were asked for: one for each token of the prompt but the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of several outputs of a prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    guessed: tuple[bool, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish
+    trace: tuple[CallTrace, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +154,10 @@ class Completion:
     """The id of the request in the server's logs."""
     num_calls: int
     """Number of calls: 1, and 1 more for each repetition."""
+    samples: tuple[Sample, ...] = ()
+    """Every output in order, one without `n`; the fields above, usage apart, are those of the first."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """If they were asked for: one for each token of the prompt but the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +173,17 @@ class Model:
     max_context_tokens: int
     kv_cache_tokens: int
     eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One model that requests can ask for."""
+
+    name: str
+    max_context_tokens: int
+    """Of prompt and output together."""
+    vocab_size: int
+    has_draft: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,14 @@ class GenerateFields(TypedDict, total=False):
     """Seconds for the whole stream, over all its calls and the pauses between them."""
     logprobs: int | None
     """Alternatives to report with each token; 0 reports the token alone."""
+    prompt_logprobs: int | None
+    """The same for each token of the prompt but the first."""
     resume_token_ids: Sequence[int] | None
     """Output of an earlier stream that the caller has already: only the rest is given. Needs its seed."""
+    n: int | None
+    """Samples of the prompt, each with an index; sample i depends on the seed and i alone."""
+    resume_samples: Sequence[Sequence[int]] | None
+    """As `resume_token_ids`, for each of `n` samples."""
 
     temperature: float | None
     """0 is greedy."""
@@ -54,6 +60,11 @@ class GenerateFields(TypedDict, total=False):
     seed: int | None
     """Drawn by the client when not given, so that a stream can be resumed before its first token."""
     logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    """The only ids that may come; an empty sequence allows all."""
+    bad_words: Sequence[str] | None
+    """What the output may not hold; as token ids: `bad_word_ids`."""
+    bad_word_ids: Sequence[Sequence[int]] | None
 
     max_tokens: int | None
     """Most tokens of output, in all."""
@@ -84,6 +95,14 @@ def _put_token_ids(message: pb.GenerateRequest, token_ids: Sequence[int]) -> Non
     message.token_ids.ids.extend(token_ids)
 
 
+def _put_resume_samples(message: pb.GenerateRequest, outputs: Sequence[Sequence[int]]) -> None:
+    message.resume_samples.extend(pb.TokenIds(ids=ids) for ids in outputs)
+
+
+def _put_bad_word_ids(message: pb.GenerateRequest, words: Sequence[Sequence[int]]) -> None:
+    message.sampling.bad_word_ids.extend(pb.TokenIds(ids=ids) for ids in words)
+
+
 def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
     message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
 
@@ -97,7 +116,7 @@ def _put_verification(message: pb.GenerateRequest, verification: Verification) -
 _PATHS = {
     name: f"{group}{name}"
     for group, names in {
-        "": ("model", "request_id", "timeout_s", "logprobs", "resume_token_ids", "text"),
+        "": ("model", "request_id", "timeout_s", "logprobs", "prompt_logprobs", "resume_token_ids", "n", "text"),
         "sampling.": (
             "temperature",
             "top_k",
@@ -108,16 +127,25 @@ _PATHS = {
             "frequency_penalty",
             "seed",
             "logit_bias",
+            "allowed_token_ids",
+            "bad_words",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
         "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "trace"),
     }.items()
     for name in names
-} | {"token_ids": "token_ids.ids", "messages": "chat.messages"}
+} | {
+    "token_ids": "token_ids.ids",
+    "messages": "chat.messages",
+    "resume_samples": "resume_samples.ids",
+    "bad_word_ids": "sampling.bad_word_ids.ids",
+}
 """Where in the message each argument goes: the path that the server, too, names it by."""
 _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "messages": _put_chat,
     "token_ids": _put_token_ids,
+    "resume_samples": _put_resume_samples,
+    "bad_word_ids": _put_bad_word_ids,
     "stop": _put_stop,
     "verification": _put_verification,
 }
@@ -146,7 +174,7 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
 def _make_repeatable(message: pb.GenerateRequest) -> None:
     message.request_id = message.request_id or uuid.uuid4().hex
     # Resumed output needs the seed that it was made with: any other would change it.
-    if not message.sampling.HasField("seed") and not message.resume_token_ids:
+    if not message.sampling.HasField("seed") and not (message.resume_token_ids or message.resume_samples):
         message.sampling.seed = secrets.randbits(SEED_BITS)
 
 

@@ -87,6 +87,24 @@ def test_ids_are_suppressed_until_enough_has_been_said():
     assert probs(sampling, tokens=(0, 0, 5, 5)).argmax() == 1
 
 
+def test_all_but_the_allowed_ids_are_masked_whatever_their_bias():
+    p = probs(Sampling(allowed_token_ids=(0, 2, 99), logit_bias=((1, 100.0),)))
+    assert support(p) == {0, 2}
+    assert p[[0, 2]] == pytest.approx(softmax(LOGITS[[0, 2]]))
+    assert probs(Sampling(temperature=0, allowed_token_ids=(4, 5))).argmax() == 5
+
+
+def test_a_bad_word_is_masked_where_the_output_ends_in_its_beginning():
+    sampling = Sampling(bad_words=((3,), (5, 4, 1), (99,)))
+    assert support(probs(sampling)) == {0, 1, 2, 4, 5}
+    assert support(probs(sampling, tokens=(0, 0, 5, 4))) == {0, 2, 4, 5}
+    assert 1 in support(probs(sampling, tokens=(0, 5, 4)))  # of which 5 is the prompt's
+
+
+def test_masks_before_a_cut_leave_it_as_many():
+    assert support(probs(Sampling(top_k=2, bad_words=((1,), (3,))))) == {0, 2}
+
+
 def test_the_coldest_temperature_neither_overflows_nor_leaves_ties_uneven():
     p = probs(Sampling(temperature=1e-3), np.array([3e38, 3e38, -3e38, 0.0], dtype=np.float32))
     assert p.tolist() == [0.5, 0.5, 0, 0]
@@ -104,6 +122,7 @@ def test_logits_without_a_distribution_raise(bad):
         ([3e38, 0.0], Sampling(repetition_penalty=0.1)),
         ([3e38, 0.0], Sampling(repetition_penalty=0.1, temperature=0)),
         ([-math.inf, 1.0], Sampling(min_tokens=5, suppressed_ids=(1,))),
+        ([0.0, 1.0], Sampling(allowed_token_ids=(1,), bad_words=((1,),))),
     ],
 )
 def test_what_bias_and_penalties_leave_without_a_distribution_raises_too(logits, sampling):

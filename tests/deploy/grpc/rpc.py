@@ -165,6 +165,7 @@ def greeting() -> list[Chunk]:
 METHODS = {
     "Generate": generation_pb2.GenerateRequest,
     "GenerateStream": generation_pb2.GenerateRequest,
+    "ListModels": generation_pb2.ListModelsRequest,
     "GetModelInfo": generation_pb2.GetModelInfoRequest,
     "Tokenize": generation_pb2.TokenizeRequest,
     "Detokenize": generation_pb2.DetokenizeRequest,

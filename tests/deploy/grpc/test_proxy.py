@@ -24,13 +24,17 @@ from deploy.grpc.proxy import (
     add_generation_service,
     add_health_service,
     admitted,
+    identified,
     one_message,
     refusing,
     take_bursts,
 )
+from deploy.grpc.proxy_deadline import punctual
 from deploy.grpc.status import DETAILS_KEY
+from protos.outrider.v1 import generation_pb2 as pb
 
 MOST = 1000
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class Aborted(Exception):
@@ -44,6 +48,7 @@ class FakeContext:
 
     def __init__(self, code=0, details="", trailers=()):
         self._code, self._details, self._trailers = code, details, trailers
+        self.metadata = ()
 
     def peer(self):
         assert self.is_alive, "this would crash the process"
@@ -54,6 +59,9 @@ class FakeContext:
 
     def details(self):
         return self._details
+
+    def invocation_metadata(self):
+        return self.metadata
 
     def trailing_metadata(self):
         return self._trailers
@@ -77,7 +85,7 @@ class FakeContext:
         status = status_pb2.Status.FromString(dict(self._trailers)[DETAILS_KEY])
         assert (status.code, status.message) == (self._code, self._details)
         detail = kind()
-        assert status.details[0].Unpack(detail)
+        assert any(packed.Unpack(detail) for packed in status.details)
         return detail
 
 
@@ -132,6 +140,70 @@ async def test_it_is_through_all_that_is_wrapped_around():
     proxy, context = FakeProxy(), FakeContext()
     await drop_after(all_around(proxy_of_bytes(proxy))(messages(b"abc"), context), 2, context)
     assert proxy.is_cancelled
+
+
+# Names
+
+
+def named(*metadata):
+    context = FakeContext()
+    context.metadata = (("x-request-id", "mine"), ("traceparent", TRACEPARENT), *metadata)
+    return context
+
+
+async def test_a_call_goes_to_serve_and_comes_back_with_its_name():
+    seen = []
+
+    async def handler(message, context):
+        seen.extend(context.invocation_metadata())
+        context.set_trailing_metadata([("of", "serve")])
+        return message
+
+    context = named(("authorization", "Bearer x"), ("request_id", "another"))
+    assert await identified(one_message(refusing(handler)))(messages(b"abc"), context) == b"abc"
+    assert dict(seen)["authorization"] == "Bearer x"
+    assert sorted(seen)[1:] == [("request_id", "mine"), ("traceparent", TRACEPARENT), ("x-request-id", "mine")]
+    assert context._trailers == (("of", "serve"), ("x-request-id", "mine"), ("traceparent", TRACEPARENT))
+
+
+async def test_a_stream_comes_back_with_its_name_and_a_name_of_the_orchestrator_s_stays():
+    async def handler(message, context):
+        yield message
+        context.set_trailing_metadata([("x-request-id", "the message's own")])
+
+    context = named()
+    stream = identified(one_message(refusing(handler)))(messages(b"abc"), context)
+    assert [reply async for reply in stream] == [b"abc"]
+    assert context._trailers == (("x-request-id", "the message's own"),)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_what_the_proxy_refuses_is_named_too(is_full):
+    async def ask():
+        return [Places(0 if is_full else 1, 0.5, 1, "pair")]
+
+    async def handler(message, context):
+        pytest.fail("it is refused before")
+
+    admission, context = ProxyAdmission(ask), named()
+    admission._refresh()
+    await asyncio.sleep(0.01)
+    with pytest.raises(Aborted):
+        await identified(admitted(handler, admission, is_completion=True))(messages(b"too long"), context)
+    assert dict(context._trailers)["x-request-id"] == "mine"
+    assert context.detail(error_details_pb2.RequestInfo).request_id == "mine"
+
+
+async def test_the_name_that_a_message_brings_is_told_to_serve():
+    seen = []
+
+    async def handler(message, context):
+        seen.append(dict(LastingContext(context).invocation_metadata())["request_id"])
+        return message
+
+    message = pb.GenerateRequest(request_id="its own").SerializeToString()
+    await identified(one_message(punctual(handler)))(messages(message), named())
+    assert seen == ["its own"]
 
 
 async def test_the_message_of_a_stream_waits_until_its_first_piece_has_come():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from itertools import accumulate
 
 import grpc
 import pytest
@@ -11,23 +14,27 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
+from deploy.api import sample_seed
 from deploy.api.failures import MAX_DETAILS_CHARS
 from deploy.api.hosted import Hosted
 from deploy.api.offload import SHORT_BYTES
 from deploy.api.proxy_admission import Places
 from deploy.grpc.servicer import MAX_WATCHES
 from deploy.grpc.status import DETAILS_KEY
+from deploy.logs import JsonFormatter
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc import rpc
 from tests.deploy.grpc.rpc import TOKENIZER, Recorded, Script, greeting, ids_of
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 REQUEST = pb.GenerateRequest(text="say", request_id="mine", sampling=pb.SamplingParams(seed=42))
 
 
 class Context:
     """What Serve keeps of a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *metadata) -> None:
+        self.metadata = metadata
         self.code: grpc.StatusCode | None = None
         self.details = ""
         self.trailers: dict[str, bytes] = {}
@@ -42,14 +49,14 @@ class Context:
         self.trailers = dict(trailing_metadata)
 
     def invocation_metadata(self):
-        return []
+        return self.metadata
 
     def detail(self, kind):
-        """The one google.rpc detail of the trailers."""
+        """The google.rpc detail of that kind, of those in the trailers."""
         status = status_pb2.Status.FromString(self.trailers[DETAILS_KEY])
         assert (status.code, status.message) == (self.code.value[0], self.details)
         detail = kind()
-        assert status.details[0].Unpack(detail)
+        assert any(packed.Unpack(detail) for packed in status.details)
         return detail
 
 
@@ -87,6 +94,20 @@ async def test_logprobs_stay_with_their_tokens():
     assert (response.finish.reason, response.finish.stop_token_id) == (pb.FINISH_REASON_LENGTH, 9)
 
 
+async def test_the_prompt_s_logprobs_come_with_the_first_chunk_of_the_first_sample():
+    scores = (TokenLogprobs(-0.5, ((7, -0.5),)), TokenLogprobs(-2.0))
+    first = replace(greeting()[0], prompt_logprobs=scores)
+    message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7]), prompt_logprobs=1)
+    chunks = [each async for each in servicer(first, greeting()[1]).GenerateStream(message, Context())]
+    assert [(each.token_id, each.logprob, len(each.top)) for each in chunks[0].prompt_logprobs] == [
+        (6, -0.5, 1),
+        (7, -2.0, 0),
+    ]
+    assert not chunks[1].prompt_logprobs
+    response = await servicer(first, greeting()[1]).Generate(message, Context())
+    assert list(response.prompt_logprobs) == list(chunks[0].prompt_logprobs)
+
+
 async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
     first, last = [chunk async for chunk in servicer(*greeting()).GenerateStream(REQUEST, Context())]
     assert [call.call for call in first.trace] == [pb.CALL_VERIFY]
@@ -103,6 +124,48 @@ async def test_a_trace_is_made_when_it_is_asked_for(is_traced):
     message = pb.GenerateRequest(text="say", speculation=pb.SpeculationParams(trace=is_traced))
     await rpc.servicer(script).Generate(message, Context())
     assert script.requests[0].wants_trace is is_traced
+
+
+# Several samples
+
+SEVERAL = pb.GenerateRequest(text="say", n=3, sampling=pb.SamplingParams(seed=42))
+
+
+async def test_each_piece_of_several_samples_has_the_index_of_its_sample():
+    chunks = [chunk async for chunk in servicer(*greeting()).GenerateStream(SEVERAL, Context())]
+    for index in range(3):
+        own = [chunk for chunk in chunks if chunk.index == index]
+        assert ["".join(chunk.text for chunk in own), own[-1].finish.seed] == ["hello word", sample_seed(42, index)]
+    num_tokens = len(ids_of("hello") + ids_of(" wor") + ids_of("d"))
+    assert chunks[-1].usage == pb.Usage(prompt_tokens=3, completion_tokens=3 * num_tokens)
+    totals = [chunk.usage.completion_tokens for chunk in chunks]
+    assert totals == list(accumulate(len(chunk.token_ids) for chunk in chunks))
+
+
+async def test_a_unary_answer_has_all_samples_and_counts_the_prompt_once():
+    record = Recorded()
+    response = await rpc.servicer(Script(*greeting()), record).Generate(SEVERAL, Context())
+    assert [sample.text for sample in response.samples] == ["hello word"] * 3
+    assert [sample.finish.seed for sample in response.samples] == [sample_seed(42, index) for index in range(3)]
+    assert (response.text, response.finish) == ("hello word", response.samples[0].finish)
+    num_tokens = sum(len(sample.token_ids) for sample in response.samples)
+    assert response.usage == pb.Usage(prompt_tokens=3, completion_tokens=num_tokens)
+    assert record.by_label("request_success_total") == {"stop": 3}
+    assert not (await servicer(*greeting()).Generate(REQUEST, Context())).samples
+
+
+async def test_usage_counts_what_samples_were_resumed_with():
+    outputs = [pb.TokenIds(ids=ids_of("hello")), pb.TokenIds()]
+    message = pb.GenerateRequest(text="say", n=2, resume_samples=outputs, sampling=pb.SamplingParams(seed=1))
+    first = await anext(servicer(*greeting()).GenerateStream(message, Context()))
+    other = {0: 0, 1: len(ids_of("hello"))}[first.index]
+    assert first.usage.completion_tokens == len(first.token_ids) + other
+
+
+async def test_the_failure_of_one_sample_ends_all_of_them():
+    script, context = Script(greeting()[0], Unavailable("gone")), Context()
+    assert await rpc.servicer(script).Generate(SEVERAL, context) == pb.GenerateResponse()
+    assert (context.code, script.num_open) == (grpc.StatusCode.UNAVAILABLE, 0)
 
 
 # Measurements
@@ -163,6 +226,60 @@ async def test_a_unary_error_is_returned_with_the_field_in_its_trailers():
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
     assert "sampling.top_p" in context.details
     assert context.detail(error_details_pb2.BadRequest).field_violations[0].field == "sampling.top_p"
+
+
+WRONG = pb.GenerateRequest(text="x", n=0)
+
+
+@pytest.mark.parametrize(
+    ("message", "metadata", "name"),
+    [
+        (WRONG, [("x-request-id", "header")], "header"),
+        (pb.GenerateRequest(text="x", n=0, request_id="mine"), [("x-request-id", "header")], "mine"),
+        (pb.GenerateRequest(text="x", request_id="x" * 129), [("x-request-id", "header")], "header"),
+        (WRONG, [], None),
+    ],
+)
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_every_error_tells_the_request_id_in_metadata_and_details(method, message, metadata, name):
+    context = Context(*metadata, ("traceparent", TRACEPARENT))
+    answer = getattr(servicer(), method)(message, context)
+    await (answer if method == "Generate" else anext(answer))
+    told = context.detail(error_details_pb2.RequestInfo).request_id
+    assert told == context.trailers["x-request-id"]
+    assert told == name or (name is None and len(told) == 32)
+    assert context.trailers["traceparent"] == TRACEPARENT
+
+
+async def test_a_reply_is_named_as_its_call_is():
+    context = Context(("x-request-id", "header"))
+    assert (await servicer(*greeting()).Generate(pb.GenerateRequest(text="say"), context)).request_id == "header"
+    assert (await servicer(*greeting()).Generate(REQUEST, context)).request_id == "mine"
+
+
+SECRET = "the prompt is nobody's business"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"n": 0},
+        {"request_id": SECRET * 9},
+        {"model": SECRET},
+        {"stopping": pb.StoppingParams(stop=[SECRET] * 99)},
+        {"sampling": pb.SamplingParams(bad_words=[SECRET, ""])},
+    ],
+)
+@pytest.mark.parametrize("step", [None, KeyError(), Unavailable("gone")])
+async def test_no_log_has_anything_of_a_prompt_and_every_line_is_of_its_request(caplog, wrong, step):
+    message = pb.GenerateRequest(**{"text": SECRET, "stopping": pb.StoppingParams(stop=[SECRET]), **wrong})
+    with caplog.at_level(logging.DEBUG):
+        await servicer(*(greeting() if step is None else [step])).Generate(message, Context(("x-request-id", "mine")))
+        lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("deploy")]
+    assert lines
+    assert not [line for line in lines if SECRET in line]
+    assert {json.loads(line)["request_id"] for line in lines} == {"mine"}
 
 
 async def test_an_overloaded_service_says_when_to_come_again():
@@ -310,6 +427,40 @@ async def test_each_of_several_models_answers_to_its_name_and_the_first_to_none(
     context = Context()
     await both.Generate(pb.GenerateRequest(model="three", text="a"), context)
     assert context.details.endswith("there is no model 'three' here; this server has 'one', 'two'")
+
+
+async def test_the_models_are_listed_and_text_is_that_of_the_model_that_is_named():
+    models = [hosted(name, Script()) for name in ("one", "two")]
+    models[1].served = replace(models[1].served, tokenizer=Reversed(), draft=rpc.INFO)
+    both = rpc.encoding(models)
+    listed = (await both.ListModels(pb.ListModelsRequest(), Context())).models
+    assert [(model.name, model.has_draft) for model in listed] == [("one", False), ("two", True)]
+    assert {(model.max_context_tokens, model.vocab_size) for model in listed} == {(200, TOKENIZER.vocab_size)}
+    for name, ids in (("", ids_of("abc")), ("one", ids_of("abc")), ("two", ids_of("cba"))):
+        request = pb.TokenizeRequest(model=name, text="abc", add_special_tokens=False)
+        assert tuple((await both.Tokenize(request, Context())).token_ids) == ids
+        detokenize = pb.DetokenizeRequest(model=name, token_ids=ids)
+        assert (await both.Detokenize(detokenize, Context())).text == "abc"
+    for method, request in (
+        ("Tokenize", pb.TokenizeRequest(model="x")),
+        ("Detokenize", pb.DetokenizeRequest(model="x")),
+    ):
+        context = Context()
+        await getattr(both, method)(request, context)
+        assert context.code is grpc.StatusCode.NOT_FOUND
+
+
+class Reversed:
+    """Another tokenizer than the first model's."""
+
+    def encode(self, text, add_special_tokens):
+        return TOKENIZER.encode(text[::-1], add_special_tokens)
+
+    def decode(self, token_ids, skip_special_tokens):
+        return TOKENIZER.decode(token_ids, skip_special_tokens)[::-1]
+
+    def max_text_bytes(self, num_tokens):
+        return TOKENIZER.max_text_bytes(num_tokens)
 
 
 async def test_health_knows_the_services_and_watch_stays_open():

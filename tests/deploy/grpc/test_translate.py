@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, 
 from core.errors import CheckpointError, InvalidRequest
 from core.ranges import SAMPLING
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
+from deploy.api import sample_seed
+from deploy.api.checks import bad_words
 from deploy.api.request import sampling_defaults
-from deploy.grpc.translate import to_generation_request
+from deploy.grpc.translate import to_requests
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.vocabularies import as_product, byte_level
 
@@ -36,7 +39,8 @@ def translate(
     info: ModelInfo = INFO,
 ) -> GenerationRequest:
     defaults = defaults or Sampling()
-    return to_generation_request(message, tokenizer=TOKENIZER, info=info, defaults=defaults, config=config, now=NOW)
+    (request,) = to_requests(message, tokenizer=TOKENIZER, info=info, defaults=defaults, config=config, now=NOW)
+    return request
 
 
 def message(**fields: Any) -> pb.GenerateRequest:
@@ -49,6 +53,66 @@ def sampling(**fields: Any) -> pb.GenerateRequest:
 
 def stopping(**fields: Any) -> pb.GenerateRequest:
     return message(stopping=pb.StoppingParams(**fields))
+
+
+# Several samples
+
+
+def samples(**fields: Any) -> list[GenerationRequest]:
+    return to_requests(message(**fields), tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
+
+
+SEEDED = pb.SamplingParams(seed=5)
+
+
+def test_sample_i_depends_on_the_seed_and_i_alone():
+    three, two = samples(n=3, sampling=SEEDED), samples(n=2, sampling=SEEDED)
+    assert [each.sampling.seed for each in three] == [sample_seed(5, index) for index in range(3)]
+    assert two == [replace(each, request_id=own.request_id) for each, own in zip(three, two, strict=False)]
+
+
+def test_each_sample_resumes_where_it_was():
+    outputs = [pb.TokenIds(ids=ids) for ids in ([3, 4], [], [5])]
+    requests = samples(n=3, sampling=SEEDED, resume_samples=outputs)
+    assert [each.resume_tokens for each in requests] == [(3, 4), (), (5,)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 2**32 - 1}, "n"),
+        ({"n": 2, "resume_token_ids": [3]}, "resume_token_ids"),
+        ({"n": 2, "resume_samples": [pb.TokenIds()]}, "resume_samples"),
+        ({"resume_samples": [pb.TokenIds(), pb.TokenIds()]}, "resume_samples"),
+        ({"resume_samples": [pb.TokenIds(ids=[3])], "resume_token_ids": [3]}, "resume_samples"),
+        ({"n": 2, "resume_samples": [pb.TokenIds(), pb.TokenIds(ids=[VOCAB])]}, "resume_samples[1].ids[0]"),
+        ({"n": 2, "resume_samples": [pb.TokenIds(), pb.TokenIds(ids=[3] * CONTEXT)]}, "resume_samples[1].ids"),
+    ],
+)
+def test_what_is_wrong_with_several_samples_is_named(fields, field):
+    with pytest.raises(InvalidRequest) as caught:
+        samples(sampling=SEEDED, **fields)
+    assert caught.value.field == field
+
+
+def test_a_prompt_is_scored_once_for_all_samples_and_no_longer_one_than_is_allowed():
+    assert [each.num_prompt_logprobs for each in samples(n=3, prompt_logprobs=0)] == [0, None, None]
+    few = replace(CONFIG, limits=replace(CONFIG.limits, max_scored_tokens=2))
+    for wrong, config in (
+        ({"prompt_logprobs": 5}, CONFIG),
+        ({"prompt_logprobs": 2**32 - 1}, CONFIG),
+        ({"prompt_logprobs": 0}, few),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            translate(message(**wrong), config=config)
+        assert caught.value.field == "prompt_logprobs"
+
+
+def test_several_samples_resume_by_their_seed():
+    with pytest.raises(InvalidRequest, match=r"sampling\.seed"):
+        samples(n=2, resume_samples=[pb.TokenIds(), pb.TokenIds(ids=[3])])
 
 
 # What is accepted
@@ -247,6 +311,50 @@ def test_a_wrong_field_is_refused_by_its_path_and_what_is_allowed(wrong, field, 
     assert allowed in caught.value.problem
 
 
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"allowed_token_ids": [5, VOCAB]}, "allowed_token_ids[1]"),
+        ({"allowed_token_ids": [2**32 - 1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [5] * 4097}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5], "bad_word_ids": [pb.TokenIds(ids=[5])]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": ["x"] * 65, "bad_word_ids": [pb.TokenIds(ids=[5])] * 64}, "bad_words"),
+        ({"bad_words": ["a", "ab" * 40]}, "bad_words[1]"),
+        ({"bad_word_ids": [pb.TokenIds()]}, "bad_word_ids[0].ids"),
+        ({"bad_word_ids": [pb.TokenIds(ids=[5] * 65)]}, "bad_word_ids[0].ids"),
+        ({"bad_word_ids": [pb.TokenIds(ids=[5, VOCAB])]}, "bad_word_ids[0].ids[1]"),
+        ({"bad_word_ids": [pb.TokenIds(ids=[5])] * 129}, "bad_word_ids"),
+    ],
+)
+def test_a_wrong_mask_is_refused_by_its_path(fields, field):
+    with pytest.raises(InvalidRequest) as caught:
+        translate(sampling(**fields))
+    assert caught.value.field == f"sampling.{field}"
+
+
+def test_a_bad_word_is_masked_as_a_text_begins_with_it_and_as_it_follows_a_space():
+    class Words:
+        """One token for each word, with the space before it."""
+
+        def __init__(self) -> None:
+            self.ids = {"bad": (4,), " bad": (5,), "word": (6, 7), " word": (8, 9, 7), "\n": (3,), " \n": (3,)}
+
+        def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+            assert not add_special_tokens
+            return self.ids[text]
+
+        def max_text_bytes(self, _num_tokens: int) -> None:
+            return None
+
+    def of(*texts: str) -> tuple[tuple[int, ...], ...]:
+        return bad_words(texts, (), Words(), INFO, CONFIG.limits)
+
+    assert of("bad") == of("  bad") == ((4,), (5,))
+    assert of("word") == ((6, 7),), "as many tokens, or another word may be meant: vLLM's rule"
+    assert of("\n") == ((3,),), "a space alone is a word, too"
+
+
 NEGATIVE = 2**32 - 1
 """What protobuf makes of a -1 in a uint32."""
 
@@ -282,7 +390,7 @@ def test_a_text_that_gives_no_tokens_is_refused():
             return ()
 
     with pytest.raises(InvalidRequest, match="text: must hold at least one token"):
-        to_generation_request(
+        to_requests(
             pb.GenerateRequest(text=""), tokenizer=Bare(), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
         )
 
@@ -335,8 +443,6 @@ LONGEST = TOKENIZER.max_text_bytes(INFO.max_context_tokens)
 )
 def test_what_is_too_long_in_any_case_is_refused_before_it_is_tokenized(wrong, field):
     with pytest.raises(InvalidRequest) as caught:
-        to_generation_request(
-            wrong, tokenizer=Untouched(TOKENIZER), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
-        )
+        to_requests(wrong, tokenizer=Untouched(TOKENIZER), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
     assert caught.value.field.startswith(field)
     assert f"{LONGEST + 1} bytes" in caught.value.problem

@@ -12,6 +12,7 @@ from ray.serve._private.proxy import HTTPProxy
 from deploy.api import proxy_admission
 from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.api.stopping import STOP_FILE
+from deploy.calls import CallId
 from deploy.http import proxy as module
 from deploy.http.proxy import MAX_BODY_BYTES, HttpProxy
 from deploy.http.wire import EVENTS, Call, Head
@@ -140,9 +141,11 @@ async def ask(layer, client):
 
 async def test_a_call_is_passed_on_whole_and_its_reply_in_pieces(layer):
     serve = FakeServe(Head(200, EVENTS), b"one", b"two")
-    headers = [(b"Authorization", b"Bearer t"), (b"X-Request-Id", b"mine")]
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = [(b"Authorization", b"Bearer t"), (b"X-Request-Id", b"mine"), (b"traceparent", trace.encode())]
     client = await ask(layer(serve), Client(b'{"a"', b":1}", headers=headers))
-    assert serve.calls == [Call("POST", PATH, "Bearer t", "mine", b'{"a":1}')]
+    assert serve.calls == [Call("POST", PATH, "Bearer t", CallId("mine", trace), b'{"a":1}')]
+    assert client.headers[b"traceparent"] == trace.encode()
     assert (client.head["status"], client.body, client.is_complete) == (200, b"onetwo", True)
     assert client.headers[b"x-request-id"] == b"mine"
     assert serve.num_ongoing == 0

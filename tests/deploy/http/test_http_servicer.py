@@ -11,10 +11,11 @@ import pytest
 
 from core.errors import DeadlinePassed, Overloaded, Unavailable, UnsoundScores
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
+from deploy.api import sample_seed
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
-from deploy.api.request import sample_seed
+from deploy.calls import CallId
 from deploy.http import servicer as module
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import DONE, Call, Head
@@ -36,7 +37,7 @@ def servicer(script, record=None, authenticator=None, *, models=None):
 def call(path=COMPLETIONS, method="POST", authorization=None, **fields):
     if path == COMPLETIONS:
         fields = {"prompt": "say", **fields}
-    return Call(method, path, authorization, "mine", json.dumps(fields).encode())
+    return Call(method, path, authorization, CallId("mine"), json.dumps(fields).encode())
 
 
 async def respond(servicer, call):
@@ -61,7 +62,8 @@ async def events(servicer, call):
 async def error(servicer, call):
     head, body = await respond(servicer, call)
     content = json.loads(body)["error"]
-    assert set(content) == {"message", "type", "param", "code"}
+    assert set(content) == {"message", "type", "param", "code", "request_id"}
+    assert content["request_id"] == "mine"
     return head, content
 
 
@@ -139,6 +141,25 @@ LOGPROBS = (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(-2.0))
 
 def scored():
     return Chunk("ab", (7, 9), (True, False), Usage(1, 2), LOGPROBS, FinishReason.LENGTH, 9)
+
+
+async def test_a_prompt_is_repeated_with_its_logprobs_if_they_are_asked_for():
+    scores = (TokenLogprobs(-0.25, ((7, -0.25),)),)
+    script = [replace(scored(), prompt_logprobs=scores)]
+    given = {"prompt": list(ids_of("ab")), "echo": True, "logprobs": 1}
+    _, reply = await whole(servicer(Script(*script)), call(**given))
+    (choice,) = reply["choices"]
+    assert choice["text"] == "abab"
+    logprobs = choice["logprobs"]
+    assert logprobs["token_logprobs"] == [None, -0.25, -0.5, -2.0]
+    assert logprobs["tokens"][:2] == ["a", "b"]
+    assert [top and list(top.values()) for top in logprobs["top_logprobs"]][:2] == [None, [-0.25]]
+    assert logprobs["text_offset"][:3] == [0, 1, 2]
+    (event,) = await events(servicer(Script(*script)), call(stream=True, **given))
+    assert (event["choices"][0]["text"], event["choices"][0]["logprobs"]) == ("abab", logprobs)
+    plain = await events(servicer(Script(*greeting())), call(stream=True, echo=True, n=2))
+    texts = ["".join(e["choices"][0]["text"] for e in plain if e["choices"][0]["index"] == i) for i in range(2)]
+    assert texts == ["sayhello word"] * 2
 
 
 async def test_logprobs_of_a_completion_are_lists_beside_each_other():
@@ -329,7 +350,7 @@ async def test_models_are_listed():
 async def test_a_token_is_asked_for_before_anything_is_read(tmp_path, authorization):
     (tmp_path / "tokens").write_text("right\n")
     http = servicer(Script(*greeting()), authenticator=Authenticator(tmp_path / "tokens"))
-    head, content = await error(http, Call("POST", COMPLETIONS, authorization, "mine", b"no JSON"))
+    head, content = await error(http, Call("POST", COMPLETIONS, authorization, CallId("mine"), b"no JSON"))
     assert (head.status, content["code"]) == (401, "invalid_api_key")
     assert dict(head.headers)["www-authenticate"] == "Bearer"
     status, _ = await whole(http, call(authorization="Bearer right"))

@@ -59,6 +59,8 @@ samplings = st.builds(
     logit_bias=tuples(st.tuples(token_ids, st.floats(-100, 100))),
     min_tokens=st.integers(0, 2**31 - 1),
     suppressed_ids=tuples(token_ids),
+    allowed_token_ids=tuples(token_ids),
+    bad_words=tuples(st.lists(token_ids, min_size=1, max_size=3).map(tuple)),
     seed=st.integers(0, MAX_SEED) | st.just(MAX_SEED),
 )
 specs = st.builds(
@@ -67,6 +69,7 @@ specs = st.builds(
     sampling=samplings,
     verification=st.sampled_from(Verification),
     num_logprobs=st.none() | st.integers(0, 20),
+    num_prompt_logprobs=st.none() | st.integers(0, 20),
 )
 
 

@@ -21,6 +21,11 @@ TAKING_TURNS = [
     for temperature in (0.0, 0.7)
 ]
 """Three tokens share the output, and each is the less likely the oftener it was said, guesses included."""
+NOT_TWICE = [
+    Sampling(temperature, seed=3, allowed_token_ids=(7, 8, 9), bad_words=((7, 7), (8, 8), (9, 9), (7, 8, 9)))
+    for temperature in (0.0, 0.7)
+]
+"""Three tokens are allowed, and none may follow itself, guesses included."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,7 @@ def target(config):
     return TargetEngine.load(config, EPOCH, lambda _: None)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SAMPLED, *TAKING_TURNS])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SAMPLED, *TAKING_TURNS, *NOT_TWICE])
 def test_a_draft_with_the_targets_weights_guesses_exactly_what_the_target_says(engine, target, sampling):
     """At a temperature, too: both draw with the same noise."""
     expected = Driver(target, PROMPT, sampling).run(16)

@@ -19,6 +19,10 @@ class FakeJob:
     has_begun: bool = False
 
     @property
+    def most_tokens(self) -> int:
+        return self.num_pending
+
+    @property
     def pending(self) -> range:
         return range(self.num_pending)
 

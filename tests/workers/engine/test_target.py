@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from time import monotonic
 
@@ -388,6 +389,38 @@ def test_penalties_of_a_node_count_the_path_to_it_and_no_sibling(engine):
     assert verdict.path == (1, 3, 5)
     assert verdict.next_token == right[3]
     assert driver.run(3) == expected[5:8]
+
+
+def test_a_bad_word_of_several_tokens_is_masked_at_the_nodes_that_its_beginning_leads_to(engine, plain):
+    """Siblings are rows of one position, and the word begins above the block, in it, or on another branch of it."""
+    greedy = SAMPLINGS[0]
+    said = plain[greedy]
+    forbidding = replace(greedy, bad_words=(tuple(said[1:4]), tuple(said[5:7])))
+    expected = Driver(engine, PROMPT, forbidding, session="plain").run(12)
+    assert expected[:3] == said[:3]
+    assert expected[3] != said[3], "the word would be complete"
+    driver = Driver(engine, PROMPT, forbidding)
+    driver.verify()
+    # Below the root: what begins the word, then its last token, which is forbidden here, beside what comes instead.
+    tree = TokenTree((wrong(said[1]), said[1], said[2], said[3], expected[3]), (-1, -1, 1, 2, 2))
+    verdict = driver.verify(tree)
+    assert (verdict.path, verdict.next_token) == ((1, 2, 4), expected[4])
+    assert driver.run(7) == expected[5:12]
+
+
+@pytest.mark.parametrize("verification", list(Verification))
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_no_verification_lets_a_bad_word_or_a_token_that_is_not_allowed_pass(engine, verification, temperature):
+    """Three tokens share the output, and may not follow themselves: guesses that say otherwise are rejected."""
+    sampling = Sampling(temperature, seed=3, allowed_token_ids=(7, 8, 9), bad_words=((7, 7), (8, 8), (9, 9), (7, 8, 9)))
+    driver = Driver(engine, PROMPT, sampling, verification, session=f"{verification} {temperature}")
+    for guess in (7, 8, 9, 10):
+        sure = SparseDistribution((guess,), (1.0,))
+        driver.verify(TokenTree.chain((guess, guess), [sure] * 2 if driver.spec.needs_q else ()))
+    output = list(driver.log.tokens)[len(PROMPT) :]
+    assert set(output) <= {7, 8, 9}
+    assert all(one != other for one, other in pairwise(output))
+    assert (7, 8, 9) not in zip(output, output[1:], output[2:], strict=False)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -38,13 +38,15 @@ samplings = st.builds(
     logit_bias=st.sampled_from([(), (), ((4, 50.0), (7, -100.0), (4, -20.0), (10**6, 1.0)), ((3, 100.0), (5, 5e-324))]),
     min_tokens=st.sampled_from([0, 0, 2]),
     suppressed_ids=st.sampled_from([(), (1, 4), (22, 23)]),
+    allowed_token_ids=st.sampled_from([(), (), tuple(range(0, VOCAB_SIZE, 2)), (1, 2, 3, 5, 10**6)]),
+    bad_words=st.sampled_from([(), (), ((2,), (10**6,)), ((0, 1), (1, 0, 2), (3, 5, 4)), ((5, 7), (0,), (0, 0))]),
     seed=U64,
 )
 
 
 @st.composite
 def rows(draw):
-    output = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6))
+    output = draw(st.lists(st.integers(0, 1) | st.integers(0, VOCAB_SIZE - 1), max_size=6))  # often in a bad word
     return Row(draw(samplings), len(PROMPT) + len(output), [*PROMPT, *output], len(PROMPT))
 
 

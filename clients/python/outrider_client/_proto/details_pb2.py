@@ -26,7 +26,7 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3clients/python/outrider_client/_proto/details.proto\x12\x0foutrider.client\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x88\x01\n\nBadRequest\x12\x44\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32*.outrider.client.BadRequest.FieldViolation\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"%\n\x12HealthCheckRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"\xaa\x01\n\x13HealthCheckResponse\x12\x42\n\x06status\x18\x01 \x01(\x0e\x32\x32.outrider.client.HealthCheckResponse.ServingStatus\"O\n\rServingStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0f\n\x0bNOT_SERVING\x10\x02\x12\x13\n\x0fSERVICE_UNKNOWN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3clients/python/outrider_client/_proto/details.proto\x12\x0foutrider.client\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\";\n\tRetryInfo\x12.\n\x0bretry_delay\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x0bRequestInfo\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x88\x01\n\nBadRequest\x12\x44\n\x10\x66ield_violations\x18\x01 \x03(\x0b\x32*.outrider.client.BadRequest.FieldViolation\x1a\x34\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"%\n\x12HealthCheckRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"\xaa\x01\n\x13HealthCheckResponse\x12\x42\n\x06status\x18\x01 \x01(\x0e\x32\x32.outrider.client.HealthCheckResponse.ServingStatus\"O\n\rServingStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0f\n\x0bNOT_SERVING\x10\x02\x12\x13\n\x0fSERVICE_UNKNOWN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,14 +37,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUS']._serialized_end=209
   _globals['_RETRYINFO']._serialized_start=211
   _globals['_RETRYINFO']._serialized_end=270
-  _globals['_BADREQUEST']._serialized_start=273
-  _globals['_BADREQUEST']._serialized_end=409
-  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_start=357
-  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_end=409
-  _globals['_HEALTHCHECKREQUEST']._serialized_start=411
-  _globals['_HEALTHCHECKREQUEST']._serialized_end=448
-  _globals['_HEALTHCHECKRESPONSE']._serialized_start=451
-  _globals['_HEALTHCHECKRESPONSE']._serialized_end=621
-  _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_start=542
-  _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_end=621
+  _globals['_REQUESTINFO']._serialized_start=272
+  _globals['_REQUESTINFO']._serialized_end=305
+  _globals['_BADREQUEST']._serialized_start=308
+  _globals['_BADREQUEST']._serialized_end=444
+  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_start=392
+  _globals['_BADREQUEST_FIELDVIOLATION']._serialized_end=444
+  _globals['_HEALTHCHECKREQUEST']._serialized_start=446
+  _globals['_HEALTHCHECKREQUEST']._serialized_end=483
+  _globals['_HEALTHCHECKRESPONSE']._serialized_start=486
+  _globals['_HEALTHCHECKRESPONSE']._serialized_end=656
+  _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_start=577
+  _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_end=656
 # @@protoc_insertion_point(module_scope)

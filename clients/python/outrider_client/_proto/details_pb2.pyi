@@ -27,6 +27,12 @@ class RetryInfo(_message.Message):
     retry_delay: _duration_pb2.Duration
     def __init__(self, retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class RequestInfo(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
 class BadRequest(_message.Message):
     __slots__ = ("field_violations",)
     class FieldViolation(_message.Message):

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Completions by speculative decoding, and what is served.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -43,6 +44,11 @@ class GenerationServiceStub:
                 '/outrider.v1.GenerationService/GenerateStream',
                 request_serializer=protos_dot_outrider_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_outrider_dot_v1_dot_generation__pb2.GenerateChunk.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/outrider.v1.GenerationService/ListModels',
+                request_serializer=protos_dot_outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=protos_dot_outrider_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/outrider.v1.GenerationService/GetModelInfo',
@@ -62,7 +68,8 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Completions by speculative decoding, and what is served.
+    """
 
     def Generate(self, request, context):
         """One completion, returned whole.
@@ -78,20 +85,30 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """The models that requests can ask for; the first is that of requests that name none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One model: the pair behind it, what it does with unset fields, and how drafting is doing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The ids of a text.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The text of some ids.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -108,6 +125,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=protos_dot_outrider_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_outrider_dot_v1_dot_generation__pb2.GenerateChunk.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=protos_dot_outrider_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
+                    response_serializer=protos_dot_outrider_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -133,7 +155,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Missing associated documentation comment in .proto file."""
+    """Completions by speculative decoding, and what is served.
+    """
 
     @staticmethod
     def Generate(request,
@@ -179,6 +202,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/GenerateStream',
             protos_dot_outrider_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             protos_dot_outrider_dot_v1_dot_generation__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/ListModels',
+            protos_dot_outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+            protos_dot_outrider_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,75 @@
+"""Checks of values that several fields have in common: each refusal names the field and what is allowed.
+
+Knows tokenizers and models; must not know requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from core.config import Limits
+from core.errors import InvalidRequest
+from core.ranges import shown
+from core.records import ModelInfo
+from orchestrator.text import Tokenizer
+
+
+def token_ids(ids: Iterable[int], field: str, info: ModelInfo) -> tuple[int, ...]:
+    """The ids, each of them in the vocabulary. Raises: InvalidRequest that names the first that is not."""
+    checked = tuple(ids)
+    if max(checked, default=0) >= info.vocab_size or min(checked, default=0) < 0:
+        index, wrong = next((i, token) for i, token in enumerate(checked) if not 0 <= token < info.vocab_size)
+        raise InvalidRequest(f"{field}[{index}]", f"must be in [0, {info.vocab_size - 1}], got {shown(wrong)}")
+    return checked
+
+
+def require(condition: bool, field: str, allowed: str, value: object) -> None:
+    """Raises: InvalidRequest, which says what is allowed, unless `condition` holds."""
+    if not condition:
+        raise InvalidRequest(field, f"must be {allowed}, got {shown(value)}")
+
+
+def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
+    """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
+    most, size = tokenizer.max_text_bytes(context), len(text.encode())
+    if most is not None and size > most:
+        raise InvalidRequest(field, f"must be at most {context - 1} tokens long, which {size} bytes are not")
+
+
+def allowed_token_ids(given: Sequence[int] | None, info: ModelInfo, limits: Limits) -> tuple[int, ...]:
+    """The only ids that may come, in order. Raises: InvalidRequest."""
+    if given is None:
+        return ()
+    field, most = "allowed_token_ids", limits.max_allowed_token_ids
+    require(1 <= len(given) <= most, field, f"1 to {most} ids", len(given))
+    return tuple(sorted(set(token_ids(given, field, info))))
+
+
+def bad_words(
+    texts: Sequence[str], sequences: Sequence[Sequence[int]], tokenizer: Tokenizer, info: ModelInfo, limits: Limits
+) -> tuple[tuple[int, ...], ...]:
+    """The sequences of ids that may not come. Raises: InvalidRequest."""
+    most, longest = limits.max_bad_words, limits.max_bad_word_tokens
+    for field, given in (("bad_words", texts), ("bad_word_ids", sequences)):
+        num_words = len(texts) + len(sequences)
+        require(num_words <= most or not given, field, f"at most {most} words, bad_word_ids included", num_words)
+    words: list[tuple[int, ...]] = []
+    for index, text in enumerate(texts):
+        field = f"bad_words[{index}]"
+        require(bool(text), field, "at least one character long", text)
+        check_length(text, field, tokenizer, longest + 1)
+        words += _ids_of_word(text, tokenizer)
+        require(1 <= len(words[-1]) <= longest, field, f"1 to {longest} tokens long", len(words[-1]))
+    for index, ids in enumerate(sequences):
+        field = f"bad_word_ids[{index}].ids"
+        require(1 <= len(ids) <= longest, field, f"1 to {longest} ids", len(ids))
+        words.append(token_ids(ids, field, info))
+    return tuple(words)
+
+
+def _ids_of_word(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """As a text may begin with it, and as it may follow a space, if that is a token of its own: vLLM's two forms."""
+    word = text.lstrip() or text
+    bare = tokenizer.encode(word, add_special_tokens=False)
+    spaced = tokenizer.encode(f" {word}", add_special_tokens=False)
+    return [bare, spaced] if len(spaced) == len(bare) and spaced[:1] != bare[:1] else [bare]

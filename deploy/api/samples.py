@@ -1,0 +1,163 @@
+"""Several outputs of one prompt: what each is asked for, and their pieces as one stream.
+
+Knows seeds and streams; must not know how a reply is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from typing import TypeVar
+
+from core.config import ServiceConfig
+from core.errors import InvalidRequest
+from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
+from deploy.api.checks import require
+from deploy.api.hosted import Hosted
+from deploy.api.request import SEED_BITS, Given, resume_tokens, to_generation_request
+from deploy.metrics import RequestMeter
+from orchestrator.text import Tokenizer
+
+MAX_SAMPLES = 128
+"""As OpenAI has it; a service may have fewer places."""
+
+Piece = TypeVar("Piece")
+Samples = AsyncGenerator[tuple[int, Chunk], None]
+"""The pieces of all samples, each with the index of its own."""
+
+
+def to_requests(
+    given: Given,
+    *,
+    tokenizer: Tokenizer,
+    info: ModelInfo,
+    defaults: Sampling,
+    config: ServiceConfig,
+    now: float,
+) -> list[GenerationRequest]:
+    """One record for each sample, complete and within all limits. `now` is the service's clock, for the deadline.
+
+    Raises: InvalidRequest.
+    """
+    num_samples = _num_samples(given, config)
+    request = to_generation_request(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
+    return samples_of(request, num_samples, _resumed(given, num_samples, request, info))
+
+
+def _num_samples(given: Given, config: ServiceConfig) -> int:
+    most = min(MAX_SAMPLES, config.limits.max_sessions)
+    asked = 1 if given.num_samples is None else given.num_samples
+    require(1 <= asked <= most, "n", f"in [1, {most}]", asked)
+    return asked
+
+
+def _resumed(given: Given, num_samples: int, request: GenerationRequest, info: ModelInfo) -> list[tuple[int, ...]]:
+    outputs = given.resume_samples
+    if num_samples > 1 and given.resume_token_ids:
+        raise InvalidRequest("resume_token_ids", "must be empty where n is above 1: send resume_samples")
+    if not outputs:
+        return []
+    require(len(outputs) == num_samples, "resume_samples", f"empty or {num_samples} outputs (n)", len(outputs))
+    if given.resume_token_ids:
+        raise InvalidRequest("resume_samples", "must be empty beside resume_token_ids")
+    fields = (f"resume_samples[{index}].ids" for index in range(num_samples))
+    return [
+        resume_tokens(given, field, ids, request.sampling, request.max_tokens, info)
+        for field, ids in zip(fields, outputs, strict=True)
+    ]
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample `index` of several: it depends on the request's seed and the index alone.
+
+    Sample 0 has the request's own seed, and is what a request for one sample gives.
+    """
+    if index == 0:
+        return seed
+    material = seed.to_bytes(SEED_BITS // 8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=SEED_BITS // 8).digest(), "little")
+
+
+def samples_of(
+    request: GenerationRequest, num_samples: int, resumed: Sequence[tuple[int, ...]] = ()
+) -> list[GenerationRequest]:
+    """The requests of `num_samples` outputs of one prompt; `resumed` is what a client has already of each."""
+    seeds = [sample_seed(request.sampling.seed, index) for index in range(num_samples)]
+    outputs = resumed or [request.resume_tokens] * num_samples
+    first, *others = [
+        replace(request, sampling=replace(request.sampling, seed=seed), resume_tokens=output)
+        for seed, output in zip(seeds, outputs, strict=True)
+    ]
+    return [first, *(replace(other, num_prompt_logprobs=None) for other in others)]  # they share the prompt
+
+
+class SamplesUsage:
+    """Tokens of all samples so far, which share one prompt."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self._prompt_tokens = len(requests[0].prompt)
+        self._completion_tokens = [len(request.resume_tokens) for request in requests]
+
+    def saw(self, index: int, chunk: Chunk) -> Usage:
+        """With this chunk of sample `index`."""
+        self._prompt_tokens = chunk.usage.prompt_tokens
+        self._completion_tokens[index] = chunk.usage.completion_tokens
+        return self.total
+
+    @property
+    def total(self) -> Usage:
+        return Usage(self._prompt_tokens, sum(self._completion_tokens))
+
+
+async def completed(model: Hosted, requests: Sequence[GenerationRequest], meter: RequestMeter) -> Samples:
+    """The pieces of all samples as they come; `meter` measures the first, and each other has one of its own."""
+    with ExitStack() as stack:
+        meters = [meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
+        streams = [_measured(model, *each) for each in zip(requests, meters, strict=True)]
+        async with aclosing(merged(streams)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+async def _measured(model: Hosted, request: GenerationRequest, meter: RequestMeter) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(model.completions.generate(request)) as chunks:
+        async for chunk in chunks:
+            yield meter.saw(chunk)
+
+
+async def merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[tuple[int, Piece], None]:
+    """The pieces of all streams as they come, and none before the last one has been taken.
+
+    The first error of a stream ends all of them and is raised; so does closing the generator. All are closed then.
+    """
+    pieces: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue(1)
+    tasks = [asyncio.create_task(_pass_on(index, stream, pieces)) for index, stream in enumerate(streams)]
+    num_left = len(tasks)
+    try:
+        while num_left:
+            piece = await pieces.get()
+            if isinstance(piece, Exception):
+                raise piece
+            if piece is None:
+                num_left -= 1
+            else:
+                yield piece
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _pass_on(
+    index: int, stream: AsyncGenerator[Piece, None], pieces: asyncio.Queue[tuple[int, Piece] | Exception | None]
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for piece in stream:
+                await pieces.put((index, piece))
+        await pieces.put(None)
+    except Exception as error:  # noqa: BLE001  whoever takes the pieces raises it
+        await pieces.put(error)

@@ -1,0 +1,69 @@
+"""Log probabilities of a prompt's own tokens, from the rows of its prefill.
+
+Each row says how likely the token after it was. So a prompt that is scored is computed from its first token on: what
+others have left of it in the KV cache has no logits any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from core.records import TokenLogprobs
+from workers.sampling import sampler
+from workers.step import Readback, StepRows
+
+SCORED_ROWS = 128
+"""Rows of a prompt that one step scores: each takes as many numbers as the vocabulary has tokens, and twice over."""
+
+
+class PromptScores:
+    """Of one prompt, as far as it has been computed."""
+
+    def __init__(self, num_top: int, prompt_len: int) -> None:
+        self._num_top = num_top
+        self._prompt_len = prompt_len
+        self.found: list[TokenLogprobs] = []
+        """One for each token but the first."""
+
+    @property
+    def is_unsound(self) -> bool:
+        """Whether the model gave no distribution for some token."""
+        return any(math.isnan(each.logprob) for each in self.found)
+
+    def begin_again(self) -> None:
+        """The prompt is computed from its first token on."""
+        self.found.clear()
+
+    def ask(
+        self, logits: Tensor, first: int, following: Sequence[int], readback: Readback
+    ) -> Callable[[], list[TokenLogprobs]]:
+        """The scores of the tokens `following` positions `first`, `first` + 1, ...; output that is resumed has none."""
+        count = max(0, min(len(following), self._prompt_len - 1 - first))
+        if count == 0:
+            return list
+        return sampler.logprobs(logits[:count], following[:count], self._num_top, readback)
+
+
+Asked = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
+"""Rows of a step; their prompt's scores, the position of the first row, the tokens after the rows, and whether the rows
+end in the last token, whose logits others want, too."""
+
+
+def take_scores(asked: Sequence[Asked], logits: Tensor) -> Tensor:
+    """Score what is scored, and return the logits that others want."""
+    readback, kept, found, start = Readback(), [], [], 0
+    for rows, scores, first, following, is_last in asked:
+        stretch = logits[start : start + rows.num_wanted]
+        start += rows.num_wanted
+        if scores is not None:
+            found.append((scores, scores.ask(stretch, first, following, readback)))
+            stretch = stretch[len(rows.tokens) - 1 :] if is_last else stretch[:0]
+        kept.append(stretch)
+    readback.wait()
+    for scores, read in found:
+        scores.found += read()
+    return torch.cat(kept)
