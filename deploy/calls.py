@@ -33,6 +33,8 @@ class CallId:
     request_id: str
     traceparent: str = ""
     """As the caller sent it, or nothing."""
+    caller: str = ""
+    """A name for whoever sends it, by its token; empty where nobody is told apart."""
 
     @property
     def trace_id(self) -> str:
@@ -83,6 +85,13 @@ def rename(request_id: str) -> None:
     call = _current.get()
     if call is not None and is_request_id(request_id):
         _current.set(replace(call, request_id=request_id))
+
+
+def belongs_to(caller: str) -> None:
+    """The call is this caller's, who has been asked for a token."""
+    call = _current.get()
+    if call is not None:
+        _current.set(replace(call, caller=caller))
 
 
 def is_request_id(text: str) -> bool:

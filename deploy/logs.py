@@ -39,8 +39,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_with_serve(*, is_json: bool = False) -> None:
-    """In a replica: to Serve's log of it (logs/serve/replica_*.log in Ray's session), in Serve's format, with the
-    request id that Serve was told; or as JSON to standard output."""
+    """In a replica: to Serve's log of it (logs/serve/replica_*.log in Ray's session), in Serve's format.
+
+    As JSON: to standard output.
+    """
     serves = logging.getLogger(SERVE_LOGGER_NAME)
     for logger in _ours():
         logger.handlers = [_json_handler()] if is_json else serves.handlers  # the very list: Serve may change it

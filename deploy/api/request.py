@@ -24,6 +24,7 @@ from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.text import Tokenizer
 
 MAX_TIMEOUT_S = 86_400.0
+MAX_PRIORITY = 2**31 - 1
 MAX_DRAFT_TOKENS = 64
 """What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
 SEED_BITS = 64
@@ -70,6 +71,9 @@ class Given:
     resume_samples: Sequence[Sequence[int]] = ()
     """Of each sample."""
     timeout_s: float | None = None
+    priority: int = 0
+    caller: str = ""
+    """Known by its token, not by what it says."""
 
     @property
     def prompt_field(self) -> str:
@@ -137,6 +141,8 @@ def to_generation_request(
         include_stop=given.include_stop,
         wants_trace=given.wants_trace,
         deadline=_deadline(given.timeout_s, now),
+        priority=_priority(given.priority),
+        caller=given.caller,
     )
 
 
@@ -296,6 +302,11 @@ def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> 
         raise InvalidRequest(
             "prompt_logprobs", f"must be unset for a prompt of more than {most} tokens, got {prompt_len}"
         )
+    return given
+
+
+def _priority(given: int) -> int:
+    require(-MAX_PRIORITY - 1 <= given <= MAX_PRIORITY, "priority", f"in [{-MAX_PRIORITY - 1}, {MAX_PRIORITY}]", given)
     return given
 
 

@@ -201,7 +201,7 @@ class Servicer:
 
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
         """The message, if its caller may call and it is not too long. Raises: RequestError."""
-        self._authenticator.check(context.invocation_metadata())
+        calls.belongs_to(self._authenticator.check(context.invocation_metadata()))
         most = self._models.max_request_bytes
         if len(request) > most:
             raise InvalidRequest("request", f"must be at most {most} bytes long, got {len(request)}")
@@ -235,6 +235,7 @@ class Servicer:
             message.ByteSize(),
             translate.to_requests,
             message,
+            calls.current(),
             tokenizer=served.tokenizer,
             info=served.target,
             defaults=served.defaults,

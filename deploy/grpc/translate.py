@@ -10,8 +10,9 @@ from typing import Any
 
 from core.config import ServiceConfig
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
-from deploy import api, calls
+from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, require
+from deploy.calls import CallId
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -24,6 +25,7 @@ VERIFICATIONS = {
 
 def to_requests(
     message: pb.GenerateRequest,
+    call: CallId | None = None,
     *,
     tokenizer: Tokenizer,
     info: ModelInfo,
@@ -35,18 +37,25 @@ def to_requests(
 
     Raises: InvalidRequest.
     """
-    return api.to_requests(given_by(message), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
+    return api.to_requests(
+        given_by(message, call), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now
+    )
 
 
-def given_by(message: pb.GenerateRequest) -> Given:
-    """What the message gives. Raises: InvalidRequest for a verification that has no name."""
+def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
+    """What the message gives; what it is named by, if it brings no name, and whose it is, is said by the call.
+
+    Raises: InvalidRequest for a verification that has no name.
+    """
     sampling, stopping, speculation = message.sampling, message.stopping, message.speculation
     prompt = message.WhichOneof("prompt")
     return Given(
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
         chat=[_chat_message(each) for each in message.chat.messages] if prompt == "chat" else None,
-        request_id=message.request_id or _named(),
+        request_id=message.request_id or (call.request_id if call is not None else ""),
+        caller=call.caller if call is not None else "",
+        priority=message.priority,
         sampling={name: getattr(sampling, name) for name in GIVEN_SAMPLING if sampling.HasField(name)},
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or None,
@@ -70,12 +79,6 @@ def given_by(message: pb.GenerateRequest) -> Given:
         resume_samples=[output.ids for output in message.resume_samples],
         timeout_s=_given(message, "timeout_s"),
     )
-
-
-def _named() -> str:
-    """What the call is named by, where its message brings no name of its own."""
-    call = calls.current()
-    return call.request_id if call is not None else ""
 
 
 def _given(message: Any, name: str) -> Any:

@@ -142,6 +142,7 @@ class Body(Part):
     speculation: Speculation | None = None
     timeout_s: float | None = None
     return_token_ids: bool | None = None
+    priority: int | None = None
 
     # Hints for other servers, which change no output.
     user: _Ignored = None

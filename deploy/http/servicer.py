@@ -71,9 +71,9 @@ class HttpServicer:
         if call.path == HEALTH:
             return self._health(call)
         authorization = call.authorization
-        self._authenticator.check(() if authorization is None else (("authorization", authorization),))
+        caller = self._authenticator.check(() if authorization is None else (("authorization", authorization),))
         if call.path in COMPLETIONS:
-            return self._complete(call)
+            return self._complete(call, caller)
         if call.path == MODELS or call.path.startswith(f"{MODELS}/"):
             return self._show_models(call)
         raise UnknownPath(REFUSED.get(call.path, "there is nothing at this path"))
@@ -92,13 +92,13 @@ class HttpServicer:
         yield Head(HTTPStatus.OK)
         yield encoded(cards[0] if name else {"object": "list", "data": cards})
 
-    async def _complete(self, call: Call) -> Parts:
+    async def _complete(self, call: Call, caller: str) -> Parts:
         _require_method(call, "POST")
         kind, form = COMPLETIONS[call.path]
         body = await self._parse(kind, call)
         model = self._models[body.model or ""]
         with model.meters.request() as meter:
-            requests = await self._requests(body, call, model)
+            requests = await self._requests(body, call, caller, model)
             reply = _reply(form, body, model, requests, int(time.time()))
             async with aclosing(completed(model, requests, meter)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
@@ -111,7 +111,7 @@ class HttpServicer:
             raise BodyTooLong(most)
         return await self._offload.run(size, parse, kind, call.body)
 
-    async def _requests(self, body: AnyBody, call: Call, model: Hosted) -> list[GenerationRequest]:
+    async def _requests(self, body: AnyBody, call: Call, caller: str, model: Hosted) -> list[GenerationRequest]:
         served, size = model.served, len(call.body)
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)
@@ -120,6 +120,7 @@ class HttpServicer:
             to_requests,
             body,
             call.name.request_id,
+            caller,
             tokenizer=served.tokenizer,
             info=served.target,
             defaults=served.defaults,

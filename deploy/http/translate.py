@@ -30,6 +30,7 @@ _PARAMS = (
 def to_requests(
     body: AnyBody,
     request_id: str,
+    caller: str = "",
     *,
     tokenizer: Tokenizer,
     info: ModelInfo,
@@ -39,13 +40,13 @@ def to_requests(
 ) -> list[GenerationRequest]:
     """One record for each of the `n` outputs, complete and within all limits. Raises: InvalidRequest."""
     try:
-        given = given_by(body, request_id)
+        given = given_by(body, request_id, caller)
         return api.to_requests(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
     except InvalidRequest as error:
         raise InvalidRequest(param_of(error.field, body), error.problem) from None
 
 
-def given_by(body: AnyBody, request_id: str) -> Given:
+def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
     """What the body gives. Raises: InvalidRequest for what only a body can have wrong."""
     _check_combinations(body)
     prompt = body.prompt if isinstance(body, CompletionBody) else None
@@ -55,6 +56,8 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         token_ids=prompt if isinstance(prompt, list) else None,
         chat=_chat(body) if isinstance(body, ChatBody) else None,
         request_id=request_id,
+        caller=caller,
+        priority=body.priority or 0,
         sampling={name: value for name in GIVEN_SAMPLING if (value := getattr(body, name)) is not None},
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=body.allowed_token_ids,

@@ -20,6 +20,7 @@ EVERYTHING = {
     "timeout_s": 5.0,
     "logprobs": 0,
     "prompt_logprobs": 2,
+    "priority": -3,
     "resume_token_ids": [11, 12],
     "n": 1,
     "resume_samples": [],
@@ -80,6 +81,7 @@ def test_every_argument_arrives_and_zero_is_a_value():
         0,
         2,
     )
+    assert request.priority == -3
     assert (request.resume_tokens, request.max_tokens, request.stop) == ((11, 12), 50, ("a", "b"))
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
@@ -144,6 +146,7 @@ def test_exactly_one_prompt_must_be_given(fields):
         ("timeout_s", float("nan"), "timeout_s"),
         ("logit_bias", {-3: 1.0}, "sampling.logit_bias"),
         ("n", -1, "n"),
+        ("priority", 2**31, "priority"),
         ("allowed_token_ids", [-1], "sampling.allowed_token_ids"),
         ("bad_words", [7], "sampling.bad_words"),
         ("bad_word_ids", [["x"]], "sampling.bad_word_ids.ids"),

@@ -44,6 +44,8 @@ class GenerateFields(TypedDict, total=False):
     """The same for each token of the prompt but the first."""
     resume_token_ids: Sequence[int] | None
     """Output of an earlier stream that the caller has already: only the rest is given. Needs its seed."""
+    priority: int | None
+    """Of the requests that wait for a place, those of the lowest number are served first; 0 when not given."""
     n: int | None
     """Samples of the prompt, each with an index; sample i depends on the seed and i alone."""
     resume_samples: Sequence[Sequence[int]] | None
@@ -116,7 +118,17 @@ def _put_verification(message: pb.GenerateRequest, verification: Verification) -
 _PATHS = {
     name: f"{group}{name}"
     for group, names in {
-        "": ("model", "request_id", "timeout_s", "logprobs", "prompt_logprobs", "resume_token_ids", "n", "text"),
+        "": (
+            "model",
+            "request_id",
+            "timeout_s",
+            "logprobs",
+            "prompt_logprobs",
+            "resume_token_ids",
+            "n",
+            "priority",
+            "text",
+        ),
         "sampling.": (
             "temperature",
             "top_k",

@@ -14,7 +14,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 
 from core.errors import OutriderError, Overloaded, Unavailable
 from core.records import Chunk, FinishReason, TokenLogprobs, Usage
-from deploy.api import sample_seed
+from deploy.api import offload, sample_seed
+from deploy.api.authentication import Authenticator
 from deploy.api.failures import MAX_DETAILS_CHARS
 from deploy.api.hosted import Hosted
 from deploy.api.offload import SHORT_BYTES
@@ -249,6 +250,22 @@ async def test_every_error_tells_the_request_id_in_metadata_and_details(method, 
     assert told == context.trailers["x-request-id"]
     assert told == name or (name is None and len(told) == 32)
     assert context.trailers["traceparent"] == TRACEPARENT
+
+
+@pytest.mark.parametrize("text", ["say", "say " * 10])
+async def test_a_request_is_its_caller_s_and_waits_by_its_priority(tmp_path, text, monkeypatch):
+    """Whether it is translated at once or, as long ones are, in a thread beside."""
+    monkeypatch.setattr(offload, "SHORT_BYTES", 20)
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    authenticator, script = Authenticator(tmp_path / "tokens"), Script(*greeting())
+    both = rpc.encoding([hosted("one", script)], authenticator)
+    for token, priority in (("one", -2), ("two", 0), ("one", 7)):
+        metadata = [("authorization", f"Bearer {token}"), ("x-request-id", f"{token}{priority}")]
+        await both.Generate(pb.GenerateRequest(text=text, n=2, priority=priority), Context(*metadata))
+    assert [each.priority for each in script.requests] == [-2, -2, 0, 0, 7, 7]
+    assert [each.request_id for each in script.requests][::2] == ["one-2", "two0", "one7"]
+    one, two = (authenticator.check([("authorization", f"Bearer {token}")]) for token in ("one", "two"))
+    assert [each.caller for each in script.requests] == [one, one, two, two, one, one]
 
 
 async def test_a_reply_is_named_as_its_call_is():

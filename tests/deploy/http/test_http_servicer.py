@@ -143,6 +143,17 @@ def scored():
     return Chunk("ab", (7, 9), (True, False), Usage(1, 2), LOGPROBS, FinishReason.LENGTH, 9)
 
 
+async def test_a_request_is_its_caller_s_and_waits_by_its_priority(tmp_path):
+    (tmp_path / "tokens").write_text("one\ntwo\n")
+    authenticator, script = Authenticator(tmp_path / "tokens"), Script(*greeting())
+    http = servicer(script, authenticator=authenticator)
+    for token in ("one", "two"):
+        await whole(http, call(authorization=f"Bearer {token}", priority=-2))
+    callers = [authenticator.check([("authorization", f"Bearer {token}")]) for token in ("one", "two")]
+    assert [(each.caller, each.priority) for each in script.requests] == [(name, -2) for name in callers]
+    assert len(set(callers)) == 2
+
+
 async def test_a_prompt_is_repeated_with_its_logprobs_if_they_are_asked_for():
     scores = (TokenLogprobs(-0.25, ((7, -0.25),)),)
     script = [replace(scored(), prompt_logprobs=scores)]
