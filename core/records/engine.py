@@ -161,7 +161,7 @@ class DraftUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTree:
+class DraftDone:
     """The draft tree of growth that ends by itself (`TreeSpec.num_passes`): the reply to its request."""
 
     stamp: Stamp
@@ -191,4 +191,4 @@ class Refused:
 
 
 VerifyReply = Verdict | Missing | Refused
-DraftReply = DraftTree | Missing | Refused
+DraftReply = DraftDone | Missing | Refused
