@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import DraftTree, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import DraftDone, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
 from core.speculation import NewNodes
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | DraftTree | DraftUpdate | Missing | Refused
+Reply = Verdict | DraftDone | DraftUpdate | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
 """Of columns."""
 Numbered = tuple[int, Reply]
@@ -36,7 +36,7 @@ def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None]:
     try:
         replies = [(each.number, _decode(each)) for each in message.replies]
     except ValueError as error:
-        raise LinkError(f"a reply that cannot be one: {error}") from error
+        raise LinkError(f"an invalid reply: {error}") from error
     return replies, message.lost if message.HasField("lost") else None
 
 
@@ -47,7 +47,7 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
             return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
         case DraftUpdate():
             return pb.Reply(number=number, stamp=stamp, draft_update=_encode_growth(reply, is_over=reply.is_over))
-        case DraftTree():
+        case DraftDone():
             return pb.Reply(number=number, stamp=stamp, grown=_encode_growth(reply, is_over=True))
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
@@ -65,12 +65,12 @@ def _decode(message: pb.Reply) -> Reply:
         case "draft_update":
             return DraftUpdate(stamp, *_decode_growth(message.draft_update), message.draft_update.is_over)
         case "grown":
-            return DraftTree(stamp, *_decode_growth(message.grown))
+            return DraftDone(stamp, *_decode_growth(message.grown))
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
             return Refused(stamp, message.refused.reason, message.refused.is_final)
-    raise ValueError("it is of no kind that this end knows")
+    raise ValueError("its kind is unknown to this end")
 
 
 def _encode_verdict(verdict: Verdict) -> pb.Verdict:
@@ -98,7 +98,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
     )
 
 
-def _encode_growth(draft_update: DraftUpdate | DraftTree, *, is_over: bool) -> pb.DraftUpdate:
+def _encode_growth(draft_update: DraftUpdate | DraftDone, *, is_over: bool) -> pb.DraftUpdate:
     new_nodes = draft_update.new_nodes
     return pb.DraftUpdate(
         held=draft_update.held,

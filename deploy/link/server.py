@@ -83,7 +83,7 @@ class LinkServer:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
-                logger.warning("no links: %s port %d cannot be listened at: %s", host, port, error)
+                logger.warning("no links: cannot listen at %s port %d: %s", host, port, error)
                 return None
             self._accepting = asyncio.create_task(self._accept(self._listener))
             return LinkAddress(
@@ -149,7 +149,7 @@ class EngineLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._peer = peer_of(transport)
         self._outbox = Outbox(self._transport, self._loop, self._close_for)
-        self._patience = self._loop.call_later(
+        self._handshake_timer = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._close_for, f"it has said nothing that lets it in for {HANDSHAKE_TIMEOUT_S:g} s"
         )
         self._server.links.add(self)
@@ -171,7 +171,7 @@ class EngineLink(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             self._close_for(f"it broke: {error}")
-        self._patience.cancel()
+        self._handshake_timer.cancel()
         self._server.strangers.discard(self)
         self._server.links.discard(self)
         self._is_closed = True
@@ -188,7 +188,7 @@ class EngineLink(asyncio.Protocol):
 
     def _let_in(self, frame: bytes) -> None:
         welcome = admit(parse(pb.Hello, frame), self._challenge, self._server.epoch, self._server.key)
-        self._patience.cancel()
+        self._handshake_timer.cancel()
         self._server.strangers.discard(self)
         self._reader.max_bytes = MAX_FRAME_BYTES
         self._outbox.send(framed(welcome.SerializeToString()))
@@ -196,7 +196,7 @@ class EngineLink(asyncio.Protocol):
     def _take_requests(self, frame: bytes) -> None:
         batch = decode_requests(frame)
         if not all(isinstance(request, self._server.kinds) for _, request in batch):
-            raise LinkError(f"this engine takes nothing but a {self._server.kinds[0].__name__}")
+            raise LinkError(f"this engine takes only a {self._server.kinds[0].__name__}")
         self._num_open += len(batch)
         if self._num_open > MAX_OPEN_REQUESTS:
             self._transport.pause_reading()

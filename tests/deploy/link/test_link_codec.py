@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Base, DraftRequest, DraftTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree, TreeSpec
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
@@ -63,7 +63,7 @@ def test_a_probability_keeps_all_of_its_bits():
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
     new_nodes = NewNodes(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
-    ((_, grown),), _ = decode_replies(encode_replies([(0, DraftTree(STAMP, new_nodes, 1))]))
+    ((_, grown),), _ = decode_replies(encode_replies([(0, DraftDone(STAMP, new_nodes, 1))]))
     assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), (1 - third).hex()]
 
 
@@ -137,18 +137,18 @@ def tree_spec(**fields):
         (pb.VerifyRequest(block=pb.TokenTree(tokens=[1])), "one parent"),
         (pb.VerifyRequest(block=pb.TokenTree(tokens=[1], parents=[0])), "parents before their children"),
         (pb.VerifyRequest(block=pb.TokenTree(tokens=[1], parents=[-1], q=pb.Distributions(lengths=[2]))), "lengths"),
-        (pb.VerifyRequest(spec=pb.SequenceSpec(verification=9)), "cannot be one"),
+        (pb.VerifyRequest(spec=pb.SequenceSpec(verification=9)), "an invalid request"),
         (pb.VerifyRequest(spec=spec(temperature=math.nan)), "temperature"),
         (pb.VerifyRequest(spec=spec(top_p=-1.0)), "top_p"),
-        (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "cannot be one"),
+        (pb.VerifyRequest(spec=spec(bias_ids=[1, 2], biases=[0.5])), "an invalid request"),
         (tree_spec(max_depth=0), "room for a node"),
         (tree_spec(min_path_prob=math.nan), "bounds"),
         (tree_spec(min_confidence=1.5), "bounds"),
         (tree_spec(fanout=0), "room for a node"),
-        (tree_spec(measure=0), "cannot be one"),
+        (tree_spec(measure=0), "an invalid request"),
         (tree_spec(tail=[0.9, 0.9]), "chances"),
         (tree_spec(calibration_slope=math.inf), "chances"),
-        (pb.DraftRequest(), "cannot be one"),
+        (pb.DraftRequest(), "an invalid request"),
     ],
 )
 def test_a_request_that_cannot_be_one_is_refused(message, problem):
