@@ -25,12 +25,12 @@ from core.records import (
 from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job
-from workers.engine.prompt_scores import SCORED_ROWS, PromptScores, take_scores
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
 from workers.sampling import Row, sampler, verify
+from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores, take_scores
 from workers.step import Readback, StepRows, upload
 
 _UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, or its penalties and bias on them"
