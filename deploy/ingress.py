@@ -143,7 +143,7 @@ class _Host:
             try:
                 self._show_control()
             except Exception:
-                logger.exception("the metrics of control are not up to date")
+                logger.exception("the metrics of control could not be updated")
 
     def _show_control(self) -> None:
         meters = self.hosted.meters
@@ -166,7 +166,7 @@ class _Host:
                 await self.leases.report_wait(now - told)
                 told = now
             except Unavailable as error:
-                logger.info("the draft's autoscaling does not hear of waits yet: %s", error)
+                logger.info("waiting times could not be reported to the draft's autoscaling: %s", error)
 
 
 async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoReturn:
@@ -178,7 +178,7 @@ async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoRet
             for leases in members:
                 leases.leave(stopping)
         except Exception:
-            logger.exception("it is not known which replicas are to stop")
+            logger.exception("the stopping replicas could not be listed")
 
 
 def _misfit(config: ServiceConfig) -> str | None:

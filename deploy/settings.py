@@ -114,7 +114,9 @@ def _service(
 ) -> ServiceConfig:
     config = _validated(_SERVICE_CONFIG, settings, given, file)
     if config.shared_draft is not None:
-        raise ConfigError(f"shared_draft: a service of one model has none to share, got {config.shared_draft!r}")
+        raise ConfigError(
+            f"shared_draft: only models of a fleet share drafts; set draft instead, got {config.shared_draft!r}"
+        )
     return _located(config, base)
 
 

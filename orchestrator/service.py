@@ -79,7 +79,7 @@ class Service:
         if self._is_closing:
             raise Unavailable("this orchestrator is shutting down")
         if request.deadline is not None and request.deadline <= self._clock.now():
-            raise DeadlinePassed("the request's time had run out when it arrived")
+            raise DeadlinePassed("the request's deadline had passed when it arrived")
         async with self._admission.place(request):
             pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
             session = Session(

@@ -89,7 +89,7 @@ class SpeculationTree:
         if new_nodes.first + len(new_nodes) <= self.num_told and len(new_nodes):
             return
         if new_nodes.first != self.num_told:
-            raise ValueError(f"a draft goes on at node {new_nodes.first} where {self.num_told} have been told")
+            raise ValueError(f"a draft's update begins at node {new_nodes.first}, but {self.num_told} nodes are known")
         if num_unknown == 0 and new_nodes.root != ROOT and new_nodes.root not in self._root.numbers:
             self.has_lost_some = True
         self._hang(new_nodes, self._trail[-1 - num_unknown] if num_unknown < len(self._trail) else None)

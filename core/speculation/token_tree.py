@@ -154,13 +154,13 @@ class TreeSpec:
         if min(self.rows_per_pass, self.max_depth, self.fanout) < 1 or self.num_passes < 0:
             raise ValueError("a tree spec needs room for a node")
         if not (math.isfinite(self.min_path_prob) and self.min_path_prob >= 0.0 and 0.0 <= self.min_confidence <= 1.0):
-            raise ValueError("the bounds of a tree spec are no chances")
+            raise ValueError("the bounds of a tree spec are not probabilities")
         if (
             not all(map(math.isfinite, self.calibration))
             or sum(self.tail) > 1.0 + 1e-6
             or any(x < 0 for x in self.tail)
         ):
-            raise ValueError("the chances of a tree spec are none")
+            raise ValueError("the chances of a tree spec are not probabilities")
 
     def __len__(self) -> int:
         return self.rows_per_pass
@@ -228,26 +228,24 @@ class NewNodes:
         if {column.shape for column in columns} != forms or any(
             column.dtype != kind for column, kind in zip(columns, COLUMNS.values(), strict=True)
         ):
-            raise ValueError(
-                "each node that is told of has a parent, a rank, a chance and a confidence, which are numbers"
-            )
+            raise ValueError("each node needs a parent, a rank, a chance and a confidence, all numbers")
         if len(self):
             self._check_nodes()
         if len(self.q) not in (0, len(self)) or not all(each.is_law for each in self.q):
-            raise ValueError("each node that was drawn has the law that it was drawn from")
+            raise ValueError("each drawn node needs the q that it was drawn from")
         if self.first < 0 or not ROOT <= self.root < self.first:
-            raise ValueError("a number that is told is below 0")
+            raise ValueError("the number of a node is below 0")
 
     def _check_nodes(self) -> None:
         least, most = np.minimum.reduce, np.maximum.reduce  # what is no number is neither
         if not (least(self.chances) > 0.0 and most(self.chances) <= 1.0):
-            raise ValueError("a chance that is told is not in (0, 1]")
+            raise ValueError("the chance of a node is not in (0, 1]")
         if not (least(self.confidences) >= 0.0 and most(self.confidences) <= 1.0):
-            raise ValueError("a confidence that is told is not in [0, 1]")
+            raise ValueError("the confidence of a node is not in [0, 1]")
         if least(self.parents) < ROOT or most(self.parents - np.arange(len(self))) >= self.first:
-            raise ValueError("a node is told of before its parent")
+            raise ValueError("a node comes before its parent")
         if least(self.ranks) < 0:
-            raise ValueError("a rank that is told is below 0")
+            raise ValueError("the rank of a node is below 0")
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -60,7 +60,7 @@ class Authenticator:
             self._complaint = ""
         except ConfigError as error:
             if str(error) != self._complaint:
-                logger.warning("the tokens from before are asked for: %s", error)
+                logger.warning("the tokens from before stay valid: %s", error)
             self._complaint = str(error)
         sent = [hashlib.sha256(token).digest() for token in _tokens(metadata)]
         # All are compared, as digests, so that the time tells nothing about a token.

@@ -33,7 +33,7 @@ def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> N
     """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
     most, size = tokenizer.max_text_bytes(context), len(text.encode())
     if most is not None and size > most:
-        raise InvalidRequest(field, f"must be at most {context - 1} tokens long, which {size} bytes are not")
+        raise InvalidRequest(field, f"must be at most {context - 1} tokens long; {size} bytes are always more")
 
 
 def allowed_token_ids(given: Sequence[int] | None, info: ModelInfo, limits: Limits) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class HttpProxy:
         """Raises: OutriderError, before anything has been written."""
         is_completion = exchange.path in COMPLETIONS
         if exchange.path == HEALTH and (self._proxy._is_draining() or is_to_stop()):
-            raise Unavailable("this node is to stop")
+            raise Unavailable("this node is about to stop; repeat the call")
         admission = self._admission
         admission.arrived(is_completion=is_completion)
         with admission.reading() as count:
@@ -89,7 +89,7 @@ class HttpProxy:
         """The reply of an orchestrator; nothing more when the client has gone. Raises: Unavailable."""
         found = self._proxy.proxy_router.get_handle_for_endpoint("")
         if found is None:
-            raise Unavailable("the service is starting")
+            raise Unavailable("the service is starting; try again")
         handle = found[1].options(stream=True, method_name="http")
         gone = asyncio.create_task(exchange.until_gone())
         parts = ProxyResponseGenerator(handle.remote(call), disconnected_task=gone)

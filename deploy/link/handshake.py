@@ -42,24 +42,26 @@ def admit(hello: pb.Hello, challenge: pb.Challenge, epoch: int, key: bytes) -> p
     """The engine's answer to an orchestrator with the right proof. Raises: LinkError for any other."""
     _check_version(hello.version)
     if not hmac.compare_digest(hello.proof, _proof(key, b"orchestrator", challenge.nonce, hello.nonce)):
-        raise LinkError("its key is not this engine's")
+        raise LinkError("the orchestrator's key is not this engine's")
     if hello.epoch != epoch:
-        raise LinkError(f"it means engine {hello.epoch:016x}, and this is {epoch:016x}")
+        raise LinkError(f"the orchestrator wants engine {hello.epoch:016x}, but this is {epoch:016x}")
     return pb.Welcome(proof=_proof(key, b"engine", challenge.nonce, hello.nonce))
 
 
 def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello, address: LinkAddress) -> None:
     """Raises: LinkError unless the engine knows the key, too."""
     if not hmac.compare_digest(welcome.proof, _proof(address.key, b"engine", challenge.nonce, hello.nonce)):
-        raise LinkError("who listens there does not know the engine's key")
+        raise LinkError("the process at this address does not know the engine's key")
 
 
 def _check_version(version: int) -> None:
     if version != VERSION:
-        raise LinkError(f"it speaks version {version} of the protocol, and this end {VERSION}")
+        raise LinkError(
+            f"the other end speaks version {version} of the protocol, this end {VERSION}: update the older one"
+        )
 
 
 def _proof(key: bytes, side: bytes, engine_nonce: bytes, orchestrator_nonce: bytes) -> bytes:
     if len(engine_nonce) != NONCE_BYTES or len(orchestrator_nonce) != NONCE_BYTES:
-        raise LinkError(f"a nonce that has not {NONCE_BYTES} bytes")
+        raise LinkError(f"a nonce without {NONCE_BYTES} bytes")
     return hmac.digest(key, side + engine_nonce + orchestrator_nonce, hashlib.sha256)

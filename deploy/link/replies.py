@@ -36,7 +36,7 @@ def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None]:
     try:
         replies = [(each.number, _decode(each)) for each in message.replies]
     except ValueError as error:
-        raise LinkError(f"a reply that cannot be one: {error}") from error
+        raise LinkError(f"an invalid reply: {error}") from error
     return replies, message.lost if message.HasField("lost") else None
 
 
@@ -70,7 +70,7 @@ def _decode(message: pb.Reply) -> Reply:
             return Missing(stamp, message.missing.held)
         case "refused":
             return Refused(stamp, message.refused.reason, message.refused.is_final)
-    raise ValueError("it is of no kind that this end knows")
+    raise ValueError("its kind is unknown to this end")
 
 
 def _encode_verdict(verdict: Verdict) -> pb.Verdict:

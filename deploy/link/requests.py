@@ -47,7 +47,7 @@ def decode_requests(frame: bytes) -> list[tuple[int, Request]]:
             *map(_decode_offer, message.offers),
         ]
     except (ValueError, KeyError, InvalidRequest) as error:
-        raise LinkError(f"a request that cannot be one: {error}") from error
+        raise LinkError(f"an invalid request: {error}") from error
     return list(enumerate(batch, message.first_number))
 
 

@@ -83,7 +83,7 @@ class LinkServer:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
-                logger.warning("no links: %s port %d cannot be listened at: %s", host, port, error)
+                logger.warning("no links: cannot listen at %s port %d: %s", host, port, error)
                 return None
             self._accepting = asyncio.create_task(self._accept(self._listener))
             return LinkAddress(
@@ -196,7 +196,7 @@ class EngineLink(asyncio.Protocol):
     def _take_requests(self, frame: bytes) -> None:
         batch = decode_requests(frame)
         if not all(isinstance(request, self._server.kinds) for _, request in batch):
-            raise LinkError(f"this engine takes nothing but a {self._server.kinds[0].__name__}")
+            raise LinkError(f"this engine takes only a {self._server.kinds[0].__name__}")
         self._num_open += len(batch)
         if self._num_open > MAX_OPEN_REQUESTS:
             self._transport.pause_reading()

@@ -69,7 +69,7 @@ class Certificates:
             self._contexts = _read(self._files)
         except ConfigError as error:
             if str(error) != self._complaint:
-                logger.warning("links go on with the certificates from before: %s", error)
+                logger.warning("links keep the certificates from before: %s", error)
             self._complaint = str(error)
         else:
             logger.info("links opened from now on show the new certificate in %s", self._files.certificate_file)
@@ -119,7 +119,7 @@ def _check_readable(setting: str, path: str) -> None:
 
 def _no_passphrase() -> str:
     """Called for a key that has a passphrase; OpenSSL by itself would ask at the terminal, and wait."""
-    raise _wrong("key_file", "the key must have no passphrase: nobody is there to type it in")
+    raise _wrong("key_file", "the key must have no passphrase: store it without one")
 
 
 def _wrong(setting: str, problem: str) -> ConfigError:

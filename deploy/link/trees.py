@@ -46,7 +46,7 @@ def decode_distributions(message: pb.Distributions) -> tuple[SparseDistribution,
     if not message.lengths:
         return ()
     if not sum(message.lengths) == len(message.token_ids) == len(message.probs):
-        raise ValueError("distributions whose lengths are not those of their entries")
+        raise ValueError("the lengths of distributions do not match their entries")
     return tuple(_split(message))
 
 

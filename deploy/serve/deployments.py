@@ -174,7 +174,7 @@ class EngineWorker(ABC):
         try:
             stats: EngineStats = await self._current.engine.stats.remote()
         except (RayError, WorkerLost) as error:  # its end is handled elsewhere
-            logger.warning("%s says nothing of itself: %s", self._current.engine_id, cause_of_death(error))
+            logger.warning("%s does not report its statistics: %s", self._current.engine_id, cause_of_death(error))
             return None
         return stats
 

@@ -94,7 +94,7 @@ class EnginePort:
         """If the engine's replica is about to stop, count as lost after the grace: the remaining sessions move."""
         if not self._is_stopping and self._replica_id in stopping:
             self._is_stopping = True
-            logger.info("%s is to stop; its sessions have %g s to end there", self._engine_id, grace_s)
+            logger.info("%s is about to stop; its sessions have %g s to end there", self._engine_id, grace_s)
             asyncio.get_running_loop().call_later(grace_s, self._move)
 
     def _move(self) -> None:
@@ -108,7 +108,7 @@ class EnginePort:
     def _check(self) -> None:
         """Raises: WorkerLost when the engine is lost."""
         if self._is_lost and self._is_stopping:
-            raise WorkerStopping(f"{self._engine_id} is to stop")
+            raise WorkerStopping(f"{self._engine_id} is about to stop")
         if self._is_lost:
             raise WorkerLost(f"{self._engine_id} is gone")
 
@@ -145,7 +145,7 @@ class EnginePort:
         replies = await self._answers(method, batch)
         is_list = isinstance(replies, list) and len(replies) == len(batch)
         if not is_list or not all(isinstance(reply, kinds) for reply in replies):
-            raise WorkerLost(f"{self._engine_id} did not answer {len(batch)} requests with as many replies")
+            raise WorkerLost(f"{self._engine_id} did not give one reply for each of {len(batch)} requests")
         return replies
 
 
@@ -180,7 +180,7 @@ class DraftEnginePort(EnginePort):
         except (RayError, WorkerLost) as error:
             raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
         if not isinstance(reply, Missing | Refused):
-            raise WorkerLost(f"{self._engine_id} ended growth with something else than a reply")
+            raise WorkerLost(f"{self._engine_id} ended growth without a reply")
         return reply
 
     async def _end_of_growth(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:

@@ -60,7 +60,7 @@ class EnginePool(Generic[Port, Request, Reply]):
             raise Unavailable(str(error)) from error
         except Exception as error:
             logger.exception("no lease could be taken for %s", session_id)
-            raise Unavailable("no worker could be reached") from error
+            raise Unavailable("no engine could be reached; try again") from error
         self._num_leases[lease.engine_id] += 1
         return lease
 

@@ -304,5 +304,5 @@ def test_a_fleet_that_does_not_fit_together_is_refused(change, message):
 
 
 def test_a_service_of_one_model_has_no_draft_to_share():
-    with pytest.raises(ConfigError, match="shared_draft: a service of one model has none to share"):
+    with pytest.raises(ConfigError, match="shared_draft: only models of a fleet share drafts; set draft instead"):
         parse_fleet({**MINIMAL, "shared_draft": "small"})

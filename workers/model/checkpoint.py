@@ -110,7 +110,7 @@ def _check_index(path: Path, stored: Mapping[str, StoredTensor]) -> None:
         return
     for name, file in json.loads((path / INDEX).read_text())["weight_map"].items():
         if name not in stored or stored[name].file != file:
-            raise CheckpointError(f"{path / INDEX} says that {file} has {name}, which it has not")
+            raise CheckpointError(f"{path / INDEX} says that {file} has {name}, but the file lacks it")
 
 
 def _sources(stored: Iterable[str], model: Any) -> dict[LoadTarget, list[str]]:
@@ -134,8 +134,8 @@ def _check_sizes(path: Path, wanted: Sequence[Tensor], parts: Mapping[str, Store
     name, first = next(iter(parts.items()))
     shape = tuple(wanted[0].shape)
     if not is_made and first.shape != shape:
-        raise CheckpointError(f"{name} in {path} is {first.shape}, and by config.json {shape}")
+        raise CheckpointError(f"{name} in {path} is {first.shape}, but config.json says {shape}")
     num_stored, num_wanted = sum(prod(part.shape) for part in parts.values()), sum(map(Tensor.numel, wanted))
     if num_stored != num_wanted:
         also = f" and {len(parts) - 1} like it" if len(parts) > 1 else ""
-        raise CheckpointError(f"{name}{also} in {path} have {num_stored} elements, and by config.json {num_wanted}")
+        raise CheckpointError(f"{name}{also} in {path} have {num_stored} elements, but config.json says {num_wanted}")

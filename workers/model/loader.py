@@ -260,7 +260,7 @@ def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
         has, has_not = ("attention", "mask") if tells_window else ("mask", "attention")
         raise UnsupportedModel(
             f"{config.model_type} has a sliding window of {window} in its {has}, but not in its {has_not}: "
-            "it is not clear what it computes"
+            "it cannot be computed exactly"
         )
 
 

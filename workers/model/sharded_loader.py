@@ -110,7 +110,7 @@ class _Files:
         whole = file.get_slice(stored_name)
         if tuple(whole.get_shape()) != tuple(shape):
             raise CheckpointError(
-                f"{stored_name} in {self.path} is {tuple(whole.get_shape())}, and by config.json {tuple(shape)}"
+                f"{stored_name} in {self.path} is {tuple(whole.get_shape())}, but config.json says {tuple(shape)}"
             )
         part: Tensor = file.get_tensor(stored_name) if shard is None else shard.of(name.rpartition(".")[2], whole)
         return part.contiguous()

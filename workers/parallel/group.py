@@ -51,7 +51,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.size:
-            raise ConfigError(f"rank {self.index} is none of {self.size}")
+            raise ConfigError(f"rank {self.index} is not below the number of ranks, {self.size}")
 
 
 class RankGroup:
@@ -213,7 +213,7 @@ class RankGroup:
                     work.wait(timedelta(seconds=POLL_INTERVAL_S))
                 self._check()
                 if monotonic() > give_up_s and not work.is_completed():
-                    raise WorkerLost(f"a rank has not done its part within {limit.total_seconds():g} s")
+                    raise WorkerLost(f"a rank did not complete a step within {limit.total_seconds():g} s")
             work.wait()
         except RuntimeError as error:
             raise _loss(error) from error

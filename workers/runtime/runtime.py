@@ -155,7 +155,9 @@ class ModelRuntime:
         is_sound = bool(logits.isfinite().any())  # this waits for the device
         took_s = monotonic() - began_s
         if not is_sound:
-            raise CheckpointError(f"{self.info.name} computes no numbers: a step of {num_rows} rows gives NaN")
+            raise CheckpointError(
+                f"{self.info.name} gives NaN for {num_rows} rows: weights are damaged, or need another dtype"
+            )
         self.cache.free(kv)
         return took_s
 

@@ -230,7 +230,7 @@ async def test_an_engine_whose_certificate_is_not_trusted_is_not_spoken_to(certi
 async def test_a_certificate_alone_does_not_let_in(address, link, certificates, caplog):
     with pytest.raises(LinkError, match="closed the link"):
         await Link.open(replace(address, key=b"x" * 32), certificates)
-    assert "its key is not this engine's" in logged(caplog)[0]
+    assert "the orchestrator's key is not this engine's" in logged(caplog)[0]
 
 
 async def test_who_says_nothing_is_shut_out_after_a_while(files, caplog, monkeypatch):

@@ -73,7 +73,7 @@ async def test_a_lost_link_is_a_lost_engine():
 
 @pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [DraftTree(STAMP, NewNodes(0), 1)], [None]])
 async def test_replies_that_do_not_belong_are_not_believed(answer):
-    with pytest.raises(WorkerLost, match="did not answer 1 requests with as many replies"):
+    with pytest.raises(WorkerLost, match="did not give one reply for each of 1 requests"):
         await port(answer).verify([REQUEST])
 
 
@@ -135,11 +135,11 @@ async def test_growth_goes_over_the_link_if_it_can(answer, firsts):
 @pytest.mark.parametrize(
     ("said", "answer", "problem"),
     [
-        ((), None, "something else than a reply"),
-        ((Verdict(STAMP, (), 1, 1),), None, "something else than a reply"),
+        ((), None, "without a reply"),
+        ((Verdict(STAMP, (), 1, 1),), None, "without a reply"),
         ((RayError("it died"),), None, "draft-5 failed: it died"),
         ((), WorkerLost("it broke"), "draft-5 failed: it broke"),
-        ((), Verdict(STAMP, (), 1, 1), "something else than a reply"),
+        ((), Verdict(STAMP, (), 1, 1), "without a reply"),
     ],
 )
 async def test_growth_without_a_proper_end_is_a_lost_engine(said, answer, problem):

@@ -254,7 +254,7 @@ ANSWERS = {
 async def test_what_does_not_answer_each_request_is_no_answer(served, answer):
     lease = await served.leases.take_target("a")
     served.target.engine.replies = ANSWERS[answer]
-    with pytest.raises(WorkerLost, match="did not answer 3 requests with as many replies"):
+    with pytest.raises(WorkerLost, match="did not give one reply for each of 3 requests"):
         await lease.port.verify(REQUESTS)
 
 
@@ -266,7 +266,7 @@ async def test_an_answer_to_each_request_is_passed_on(served):
     served.draft.engine.replies = [DraftTree(DRAFT_REQUEST.stamp, NewNodes(0), 1)]
     assert await other.port.draft([DRAFT_REQUEST]) == served.draft.engine.replies
     served.draft.engine.replies = [VERDICTS[0]]
-    with pytest.raises(WorkerLost, match="did not answer 1 requests"):
+    with pytest.raises(WorkerLost, match="did not give one reply for each of 1 requests"):
         await other.port.draft([DRAFT_REQUEST])
 
 
@@ -327,7 +327,7 @@ async def test_a_target_that_is_to_stop_is_left_after_the_grace_and_a_draft_at_o
     assert await target.port.verify(REQUESTS) == VERDICTS, "it has its grace"
     served.leases.leave(frozenset({"replica 1"}))
     await asyncio.sleep(0.1)
-    with pytest.raises(WorkerStopping, match="engine 1 is to stop"):
+    with pytest.raises(WorkerStopping, match="engine 1 is about to stop"):
         await target.port.verify(REQUESTS)
     assert not served.target.streams[0].cancelled(), "what it holds is given back by the session"
 

@@ -271,7 +271,7 @@ async def test_whatever_goes_wrong_with_a_lease_is_unavailable_and_takes_no_plac
     side = EnginePool(take, lambda port: port.verify, engine.deliver, max_calls=1)
     with pytest.raises(Unavailable, match="the replica died"):
         await side.take("a", ())
-    with pytest.raises(Unavailable, match=r"^no worker could be reached$"):
+    with pytest.raises(Unavailable, match=r"^no engine could be reached; try again$"):
         await side.take("a", ())
     assert side.num_engines == 0
 

@@ -463,7 +463,7 @@ async def test_a_call_that_fails_in_any_way_leaves_nobody_waiting(world, side, f
 
 async def test_a_lease_that_cannot_be_taken_for_an_unknown_reason_ends_the_stream_and_tells_no_secrets(world):
     world.leases.refusal = FakeOutage("password=1234")
-    with pytest.raises(Unavailable, match="no worker could be reached"):
+    with pytest.raises(Unavailable, match="no engine could be reached; try again"):
         await asyncio.wait_for(world.tokens(request((1,), 5)), 5)
     await world.check_nothing_is_held()
 

@@ -108,7 +108,7 @@ def test_a_pointer_in_place_of_weights_is_refused(llama: Path) -> None:
 def test_a_tensor_that_is_missing_or_of_another_shape_is_named(llama: Path) -> None:
     change_tensors(llama, model_embed_tokens_weight=torch.zeros(200, 32))
     assert "model.embed_tokens.weight" in (message := refusal(llama))
-    assert "is (200, 32), and by config.json (304, 32)" in message
+    assert "is (200, 32), but config.json says (304, 32)" in message
     change_tensors(llama, model_embed_tokens_weight=None)
     assert "lack 1 tensors, the first is model.embed_tokens.weight" in refusal(llama)
 

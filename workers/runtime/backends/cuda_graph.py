@@ -96,7 +96,7 @@ class CudaGraphBackend(Backend):
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Record a graph for each shape. Raises: BackendUnavailable where none can be recorded."""
         if self.context.kernel is None:
-            raise BackendUnavailable("its attention gathers KV, and where that lies is not the same for two steps")
+            raise BackendUnavailable("its attention gathers KV, whose place changes from step to step")
         progress(f"recording steps of up to {self._max_rows} rows")
         began_s = monotonic()
         shapes = list(self._shapes())
@@ -164,7 +164,7 @@ class CudaGraphBackend(Backend):
 
 
 def _refuse() -> StepPlan:
-    raise BackendUnavailable("a layer gathers KV, and where that lies is in no tensor")
+    raise BackendUnavailable("a layer gathers KV, which a CUDA graph cannot replay")
 
 
 def _power_of_two(count: int) -> int:

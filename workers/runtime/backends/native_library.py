@@ -104,7 +104,7 @@ def _load_earlier(files: Mapping[str, Path], weights: Mapping[str, Tensor]) -> d
     try:
         return _load_all(files, weights)
     except BackendUnavailable as error:
-        logger.warning("what was compiled before is of no use: %s", error)
+        logger.warning("the compiled code in compile_cache cannot be used: %s", error)
         return None
 
 
@@ -137,11 +137,15 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
     except OSError as error:
-        raise BackendUnavailable(f"there is no place for the result: {error}") from error
+        raise BackendUnavailable(f"compile_cache cannot be written: {error}") from error
     if found.st_uid not in (0, os.getuid()):
-        raise BackendUnavailable(f"{folder} is another user's, and what lies there would be run")
+        raise BackendUnavailable(
+            f"{folder} is another user's, and its files would be executed; set compile_cache to a folder of this user"
+        )
     if found.st_mode & stat.S_IWOTH:
-        raise BackendUnavailable(f"everybody can write to {folder}, and what lies there would be run")
+        raise BackendUnavailable(
+            f"everybody can write to {folder}, and its files would be executed; restrict it to this user"
+        )
 
 
 def _compile(module: nn.Module, num_rows: int, file: Path) -> None:
@@ -168,7 +172,7 @@ def _check_ranges(program: torch.export.ExportedProgram) -> None:
     """A library does not check its number of rows. Raises: BackendUnavailable unless it is made for any number."""
     for rows in program.range_constraints.values():
         if rows.lower > 2 or rows.upper < MAX_ROWS:
-            raise BackendUnavailable(f"its code does something else above {rows.upper} rows, or below {rows.lower}")
+            raise BackendUnavailable(f"its code is wrong above {rows.upper} rows, or below {rows.lower}")
 
 
 def _load(file: Path, weights: Mapping[str, Tensor]) -> Run:
