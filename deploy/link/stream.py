@@ -75,7 +75,7 @@ def parse(kind: type[Kind], frame: bytes) -> Kind:
     try:
         return kind.FromString(frame)
     except DecodeError as error:
-        raise LinkError(f"a frame that is no {kind.DESCRIPTOR.name}") from error
+        raise LinkError(f"a frame that is not a {kind.DESCRIPTOR.name}") from error
 
 
 def tune(transport: asyncio.BaseTransport) -> None:

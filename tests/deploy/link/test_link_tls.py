@@ -257,7 +257,7 @@ async def test_what_is_sent_before_the_challenge_lets_nobody_in(address, link, c
     loop = asyncio.get_running_loop()
     connection = socket.create_connection((address.host, address.port))
     await loop.run_in_executor(None, lambda: early(connection, certificates.for_orchestrator()))
-    await until_logged(caplog, "is closed: a frame that is no Hello")
+    await until_logged(caplog, "is closed: a frame that is not a Hello")
     assert len(logged(caplog)) == 1
     connection.close()
 

@@ -202,7 +202,7 @@ def hello(challenged, address, **changes):
 
 STRANGERS = {
     "garbage": (lambda c, a: b"GET / HTTP/1.1\r\nHost: me\r\n\r\n", "a frame of 1195725856 bytes"),
-    "a frame that is no message": (lambda c, a: framed(b"\xff" * 40), "a frame that is no Hello"),
+    "a frame that is no message": (lambda c, a: framed(b"\xff" * 40), "a frame that is not a Hello"),
     "an empty frame": (lambda c, a: framed(b""), "speaks version 0"),
     "another version": (
         lambda c, a: hello(c, a, version=9),
@@ -212,9 +212,9 @@ STRANGERS = {
     "another key": (lambda c, a: hello(c, replace(a, key=b"x" * 32)), "its key is not"),
     "another nonce than it proves": (lambda c, a: hello(c, a, nonce=b"x" * 32), "its key is not"),
     "a short nonce": (lambda c, a: hello(c, a, nonce=b"x"), "a nonce that has not 32 bytes"),
-    "another engine's epoch": (lambda c, a: hello(c, replace(a, epoch=7)), "means engine 0000000000000007"),
+    "another engine's epoch": (lambda c, a: hello(c, replace(a, epoch=7)), "wants engine 0000000000000007"),
     "a proof for another connection": (lambda c, a: hello(challenge(), a), "its key is not"),
-    "requests before its hello": (lambda c, a: framed(encode_requests(0, [request()])), "no Hello|version"),
+    "requests before its hello": (lambda c, a: framed(encode_requests(0, [request()])), "not a Hello|version"),
     "a long frame": (lambda c, a: framed(b"x" * 257), "257 bytes; at most 256"),
 }
 
@@ -234,7 +234,7 @@ async def test_a_stranger_is_shut_out_with_one_line_and_harms_nobody(what, addre
 
 FRIENDS = {
     "a frame above the limit": (lambda: (MAX_FRAME_BYTES + 1).to_bytes(4, "big"), "at most 67108864"),
-    "a frame that is no message": (lambda: framed(b"\xff" * 9), "no Requests"),
+    "a frame that is no message": (lambda: framed(b"\xff" * 9), "not a Requests"),
     "what only a draft does": (
         lambda: framed(encode_requests(0, [DraftRequest(Stamp("a", EPOCH, 1), Base(0, 0), (1,), TreeSpec(1, 1))])),
         "nothing but a VerifyRequest",
