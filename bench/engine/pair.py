@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bench.engine.driver import EPOCH, DrivenStream, load_engine, new_stream, play
 from core.config import EngineConfig
-from core.records import DraftRequest, DraftTree, SequenceSpec, Stamp
+from core.records import DraftDone, DraftRequest, SequenceSpec, Stamp
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec
 from workers.engine import DraftEngine, TargetEngine
 
@@ -50,10 +50,10 @@ class _Drafting:
         self.held = grown.held
         return TokenTree.chain(grown.new_nodes.tokens.tolist())
 
-    def _reply(self) -> DraftTree:
+    def _reply(self) -> DraftDone:
         while True:
             for _, reply in self.engine.step():
-                assert isinstance(reply, DraftTree), reply
+                assert isinstance(reply, DraftDone), reply
                 return reply
 
 

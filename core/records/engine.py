@@ -177,7 +177,7 @@ class DraftUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTree:
+class DraftDone:
     """The draft tree of growth that ends by itself (`TreeSpec.num_passes`): the reply to its request."""
 
     stamp: Stamp
@@ -207,4 +207,4 @@ class Refused:
 
 
 VerifyReply = Verdict | Missing | Refused
-DraftReply = DraftTree | Missing | Refused
+DraftReply = DraftDone | Missing | Refused

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 """Seconds for a server that is still importing: Ray gives up a worker process that has not come after 60 s."""
 IDLE_S = 600.0
 """Seconds after which a server without living forks ends, and frees its memory."""
@@ -89,7 +89,7 @@ def launch(modules: str, arguments: Sequence[str]) -> None:
 def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> None:
     """Connect to the server for such processes, which is started if there is none. Raises: OSError."""
     path = _socket_path(modules, arguments)
-    server.settimeout(PATIENCE_S)
+    server.settimeout(TIMEOUT_S)
     if not _is_connected(server, path):
         with open(f"{path}.log", "ab") as log:  # noqa: PTH123  as above
             arguments = [sys.executable, "-u", __file__, "serve", modules, path, str(os.getppid())]
@@ -101,7 +101,7 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
                 env={**os.environ, **ONE_THREAD},
                 process_group=0,  # no session: Linux would give it and its forks a share of the processors by itself
             )
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while not _is_connected(server, path):
             if time.monotonic() > end_s:
                 raise TimeoutError(f"no fork server listens at {path}")

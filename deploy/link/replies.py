@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import DraftTree, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
+from core.records import DraftDone, DraftUpdate, Missing, Refused, Stamp, Timing, TokenLogprobs, Verdict
 from core.speculation import NewNodes
 from deploy.link.requests import decode_stamp, encode_stamp
 from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_distributions, encode_distributions
 from protos.outrider.link.v1 import link_pb2 as pb
 
-Reply = Verdict | DraftTree | DraftUpdate | Missing | Refused
+Reply = Verdict | DraftDone | DraftUpdate | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
 """Of columns."""
 Numbered = tuple[int, Reply]
@@ -47,7 +47,7 @@ def _encode(number: int, reply: Reply) -> pb.Reply:
             return pb.Reply(number=number, stamp=stamp, verdict=_encode_verdict(reply))
         case DraftUpdate():
             return pb.Reply(number=number, stamp=stamp, draft_update=_encode_growth(reply, is_over=reply.is_over))
-        case DraftTree():
+        case DraftDone():
             return pb.Reply(number=number, stamp=stamp, grown=_encode_growth(reply, is_over=True))
         case Missing():
             return pb.Reply(number=number, stamp=stamp, missing=pb.Missing(held=reply.held))
@@ -65,7 +65,7 @@ def _decode(message: pb.Reply) -> Reply:
         case "draft_update":
             return DraftUpdate(stamp, *_decode_growth(message.draft_update), message.draft_update.is_over)
         case "grown":
-            return DraftTree(stamp, *_decode_growth(message.grown))
+            return DraftDone(stamp, *_decode_growth(message.grown))
         case "missing":
             return Missing(stamp, message.missing.held)
         case "refused":
@@ -98,7 +98,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
     )
 
 
-def _encode_growth(draft_update: DraftUpdate | DraftTree, *, is_over: bool) -> pb.DraftUpdate:
+def _encode_growth(draft_update: DraftUpdate | DraftDone, *, is_over: bool) -> pb.DraftUpdate:
     new_nodes = draft_update.new_nodes
     return pb.DraftUpdate(
         held=draft_update.held,

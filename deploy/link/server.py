@@ -149,7 +149,7 @@ class EngineLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._peer = peer_of(transport)
         self._outbox = Outbox(self._transport, self._loop, self._close_for)
-        self._patience = self._loop.call_later(
+        self._handshake_timer = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._close_for, f"it has said nothing that lets it in for {HANDSHAKE_TIMEOUT_S:g} s"
         )
         self._server.links.add(self)
@@ -171,7 +171,7 @@ class EngineLink(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             self._close_for(f"it broke: {error}")
-        self._patience.cancel()
+        self._handshake_timer.cancel()
         self._server.strangers.discard(self)
         self._server.links.discard(self)
         self._is_closed = True
@@ -188,7 +188,7 @@ class EngineLink(asyncio.Protocol):
 
     def _let_in(self, frame: bytes) -> None:
         welcome = admit(parse(pb.Hello, frame), self._challenge, self._server.epoch, self._server.key)
-        self._patience.cancel()
+        self._handshake_timer.cancel()
         self._server.strangers.discard(self)
         self._reader.max_bytes = MAX_FRAME_BYTES
         self._outbox.send(framed(welcome.SerializeToString()))

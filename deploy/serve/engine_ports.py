@@ -18,9 +18,9 @@ from ray.serve.exceptions import RayServeException
 
 from core.errors import WorkerLost, WorkerStopping
 from core.records import (
+    DraftDone,
     DraftReply,
     DraftRequest,
-    DraftTree,
     DraftUpdate,
     Missing,
     Refused,
@@ -169,7 +169,7 @@ class DraftEnginePort(EnginePort):
 
     async def draft(self, batch: Sequence[DraftRequest]) -> Sequence[DraftReply]:
         """One reply for each request, in order. Raises: WorkerLost."""
-        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (DraftTree, Missing, Refused))
+        replies: list[DraftReply] = await self._exchange(self._engine.draft, batch, (DraftDone, Missing, Refused))
         return replies
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:

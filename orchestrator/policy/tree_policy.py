@@ -15,7 +15,7 @@ from core.speculation import ROOT, USUAL_TAIL, Average, Measure, Part, TreeSpec,
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
 
-PATIENCE = 2.0
+TIMEOUT_PASSES = 2.0
 """Multiple of a draft's usual time that is waited for, where it is longer than `draft_timeout_s`."""
 CATCH_UP = TreeSpec.chain(1)
 """Growth of one pass: a draft that drafts in turn takes in the text and tells the candidates behind it."""
@@ -167,9 +167,9 @@ class TreePolicy(ABC):
         return 1.5 * self.pass_s + self._known.costs.draft_wire_s
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """Seconds that the draft may take to answer before the round continues without it."""
-        return max(self._timeout_s, PATIENCE * self._known.costs.draft_s(self._num_rows, self._num_passes))
+        return max(self._timeout_s, TIMEOUT_PASSES * self._known.costs.draft_s(self._num_rows, self._num_passes))
 
     # Resting
 

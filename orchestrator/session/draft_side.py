@@ -16,8 +16,8 @@ from core.config import DECODE_TOKENS
 from core.records import (
     Call,
     CallTrace,
+    DraftDone,
     DraftRequest,
-    DraftTree,
     DraftUpdate,
     Missing,
     SequenceSpec,
@@ -97,7 +97,7 @@ class DraftSide:
     def leased(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.LEASED)
         self._policy.begin_drafting()
-        self._held.place(name, epoch)
+        self._held.begin_lease(name, epoch)
         self._is_late = False
         self._known_to.clear()
         return self.tell()
@@ -198,7 +198,7 @@ class DraftSide:
             self._observe_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
         return self.tell() if self._tree.has_lost_some else []
 
-    def _take_in(self, grown: DraftUpdate | DraftTree) -> bool:
+    def _take_in(self, grown: DraftUpdate | DraftDone) -> bool:
         """Whether it is sound."""
         self._is_late, self._num_late_rounds = False, 0
         try:
@@ -215,7 +215,7 @@ class DraftSide:
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
 
-    def _check(self, grown: DraftUpdate | DraftTree) -> None:
+    def _check(self, grown: DraftUpdate | DraftDone) -> None:
         """Raises: ValueError when it is corrupt."""
         tokens = grown.new_nodes.tokens
         grown.new_nodes.check()
@@ -265,7 +265,7 @@ class DraftSide:
         if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
             self._stats.num_stale_replies += 1
             return []
-        if isinstance(reply, DraftTree):
+        if isinstance(reply, DraftDone):
             return self._grown(reply, event)
         del self._known_to[reply.stamp.round]
         if not self._held.answers(reply.stamp):
@@ -275,7 +275,7 @@ class DraftSide:
             return self.tell()
         return self.lose()
 
-    def _grown(self, grown: DraftTree, event: m.DraftReplied) -> list[m.Command]:
+    def _grown(self, grown: DraftDone, event: m.DraftReplied) -> list[m.Command]:
         """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
         is_awaited = self._held.answers(grown.stamp)
         if is_awaited and not self._take_in(grown):
@@ -372,8 +372,8 @@ class DraftSide:
         self.used(guess)
         self._taken = self._tree.part_of(guess.block) or EMPTY_PART
 
-    def patience(self) -> m.Await | None:
-        """For how long to wait for what the draft tells next, where that is worth it."""
+    def growth_timeout(self) -> m.Await | None:
+        """The wait for the draft's next update, with its timeout; None where it is not worth it."""
         self._waits_for = None
         stamp = self._held.awaiting
         can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
@@ -382,7 +382,7 @@ class DraftSide:
         if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
-        return m.Await(stamp, self._policy.patience_s)
+        return m.Await(stamp, self._policy.timeout_s)
 
     def _is_worth_waiting(self) -> bool:
         if self._policy.is_in_turn:

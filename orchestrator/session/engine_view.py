@@ -35,8 +35,8 @@ class EngineView:
         """Committed tokens that the engine has not been sent."""
         return len(self._log) - self.num_tokens
 
-    def place(self, name: str, epoch: int) -> None:
-        """Begin with another engine, which holds nothing."""
+    def begin_lease(self, name: str, epoch: int) -> None:
+        """Begin a lease on another engine, which holds nothing."""
         self.name, self.epoch = name, epoch
         self.num_tokens, self.awaiting, self._num_resends = 0, None, 0
 

@@ -190,7 +190,7 @@ class Session:
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
         block = self._draft_side.block(self._max_depth, self._max_nodes)
-        wait = self._draft_side.patience() if self._max_depth > 0 else None
+        wait = self._draft_side.growth_timeout() if self._max_depth > 0 else None
         if wait is None and self._is_drawn and not self._draft_side.has_guesses:
             self._look_up()
             block = self._draft_side.block(self._max_depth, self._max_nodes)
@@ -241,7 +241,7 @@ class Session:
         """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
         self._verdict_s = None
         self._machine.fire(Trigger.LEASED)
-        self._held.place(event.name, event.epoch)
+        self._held.begin_lease(event.name, event.epoch)
         return [self._verify(), *self._go_on()]
 
     def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:

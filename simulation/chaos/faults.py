@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
-from core.records import DraftReply, DraftRequest, DraftTree, DraftUpdate, Verdict, VerifyReply, VerifyRequest
+from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.cluster import Cluster, Fleet, Wire
 from simulation.engines import HopLaw, SimEngine, SimTarget
@@ -168,7 +168,7 @@ class FaultyWire(Wire):
             case CallFault.LATE:
                 await self.pause()
             case CallFault.REQUEST_LOST:
-                await asyncio.Event().wait()  # until the caller's patience ends
+                await asyncio.Event().wait()  # until the caller's timeout
             case CallFault.TWICE:
                 self._stray(self._again(engine, batch))
             case CallFault.FORGOTTEN:
@@ -207,7 +207,7 @@ class FaultyWire(Wire):
         match reply:
             case Verdict():
                 kind, lies = "target", TARGET_LIES
-            case DraftTree() if self.rates.draft_lies:
+            case DraftDone() if self.rates.draft_lies:
                 kind, lies = "draft", GROWTH_LIES
             case _:
                 return reply

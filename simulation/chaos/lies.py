@@ -13,12 +13,12 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core.records import DraftTree, DraftUpdate, Missing, Stamp, Verdict
+from core.records import DraftDone, DraftUpdate, Missing, Stamp, Verdict
 from core.speculation import NO_Q, ROOT, NewNodes
 
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
 GrowthLie = Callable[[Any, Random], Any]
-"""About `DraftUpdate` or `DraftTree`."""
+"""About `DraftUpdate` or `DraftDone`."""
 
 
 def _somewhere(values: tuple[float, ...], value: float, random: Random) -> tuple[float, ...]:
@@ -77,5 +77,5 @@ GROWTH_LIES: dict[str, GrowthLie] = {
     "draws from what is no law": lambda s, _: _told(s, q=(NO_Q,) * len(s.new_nodes)),
     "a law too many": lambda s, _: _told(s, q=(*s.new_nodes.q, NO_Q)),
     "another epoch": lambda s, _: replace(s, stamp=_other_epoch(s.stamp)),
-    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, DraftTree) else s,
+    "missing": lambda s, r: Missing(s.stamp, r.choice((0, s.held, -1, 10**6))) if isinstance(s, DraftDone) else s,
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from core.errors import WorkerLost
 from core.protocol import HeldTokens
-from core.records import DraftReply, DraftRequest, DraftTree, DraftUpdate, Timing, Verification
+from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Timing, Verification
 from core.speculation import MAX_TOLD, Candidates, TreeBuilder, TreeSpec, feed_likeliest
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
@@ -35,9 +35,9 @@ class TreeJob(Job[DraftRequest, DraftReply]):
     def may_feed(self) -> bool:
         return not self.pending and self.held.builder.best_path_prob > 0.0
 
-    def grown(self, now_s: float) -> DraftTree:
+    def grown(self, now_s: float) -> DraftDone:
         """All grown nodes, after the end of the growth."""
-        return DraftTree(self.request.stamp, self.held.builder.tell(), self.request.num_committed, self.timing(now_s))
+        return DraftDone(self.request.stamp, self.held.builder.tell(), self.request.num_committed, self.timing(now_s))
 
     @property
     def tree_spec(self) -> TreeSpec:
@@ -58,7 +58,7 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
 
     def _begin(
         self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
-    ) -> TreeJob | DraftTree:
+    ) -> TreeJob | DraftDone:
         job = TreeJob(request, held, held.rebase_to_grow(request, request.growth).pending, now_s, answer)
         if job.ends:
             return job.grown(now_s) if not job.pending and held.builder.has_ended else job

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from core.config import EngineConfig, Limits
 from core.errors import CheckpointError
-from core.records import Base, DraftTree, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftDone, ModelInfo, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.records.statistics import EngineStats
 from core.speculation.token_tree import ROOT, NewNodes
 from deploy.engines.actors import CONTROL, DraftActor, TargetActor
@@ -94,12 +94,12 @@ class FakeTargetEngine(FakeEngine):
 
 
 class FakeDraftEngine(FakeEngine):
-    def _reply(self, request: Any) -> DraftTree:
+    def _reply(self, request: Any) -> DraftDone:
         last, num_guesses = request.suffix[-1], request.growth.num_passes
         chances = (0.5,) * num_guesses
         guesses = range(last + 1, last + 1 + num_guesses)
         new_nodes = NewNodes(0, range(ROOT, num_guesses - 1), guesses, (0,) * num_guesses, chances, chances)
-        return DraftTree(request.stamp, new_nodes, request.num_committed)
+        return DraftDone(request.stamp, new_nodes, request.num_committed)
 
 
 class FakeTargetActor(TargetActor):

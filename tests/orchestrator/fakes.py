@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from core.protocol import HeldTokens, missing_of
 from core.records import (
+    DraftDone,
     DraftReply,
     DraftRequest,
-    DraftTree,
     GenerationRequest,
     Missing,
     ModelInfo,
@@ -148,7 +148,7 @@ class FakeDraftEngine:
             builder.take([said_after(tokens, is_drawn=held.spec.needs_q) for tokens in texts])
             builder.made_pass()
             builder.feed_pass(request.growth.rows_per_pass)
-        return DraftTree(request.stamp, builder.tell(), request.num_committed)
+        return DraftDone(request.stamp, builder.tell(), request.num_committed)
 
     def forget(self, session: str) -> None:
         self.held.pop(session, None)
@@ -159,7 +159,7 @@ class FakePolicy:
     """Always the same: in turn, chains of `gamma`."""
 
     gamma: int = 4
-    patience_s: float = 2.0
+    timeout_s: float = 2.0
     seen: list[object] = field(default_factory=list)
     is_closed: bool = False
     lookups: Average = field(default_factory=lambda: Average(0.5))

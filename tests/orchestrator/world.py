@@ -8,7 +8,7 @@ from random import Random
 
 from core.config import Limits, SpeculationConfig
 from core.errors import OutriderError
-from core.records import Chunk, DraftRequest, DraftTree, GenerationRequest, VerifyRequest
+from core.records import Chunk, DraftDone, DraftRequest, GenerationRequest, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes
 from orchestrator.session import messages as m
 from orchestrator.session.pair import Pair
@@ -166,10 +166,10 @@ class FaultyWorld(World):
     faults = (repeat, be_late, corrupt_the_draft, forget_kv, kill_target, kill_draft)
 
 
-def nonsense(random: Random, asked: DraftRequest) -> DraftTree:
+def nonsense(random: Random, asked: DraftRequest) -> DraftDone:
     """An answer to `asked` that no sound draft gives."""
     sound = NewNodes(0, (ROOT,), (5,), (0,), (0.5,), (0.5,))
-    answer = DraftTree(asked.stamp, sound, asked.num_committed)
+    answer = DraftDone(asked.stamp, sound, asked.num_committed)
     return random.choice(
         [
             replace(answer, new_nodes=replace(sound, tokens=(10_000,))),

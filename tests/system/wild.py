@@ -34,7 +34,7 @@ class WildPolicy(TreePolicy):
         self.rounds: list[RoundSeen] = []
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         return self.random.choice((0.0, 0.003, *[5.0] * 20))
 
     def wants_turn(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from core.records import DraftRequest, DraftTree, DraftUpdate, Timing
+from core.records import DraftDone, DraftRequest, DraftUpdate, Timing
 from core.speculation import MAX_TOLD, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.sampling import Kind, Place, Row
@@ -119,10 +119,10 @@ class TreeJob(Job[DraftRequest]):
         is_over = not self.pending and self.builder.has_fed_all
         return DraftUpdate(self.request.stamp, self.builder.tell(), self._num_held, timing, is_over)
 
-    def reply(self) -> DraftTree:
+    def reply(self) -> DraftDone:
         """All grown nodes, after the end of the growth."""
         timing = self.timing() if self.num_passes else None
-        return DraftTree(self.request.stamp, self.builder.tell(), self._num_held, timing)
+        return DraftDone(self.request.stamp, self.builder.tell(), self._num_held, timing)
 
     @property
     def _num_held(self) -> int:

@@ -11,8 +11,8 @@ from core.ranges import MAX_SEED
 from core.records import (
     Base,
     Continuation,
+    DraftDone,
     DraftRequest,
-    DraftTree,
     DraftUpdate,
     Missing,
     Refused,
@@ -141,7 +141,7 @@ replies = st.one_of(
         continued=st.integers(0, 2**63),
     ),
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
-    st.builds(DraftTree, stamps, all_new_nodes(), counts, st.none() | timings),
+    st.builds(DraftDone, stamps, all_new_nodes(), counts, st.none() | timings),
     st.builds(Missing, stamps, counts),
     st.builds(Refused, stamps, st.text(), st.booleans()),
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import Base, DraftRequest, DraftTree, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, Verdict, VerifyRequest
 from core.speculation.token_tree import ROOT, NewNodes, SparseDistribution, TokenTree, TreeSpec
 from deploy.link.replies import decode_replies, encode_loss, encode_replies
 from deploy.link.requests import decode_requests, encode_requests
@@ -63,7 +63,7 @@ def test_a_probability_keeps_all_of_its_bits():
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
     assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
     new_nodes = NewNodes(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
-    ((_, grown),), _ = decode_replies(encode_replies([(0, DraftTree(STAMP, new_nodes, 1))]))
+    ((_, grown),), _ = decode_replies(encode_replies([(0, DraftDone(STAMP, new_nodes, 1))]))
     assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), (1 - third).hex()]
 
 

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from core.errors import WorkerLost
-from core.records import Base, DraftRequest, DraftTree, Sampling, SequenceSpec, Stamp, VerifyRequest
+from core.records import Base, DraftDone, DraftRequest, Sampling, SequenceSpec, Stamp, VerifyRequest
 from core.speculation.token_tree import NewNodes, TokenTree, TreeSpec
 from deploy.link import client, handshake, server
 from deploy.link.address import LinkAddress
@@ -329,7 +329,7 @@ def lying_engine(lie):
     return listening(talk)
 
 
-GROWN = DraftTree(Stamp("a", EPOCH, 1), NewNodes(0), 2)
+GROWN = DraftDone(Stamp("a", EPOCH, 1), NewNodes(0), 2)
 LIES = {
     "garbage": lambda number: b"\xff" * 30,
     "a frame that is no message": lambda number: framed(b"\xff" * 9),

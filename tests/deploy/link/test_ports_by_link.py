@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayError
 
 from core.errors import WorkerLost
-from core.records import Base, DraftRequest, DraftTree, DraftUpdate, Missing, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftDone, DraftRequest, DraftUpdate, Missing, Stamp, Verdict, VerifyRequest
 from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.link.stream import FrameTooLong
 from deploy.serve.deployments import LeaseGrant
@@ -71,7 +71,7 @@ async def test_a_lost_link_is_a_lost_engine():
         await port(WorkerLost("it broke")).verify([REQUEST])
 
 
-@pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [DraftTree(STAMP, NewNodes(0), 1)], [None]])
+@pytest.mark.parametrize("answer", [[], [BY_LINK, BY_LINK], [DraftDone(STAMP, NewNodes(0), 1)], [None]])
 async def test_replies_that_do_not_belong_are_not_believed(answer):
     with pytest.raises(WorkerLost, match="did not give one reply for each of 1 requests"):
         await port(answer).verify([REQUEST])

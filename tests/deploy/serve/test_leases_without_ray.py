@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from core.config import Limits
 from core.errors import Unavailable, WorkerLost, WorkerStopping
-from core.records import Base, DraftRequest, DraftTree, Refused, Stamp, Verdict, VerifyRequest
+from core.records import Base, DraftDone, DraftRequest, Refused, Stamp, Verdict, VerifyRequest
 from core.speculation.token_tree import NewNodes, TreeSpec
 from deploy.serve import leases
 from deploy.serve.deployments import LeaseGrant, Refusal
@@ -245,7 +245,7 @@ ANSWERS = {
     "none": [],
     "no list": tuple(VERDICTS),
     "nothing": None,
-    "somebody else's": [DraftTree(request.stamp, NewNodes(0), 1) for request in REQUESTS],
+    "somebody else's": [DraftDone(request.stamp, NewNodes(0), 1) for request in REQUESTS],
     "in part no answer": [*VERDICTS[:-1], None],
 }
 
@@ -263,7 +263,7 @@ async def test_an_answer_to_each_request_is_passed_on(served):
     replies = [*VERDICTS[:2], Refused(REQUESTS[2].stamp, "over")]
     served.target.engine.replies = replies
     assert await lease.port.verify(REQUESTS) == replies
-    served.draft.engine.replies = [DraftTree(DRAFT_REQUEST.stamp, NewNodes(0), 1)]
+    served.draft.engine.replies = [DraftDone(DRAFT_REQUEST.stamp, NewNodes(0), 1)]
     assert await other.port.draft([DRAFT_REQUEST]) == served.draft.engine.replies
     served.draft.engine.replies = [VERDICTS[0]]
     with pytest.raises(WorkerLost, match="did not give one reply for each of 1 requests"):

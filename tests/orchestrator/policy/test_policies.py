@@ -27,7 +27,7 @@ from core.speculation.tree_nodes import Part
 from orchestrator.policy.policies import Controller, Policies
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import PATIENCE, TreePolicy, TreeView
+from orchestrator.policy.tree_policy import TIMEOUT_PASSES, TreePolicy, TreeView
 
 POLICIES = get_args(Policy)
 
@@ -221,7 +221,7 @@ def test_a_least_path_probability_is_a_probability(floor):
         SpeculationConfig(min_path_probability=floor)
 
 
-def patience_s(pass_s):
+def timeout_s(pass_s):
     """Of a policy whose draft takes so long for a pass, when it has been asked for a block of four."""
     config = SpeculationConfig(policy="static", max_draft_tokens=4, pipelining=False)
     policy = Controller(config).policy(request())
@@ -229,12 +229,12 @@ def patience_s(pass_s):
         policy.saw_draft(*drafted(pass_s=pass_s, rows=1))
         policy.saw_round(verdict(chain(2), 1))
     policy.tree_spec(100, 8)
-    return policy.patience_s
+    return policy.timeout_s
 
 
-def test_patience_is_what_is_configured_unless_the_draft_is_usually_slower():
-    assert patience_s(0.003) == patience_s(0.025) == SpeculationConfig().draft_timeout_s
-    assert patience_s(0.3) == pytest.approx(PATIENCE * 4 * 0.3, rel=0.01)
+def test_the_timeout_is_the_configured_one_unless_the_draft_is_usually_slower():
+    assert timeout_s(0.003) == timeout_s(0.025) == SpeculationConfig().draft_timeout_s
+    assert timeout_s(0.3) == pytest.approx(TIMEOUT_PASSES * 4 * 0.3, rel=0.01)
 
 
 @pytest.mark.parametrize("served", POLICIES)

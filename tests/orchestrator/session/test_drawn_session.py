@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.config import SpeculationConfig
-from core.records import Continuation, DraftRequest, DraftTree, Sampling, Timing, Verification, VerifyRequest
+from core.records import Continuation, DraftDone, DraftRequest, Sampling, Timing, Verification, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK, NO_Q, ROOT, Measure, NewNodes, SparseDistribution, TokenTree
 from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy
@@ -339,7 +339,7 @@ def stage_draws(stage):
 def test_a_reply_without_draws_is_no_lie(waiting):
     """Where growth ended at once: the round is plain."""
     reply = waiting.reply()
-    waiting.grown(DraftTree(reply.stamp, NewNodes(0), reply.held))
+    waiting.grown(DraftDone(reply.stamp, NewNodes(0), reply.held))
     assert waiting.block == EMPTY_BLOCK
     assert waiting.session.stats.num_draft_failures == 0
     assert waiting.reply().new_nodes.parents[0] == ROOT

@@ -19,7 +19,7 @@ def log():
 @pytest.fixture
 def held(log):
     held = EngineView(log, SPEC)
-    held.place("lease", 7)
+    held.begin_lease("lease", 7)
     return held
 
 
@@ -58,7 +58,7 @@ def test_another_engine_holds_nothing_and_owes_nothing(held, log):
     stamp = held.next_header()[0]
     held.take(3)
     held.next_header()
-    held.place("another", 8)
+    held.begin_lease("another", 8)
     assert not held.answers(stamp)
     assert held.awaiting is None
     assert held.next_header() == (Stamp("another", 8, 3), log.base(0), SPEC)
@@ -72,7 +72,7 @@ def test_what_is_missing_is_sent_a_few_times_and_then_no_more(held):
     assert not held.must_resend(0)
 
 
-@pytest.mark.parametrize("forgive", [lambda held: held.take(3), lambda held: held.place("another", 8)])
+@pytest.mark.parametrize("forgive", [lambda held: held.take(3), lambda held: held.begin_lease("another", 8)])
 def test_an_answer_or_another_engine_starts_the_count_again(held, forgive):
     for _ in range(5):
         for _ in range(MAX_RESENDS):

@@ -51,7 +51,7 @@ class FakeMargin(AdaptivePolicy):
         return self.is_patient
 
     @property
-    def patience_s(self):
+    def timeout_s(self):
         return 0.5
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from core.config import DECODE_TOKENS, Limits, SpeculationConfig
-from core.records import Call, Chunk, DraftRequest, DraftTree, Missing, Refused, Sampling, SequenceSpec, VerifyRequest
+from core.records import Call, Chunk, DraftDone, DraftRequest, Missing, Refused, Sampling, SequenceSpec, VerifyRequest
 from core.speculation.token_tree import EMPTY_BLOCK
 from core.text.token_log import TokenLog
 from orchestrator.policy.adaptive import REST_ROUNDS, TRIAL_ROUNDS, AdaptivePolicy
@@ -325,7 +325,7 @@ def test_a_trace_tells_prefill_and_blocks_apart(stage):
 
 
 def test_the_reply_to_growth_that_ends_is_one(stage):
-    assert isinstance(stage.reply(), DraftTree)
+    assert isinstance(stage.reply(), DraftDone)
 
 
 @pytest.mark.parametrize("num_rounds", [5, 2 * REST_ROUNDS])

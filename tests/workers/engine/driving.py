@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.records import (
+    DraftDone,
     DraftRequest,
-    DraftTree,
     Missing,
     Sampling,
     SequenceSpec,
@@ -72,7 +72,7 @@ class Driver:
             self.held = reply.held
             reply = answer(self.engine, self.draft_request(growth))
         self.engine.check_integrity()
-        if isinstance(reply, DraftTree):
+        if isinstance(reply, DraftDone):
             self.held = reply.held
         return reply
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from core.records import DraftRequest, DraftTree, Stamp
+from core.records import DraftDone, DraftRequest, Stamp
 from core.speculation.token_tree import ROOT, Measure, TreeSpec
 from core.text.token_log import TokenLog
 from tests.checkpoints import VOCAB_SIZE
@@ -46,7 +46,7 @@ def fresh_reply(engine, spec, committed, growth):
     log = TokenLog(committed)
     asked = DraftRequest(Stamp("fresh", EPOCH, 1), log.base(0), tuple(committed), growth, spec)
     reply = answer(engine, asked, ticket=10**6)
-    assert isinstance(reply, DraftTree)
+    assert isinstance(reply, DraftDone)
     engine._store.drop("fresh")
     return reply
 

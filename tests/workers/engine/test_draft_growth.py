@@ -11,8 +11,8 @@ import pytest
 
 from core.config import EngineConfig
 from core.records import (
+    DraftDone,
     DraftRequest,
-    DraftTree,
     DraftUpdate,
     Missing,
     Refused,
@@ -110,7 +110,7 @@ class Session:
         if not isinstance(reply, DraftUpdate):
             self.ends.append(reply)
             self.held = reply.held if isinstance(reply, Missing) else self.held
-        if not isinstance(reply, DraftUpdate | DraftTree) or not self.roots:  # or somebody else asked in its name
+        if not isinstance(reply, DraftUpdate | DraftDone) or not self.roots:  # or somebody else asked in its name
             return
         new_nodes = reply.new_nodes
         if reply.stamp.round in self.anew:
@@ -370,7 +370,7 @@ def test_an_idle_draft_makes_room_for_a_prompt_and_a_prompt_goes_before_guesses(
     other = Driver(bench.engine, list(range(60)), session="other")
     bench.add(session_of := Session(bench, "other"), other.draft_request(1))
     bench.step()
-    assert isinstance(session_of.ends[0], DraftTree)
+    assert isinstance(session_of.ends[0], DraftDone)
     bench.run()
     session.tell(session.said[session.text][0])
     bench.run()
@@ -405,7 +405,7 @@ def test_a_session_that_is_preempted_while_nothing_grows_is_told_so(checkpoint):
     session = Session(bench, "s", tree_spec=replace(TREE_SPEC, min_path_prob=1.0))
     session.tell()
     bench.run()
-    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), DraftTree)
+    assert isinstance(answer_of(bench, Driver(bench.engine, list(range(46)), session="o").draft_request(1)), DraftDone)
     bench.run()
     assert [type(end) for end in session.ends] == [Missing]
     session.tell()
@@ -575,12 +575,12 @@ def test_growth_that_goes_on_and_growth_that_ends_may_alternate(bench, says, sam
         session.tell(*tokens, base=0 if random.random() < 0.3 else None)
         if session.tree_spec.num_passes:
             bench.run()
-            assert isinstance(session.ends[-1], DraftTree)
+            assert isinstance(session.ends[-1], DraftDone)
     session.tree_spec = TREE_SPEC
     session.tell()
     bench.run()
     session.check(says)
-    assert {type(end) for end in session.ends} == {Refused, DraftTree}
+    assert {type(end) for end in session.ends} == {Refused, DraftDone}
     assert len(session.ends) == session.round - 1, "each message has one end, but for the last"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.config import EngineConfig
-from core.records import DraftTree, Missing, Sampling, Verification
+from core.records import DraftDone, Missing, Sampling, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, TreeSpec, subtree
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
@@ -59,7 +59,7 @@ class Past(RuleBasedStateMachine):
         self.num_others = 0
 
     def check(self, growth, reply):
-        assert isinstance(reply, DraftTree)
+        assert isinstance(reply, DraftDone)
         self.driver.held = reply.held
         spec, text = self.driver.spec, list(self.driver.log.tokens)
         self.seen = tree_of(reply)
@@ -112,7 +112,7 @@ class Past(RuleBasedStateMachine):
         for _ in range(num_steps):
             replies.update(self.engine.step())
         self.engine.check_integrity()
-        if isinstance(replies.get(99), DraftTree):
+        if isinstance(replies.get(99), DraftDone):
             self.check(first, replies[99])
         self.ask(second)
 
@@ -122,7 +122,7 @@ class Past(RuleBasedStateMachine):
         self.num_others += 1
         session = f"other {self.num_others}"
         other = Driver(self.engine, [7] * num_tokens, session=session)
-        assert isinstance(other.ask(1), DraftTree)
+        assert isinstance(other.ask(1), DraftDone)
         self.engine.release([session])
 
     @invariant()
@@ -241,7 +241,7 @@ def test_guesses_are_given_up_before_a_session_is():
     first = Driver(small, PROMPT, session="first")
     first.ask(wide())
     assert small.stats().num_free_blocks < 5
-    assert isinstance(Driver(small, [7] * 20, session="second").ask(1), DraftTree)
+    assert isinstance(Driver(small, [7] * 20, session="second").ask(1), DraftDone)
     assert small.stats().num_preemptions == 0
     first.log.extend([9])
-    assert isinstance(answer(small, first.draft_request(1)), DraftTree), "it is not Missing"
+    assert isinstance(answer(small, first.draft_request(1)), DraftDone), "it is not Missing"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.records import DraftTree, Refused, Sampling, Verification
+from core.records import DraftDone, Refused, Sampling, Verification
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of
 from tests.workers.engine.growths import places_of, wide
@@ -76,7 +76,7 @@ def test_where_the_kv_cache_ends_a_chain_ends_and_the_request_is_served(load, wa
     want = Driver(load(), PROMPT, *way).draft(5)
     assert tree_of(Driver(small, PROMPT, *way).ask(5)) == want.prefix(3), "two are fed, and the last one needs no row"
     assert isinstance(Driver(small, [7] * 9, *way, session="beyond").ask(1), Refused)
-    assert isinstance(Driver(small, [7] * 8, *way, session="all of it").ask(1), DraftTree)
+    assert isinstance(Driver(small, [7] * 8, *way, session="all of it").ask(1), DraftDone)
 
 
 def test_where_the_kv_cache_ends_a_tree_ends(load):

@@ -9,7 +9,7 @@ import pytest
 
 from core.config import EngineConfig
 from core.exact.sampling import draw_guess
-from core.records import DraftTree, Refused, Sampling, Verification
+from core.records import DraftDone, Refused, Sampling, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, TreeSpec
 from tests.checkpoints import VOCAB_SIZE, write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
@@ -183,7 +183,7 @@ def test_what_was_drawn_before_nan_is_told_all_the_same(engine, verification):
     driver = Driver(engine, PROMPT, SAMPLED, verification, session="poisoned")
     reply = driver.ask(4)
     engine._runtime.forward = forward
-    assert isinstance(reply, DraftTree)
+    assert isinstance(reply, DraftDone)
     assert (reply.new_nodes.q, reply.new_nodes.tokens.tolist()) == (whole.q[:2], whole.tokens[:2].tolist())
     engine.check_integrity()
     driver.log.extend(whole.tokens[:1].tolist())
@@ -207,7 +207,7 @@ def test_growth_without_an_end_is_refused_where_a_draft_samples(engine, way, has
     reply = answer(engine, driver.draft_request(replace(TreeSpec.chain(5), num_passes=0)))
     assert isinstance(reply, Refused)
     assert "fixed beforehand" in reply.reason
-    assert isinstance(answer(engine, driver.draft_request(5)), DraftTree), "it harms nobody"
+    assert isinstance(answer(engine, driver.draft_request(5)), DraftDone), "it harms nobody"
 
 
 @pytest.mark.parametrize("verification", DRAWN)

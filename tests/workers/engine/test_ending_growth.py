@@ -8,7 +8,7 @@ import pytest
 
 from core.config import EngineConfig
 from core.protocol import OVERTAKEN
-from core.records import DraftTree, Refused, Sampling
+from core.records import DraftDone, Refused, Sampling
 from core.speculation.token_tree import ROOT, Measure, TreeSpec
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer
@@ -37,7 +37,7 @@ def engine(checkpoint):
 
 def grown(engine, driver, tree_spec):
     reply = answer(engine, driver.draft_request(tree_spec))
-    assert isinstance(reply, DraftTree)
+    assert isinstance(reply, DraftDone)
     assert not engine.has_work, "it rests until the next message"
     assert engine.stats().num_jobs == 0
     engine.check_integrity()
@@ -62,7 +62,7 @@ def test_the_reply_comes_with_the_last_pass_and_not_behind_the_next_of_others(en
     engine.add(1, Driver(engine, PROMPT, session="s").draft_request(CHAIN))
     replies = [dict(engine.step()) for _ in range(4)]
     assert replies[:3] == [{}] * 3
-    assert isinstance(replies[3][1], DraftTree)
+    assert isinstance(replies[3][1], DraftDone)
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 3])
@@ -100,7 +100,7 @@ def test_it_is_overtaken_by_the_next_message(engine):
         replies.update(engine.step())
     assert isinstance(replies[1], Refused)
     assert replies[1].reason == OVERTAKEN
-    assert isinstance(replies[2], DraftTree)
+    assert isinstance(replies[2], DraftDone)
 
 
 def test_it_grows_as_far_as_there_is_room(checkpoint):
@@ -114,5 +114,5 @@ def test_beside_growth_that_goes_on_both_get_their_rows(engine):
     endless, ending = Driver(engine, PROMPT, session="endless"), Driver(engine, [9, 8, 7], session="ending")
     engine.add(1, endless.draft_request(replace(TREE, num_passes=0, min_path_prob=0.05)))
     reply = answer(engine, ending.draft_request(CHAIN), ticket=2)
-    assert isinstance(reply, DraftTree)
+    assert isinstance(reply, DraftDone)
     assert len(reply.new_nodes) == 4

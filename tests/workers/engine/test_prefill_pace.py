@@ -31,7 +31,7 @@ def test_a_step_takes_at_most_so_many_times_as_long(law, num_decoding, expected)
     assert seen(law).chunk_rows(num_decoding) == expected
 
 
-def test_more_patience_makes_larger_chunks():
+def test_more_stretch_makes_larger_chunks():
     law = lambda rows: 0.02 + 0.001 * rows  # noqa: E731
     assert [seen(law, stretch).chunk_rows(4) for stretch in (1.1, 2.0, 4.0, 100.0)] == [8, 16, 64, 256]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.config import EngineConfig
-from core.records import DraftTree, Missing, Refused, Sampling, Verdict
+from core.records import DraftDone, Missing, Refused, Sampling, Verdict
 from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, answer, chain
 from tests.workers.engine.growths import wide
@@ -98,7 +98,7 @@ def test_the_newest_idle_session_gives_up_its_guesses_first(draft):
     for name in "ab":
         Driver(engine, PROMPT, session=name).ask(wide(num_passes=2))
     assert [len(engine._store.find(name).tree) for name in "ab"] == [8, 8]
-    assert isinstance(Driver(engine, [7] * 12, session="c").ask(1), DraftTree)
+    assert isinstance(Driver(engine, [7] * 12, session="c").ask(1), DraftDone)
     assert [len(engine._store.find(name).tree) for name in "ab"] == [8, 0]
     assert engine.stats().num_preemptions == 0
 
@@ -125,7 +125,7 @@ def test_a_tree_below_guesses_that_are_held_begins_again_when_it_loses_its_room(
     engine.add(2, Driver(engine, PROMPT, session="first").draft_request(25))
     begun_tree(engine)
     replies = run(engine)
-    assert isinstance(replies[2], DraftTree)
+    assert isinstance(replies[2], DraftDone)
     got, want = replies[1].new_nodes, right_tree(draft, has_begun=False)
     assert (got.tokens.tolist(), got.ranks.tolist()) == (want.tokens.tolist(), want.ranks.tolist())
     assert engine.stats().num_preemptions > 0
@@ -140,7 +140,7 @@ def test_a_tree_in_progress_keeps_its_guesses_while_somebody_rests(draft):
     urgent.log.extend([7] * 5)
     engine.add(2, urgent.draft_request(1))
     replies = run(engine)
-    assert isinstance(replies[2], DraftTree)
+    assert isinstance(replies[2], DraftDone)
     assert held(engine) == ["urgent", "tree"]
     assert replies[1].new_nodes == right_tree(draft, has_begun=True)
     assert replies[1].timing.num_passes == 5, "it did not begin again"
