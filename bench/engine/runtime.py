@@ -257,13 +257,11 @@ def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings
         if any(side.startswith("openvino ") for side in times)
         else []
     )
-    num_bytes = num_parameters * torch.finfo(getattr(torch, dtype)).bits // 8
-    share = [num_bytes * read / step for read, step in zip(times["read"], times[plain], strict=True)]
     return [
         at_least(2.2, ratio("plain decoding over transformers' generate", best("transformers"), plain)),
         *peers,
         ratio("plain decoding over the same without compiled code", f"eager {dtype}", plain),
-        at_least(0.8, spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)),
+        at_least(0.8, _bandwidth(times["read"], times[plain], num_parameters, dtype)),
         *(
             at_most(1.2, ratio(f"verifying {NUM_GUESSES + 1} rows over decoding 1, {each}", f"verify {each}", own))
             for own, each in plains
@@ -279,6 +277,12 @@ def _results(times: Mapping[str, Sequence[float]], num_parameters: int, settings
             2.0, spread("a round beside a long prompt, p95 over usual", times[f"company {dtype}"], "x", dtype=dtype)
         ),
     ]
+
+
+def _bandwidth(reads: Sequence[float], steps: Sequence[float], num_parameters: int, dtype: str) -> Result:
+    num_bytes = num_parameters * torch.finfo(getattr(torch, dtype)).bits // 8
+    share = [num_bytes * read / step for read, step in zip(reads, steps, strict=True)]
+    return spread("weights read, of a plain read loop's bandwidth", share, "share", dtype=dtype)
 
 
 def _say(line: str) -> None:
