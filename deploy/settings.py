@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from core.config import EngineConfig, FleetConfig, LinkTls, ServiceConfig, WorkerConfig
 from core.errors import ConfigError
+from orchestrator.guessers import check_sources
 
 DEMO_DIRECTORY = Path(__file__).resolve().parents[1] / "models" / "demo"
 DEMO_SETTINGS: Mapping[str, Any] = {
@@ -145,6 +146,7 @@ def _validated(
 
 
 def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
+    check_sources(config.speculation.guessers)
     draft = _resolve(config.draft, base) if config.draft is not None else None
     return replace(config, target=_resolve(config.target, base), draft=draft)
 

@@ -61,6 +61,7 @@ def given_by(message: pb.GenerateRequest) -> Given:
         max_draft_tokens=_given(speculation, "max_draft_tokens"),
         policy=speculation.policy,
         pipelining=_given(speculation, "pipelining"),
+        guessers=speculation.guessers,
         wants_trace=speculation.trace,
         num_logprobs=_given(message, "logprobs"),
         resume_token_ids=message.resume_token_ids,

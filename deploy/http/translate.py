@@ -71,6 +71,7 @@ def given_by(body: AnyBody, request_id: str) -> Given:
         max_draft_tokens=speculation.max_draft_tokens,
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
+        guessers=speculation.guessers or (),
         num_logprobs=body.num_logprobs,
         timeout_s=body.timeout_s,
     )

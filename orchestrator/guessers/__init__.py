@@ -1,5 +1,6 @@
 """Sources of guesses that need no model; each is one file behind `core.speculation.Guesser`."""
 
-from orchestrator.guessers.prompt_lookup import LookupGuesser
+from orchestrator.guessers.panel import Panel
+from orchestrator.guessers.registry import SOURCES, Guessers, Means, available_sources, check_sources
 
-__all__ = ["LookupGuesser"]
+__all__ = ["SOURCES", "Guessers", "Means", "Panel", "available_sources", "check_sources"]

@@ -39,6 +39,7 @@ EVERYTHING = {
     "verification": "rejection",
     "policy": "heuristic",
     "pipelining": False,
+    "guessers": ["prompt_lookup"],
     "trace": True,
 }
 DEFAULTS = Sampling(temperature=0.7, top_k=40)
@@ -70,6 +71,7 @@ def test_every_argument_arrives_and_zero_is_a_value():
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
     assert (request.policy, request.pipelining, request.wants_trace) == ("heuristic", False, True)
+    assert request.guessers == ("prompt_lookup",)
 
 
 def test_none_leaves_a_field_to_the_server():
