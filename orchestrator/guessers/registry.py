@@ -12,6 +12,7 @@ from core.config import SpeculationConfig
 from core.errors import ConfigError
 from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
+from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
 
@@ -33,6 +34,7 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
         by_frequency=means.config.lookup_continuation == "most_frequent",
         num_branches=means.config.lookup_branches,
     ),
+    "ngram": lambda means: NgramTables(means.max_depth),
 }
 """Each makes one session's guesser."""
 SOURCES = (DRAFT, *GUESSERS)
