@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import isnan
 from operator import ge
 from typing import Protocol
 
@@ -57,7 +58,7 @@ class Guesses:
             raise ValueError("a token outside the vocabulary")
         if min(self.parents, default=ROOT) < ROOT or any(map(ge, self.parents, count())):
             raise ValueError("a parent that does not come before its child")
-        if not all(0.0 <= chance <= 1.0 for chance in self.chances):  # false for NaN
+        if num and (isnan(sum(self.chances)) or not 0.0 <= min(self.chances) <= max(self.chances) <= 1.0):
             raise ValueError("a chance outside [0, 1]")
 
 

@@ -62,8 +62,8 @@ class SourceWorth:
     def calibrated(self, source: str, chances: Iterable[float], matches: Iterable[int]) -> tuple[float, ...]:
         """The source's own chances, corrected by what became of its earlier ones."""
         factors = [record.factor for record in self.of(source)]
-        pairs = zip(chances, matches, strict=True)
-        return tuple([min(chance * factors[bucket_of(match)], MAX_CHANCE) for chance, match in pairs])
+        scaled = [chance * factors[bucket_of(match)] for chance, match in zip(chances, matches, strict=True)]
+        return tuple([chance if chance < MAX_CHANCE else MAX_CHANCE for chance in scaled])
 
     def see(self, source: str, match: int, claimed: float, *, is_right: bool) -> None:
         """At one place of the text: what the guesses there had claimed together, and whether one was the token."""

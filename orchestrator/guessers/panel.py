@@ -5,9 +5,8 @@ Knows the committed text and what is proposed; must not know the tree, nor what 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from core.speculation import ROOT, Guesser, Guesses, SourceWorth
 from orchestrator.guessers.breaker import Breaker
@@ -58,7 +57,8 @@ class Panel:
 
     def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
         matches = guesses.matches or (0,) * len(guesses)
-        return replace(guesses, chances=self._worth.calibrated(source, guesses.chances, matches))
+        chances = self._worth.calibrated(source, guesses.chances, matches)
+        return Guesses(guesses.parents, guesses.tokens, chances, guesses.matches)
 
     def saw(self, tokens: Sequence[int]) -> None:
         """These were committed behind the text of the last proposals."""
@@ -68,16 +68,15 @@ class Panel:
 
     def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
         """From each place of the text that its guesses reached."""
-        below: defaultdict[int, list[int]] = defaultdict(list)
-        for node, parent in enumerate(guesses.parents):
-            below[parent].append(node)
         place: int | None = ROOT
         for token in tokens:
-            nodes = below.get(place) if place is not None else None
+            nodes = [node for node, parent in enumerate(guesses.parents) if parent == place]
             if not nodes:
                 return
             place = next((node for node in nodes if guesses.tokens[node] == token), None)
-            claimed = sum(guesses.chances[node] for node in nodes)
+            claimed = sum([guesses.chances[node] for node in nodes])
             if claimed > 0.0:
                 match = guesses.matches[nodes[0]] if guesses.matches else 0
                 self._worth.see(source, match, claimed, is_right=place is not None)
+            if place is None:
+                return

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from core.speculation import NO_GUESSES, ROOT, Guesses
 
-MAX_LOOK_BACK_TOKENS = 2048
-"""Of a long prompt only the end is looked through: all streams wait while it is."""
+MAX_LOOK_BACK_TOKENS = 4096
+"""Of a long prompt only the end is looked through: all streams wait while it is, for half a microsecond a token."""
 MAX_INDEXED_TOKENS = 8192
 """Beyond that the index is begun anew, from the last `MAX_LOOK_BACK_TOKENS` on."""
 MAX_PLACES = 16
@@ -54,18 +54,25 @@ class PromptLookup:
 
     def _index(self, text: Sequence[int]) -> None:
         """Take in what has been added; the ending of the whole text is followed by nothing yet."""
-        if len(text) - self._first > MAX_INDEXED_TOKENS:
+        is_long = len(text) - self._num_indexed > MAX_LOOK_BACK_TOKENS
+        if is_long or len(text) - self._first > MAX_INDEXED_TOKENS:
             self._places.clear()
-            self._num_indexed = self._first = max(len(text) - MAX_LOOK_BACK_TOKENS, 1)
-        all_places = self._places
-        for end in range(max(self._num_indexed, 1), len(text)):
-            for length in self._lengths:
-                if length <= end:
-                    places = all_places.setdefault(tuple(text[end - length : end]), [])
-                    places.append(end)
-                    if len(places) > MAX_PLACES:
-                        del places[0]
-        self._num_indexed = max(self._num_indexed, len(text))
+            self._num_indexed = self._first = len(text) - MAX_LOOK_BACK_TOKENS
+        for length in self._lengths:
+            self._index_runs(text, length)
+        self._num_indexed = len(text)
+
+    def _index_runs(self, text: Sequence[int], length: int) -> None:
+        first, last, all_places = max(self._num_indexed, length), len(text), self._places
+        columns = [text[first - length + shift : last - length + shift] for shift in range(length)]
+        for end, run in enumerate(zip(*columns, strict=True) if first < last else (), first):
+            places = all_places.get(run)
+            if places is None:
+                all_places[run] = [end]
+                continue
+            places.append(end)
+            if len(places) > MAX_PLACES:
+                del places[0]
 
     def _continuations(self, text: Sequence[int], places: Sequence[int], match: int) -> Guesses:
         """Those that differ in their first token, each from its latest place on."""

@@ -15,6 +15,7 @@ from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
+from orchestrator.guessers.suffix import SuffixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
         num_branches=means.config.lookup_branches,
     ),
     "ngram": lambda means: NgramTables(means.max_depth),
+    "suffix": lambda means: SuffixIndex(means.max_depth),
 }
 """Each makes one session's guesser."""
 SOURCES = (DRAFT, *GUESSERS)
