@@ -146,9 +146,12 @@ def _validated(
 
 
 def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
-    check_sources(config.speculation.guessers)
+    check_sources(config.speculation)
     draft = _resolve(config.draft, base) if config.draft is not None else None
-    return replace(config, target=_resolve(config.target, base), draft=draft)
+    speculation = config.speculation
+    if speculation.retrieval_index is not None:
+        speculation = replace(speculation, retrieval_index=str(base / Path(speculation.retrieval_index).expanduser()))
+    return replace(config, target=_resolve(config.target, base), draft=draft, speculation=speculation)
 
 
 def override(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Service:
         policies: Policies | None = None,
     ) -> None:
         """Raises: ConfigError when a source of guesses cannot be had."""
-        self._pair = Pair(target, draft, config.speculation, config.limits, Guessers.open(config.speculation))
+        guessers = Guessers.open(config.speculation, tokenizer)
+        self._pair = Pair(target, draft, config.speculation, config.limits, guessers)
         self._tokenizer = tokenizer
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)

@@ -21,7 +21,7 @@ from typing import Final
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
 from core.speculation import NO_GUESSES, ROOT, Guesser, Guesses, SourceWorth, SpeculationTree
-from orchestrator.guessers import GUESSERS, Breaker, Guessers, Means, Panel
+from orchestrator.guessers import GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
 from orchestrator.text import Tokenizer
 
 ROOT_DIR: Final = Path(__file__).resolve().parents[2]
@@ -79,13 +79,12 @@ def measure(args: argparse.Namespace) -> list[Result]:
     return [result for part in parts if args.only in (None, part) for result in parts[part]()]
 
 
-def guessers() -> Mapping[str, tuple[str, Means]]:
-    """All of the table that need nothing but the text, as the settings have them, and one with branches."""
-    means = Means(SpeculationConfig(), DEPTH)
+def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
+    """All of the table as the settings have them, and one with branches; what is retrieved from is the corpus."""
+    index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
+    means = Means(SpeculationConfig(), DEPTH, index)
     branching = Means(SpeculationConfig(lookup_branches=4), DEPTH)
-    return {name: (name, means) for name in GUESSERS if name != "retrieval"} | {
-        "prompt_lookup, 4 branches": ("prompt_lookup", branching)
-    }
+    return {name: (name, means) for name in GUESSERS} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
 
 
 # Cost
@@ -95,11 +94,12 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     """Of a round at 8k tokens: what the guesser takes, and all that is done with its answer; and of the first round."""
     text = _texts(tokenizer)["code"]
     text = (text * (1 + (CONTEXT_TOKENS + NUM_ROUNDS * ROUND_TOKENS) // len(text)))[: CONTEXT_TOKENS * 2]
-    for name, (source, means) in guessers().items():
+    for name, (source, means) in guessers(tokenizer).items():
         guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
         first_us = _elapsed_us(partial(guesser.propose, log))
         alone = list(_rounds(text, log, partial(guesser.propose, log)))
-        panel, log = Guessers().panel([source], means, SourceWorth(), tokenizer.vocab_size), text[:CONTEXT_TOKENS]
+        panel = Guessers(means.index).panel([source], means.config, DEPTH, SourceWorth(), tokenizer.vocab_size)
+        log = text[:CONTEXT_TOKENS]
         panel.ask(log)
         whole = list(_rounds(text, log, partial(_ask, panel, log)))
         yield at_most(MAX_COST_US, spread(f"{name}: guessing", alone, "us"))
@@ -134,11 +134,11 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
     """Tokens a round of each guesser alone, and of all of them together, on each text."""
     texts = _texts(tokenizer)
     fixed = controls(texts["corpus"])
-    num_ids = tokenizer.vocab_size
+    num_ids, asked_for = tokenizer.vocab_size, guessers(tokenizer)
     for kind in ("code", "prose", "edits", "log"):
         alone = {name: {name: make()} for name, make in fixed.items()}
-        alone |= {name: {source: GUESSERS[source](means)} for name, (source, means) in guessers().items()}
-        together = {source: GUESSERS[source](means) for source, means in guessers().values()}
+        alone |= {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}
+        together = {source: GUESSERS[source](means) for source, means in asked_for.values()}
         for name, asked in (*alone.items(), ("all together", together)):
             yield Result(f"{kind}: {name}", _tokens_a_round(texts[kind], asked, num_nodes, num_ids), "tokens")
 

@@ -60,6 +60,9 @@ class SpeculationConfig:
     lookup_branches: int = 1
     """Prompt lookup: continuations that are guessed side by side where they differ, in [1, 4]. Raise it where rows of
     the target are free and its texts repeat themselves with changes."""
+    retrieval_index: str | None = None
+    """File made by `outrider index`, from which the guesser "retrieval" guesses; None, and there is no such guesser. It
+    must be at this path wherever an orchestrator runs, and is refused if it was made with another tokenizer."""
     verification: Verification = Verification.COUPLED
     """Method of verification for requests that name none: "coupled", "rejection" or "block" (docs/exactness.md), or a
     lossy one. Change it where acceptance matters more than output that depends on prompt, parameters and seed alone."""

@@ -184,7 +184,10 @@ class SpeculationTree:
         nodes: list[Node] = []
         for parent, token, chance in zip(guesses.parents, guesses.tokens, guesses.chances, strict=True):
             above = self._root if parent == ROOT else nodes[parent]
-            node = self._child(above, token)
+            children = self._children(above) if above.numbers else above.children
+            node = children.get(token)
+            if node is None:
+                node = children[token] = Node(token)
             if chance >= node.guessed:
                 node.guessed, node.source = chance, source
             nodes.append(node)

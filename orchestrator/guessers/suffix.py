@@ -11,7 +11,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from core.speculation import NO_GUESSES, ROOT, Guesses
+from core.speculation import NO_GUESSES, Guesses
+from orchestrator.guessers.continuations import tree_of
 
 MAX_INDEXED_TOKENS = 8192
 """Places that are remembered, the latest; four bytes each, and some more for each different token."""
@@ -23,7 +24,6 @@ MIN_MATCH = 2
 """A single token in common says little."""
 MAX_PLACES = 8
 """Those with the longest endings in common, that are asked how they went on."""
-MAX_NODES = 32
 
 
 class SuffixIndex:
@@ -45,7 +45,8 @@ class SuffixIndex:
         if not places:
             return NO_GUESSES
         longest = max(match for _, match in places)
-        return self._tree(text, [(end, match) for end, match in places if 2 * match > longest])
+        voting = [(match, text[end : end + self._max_depth]) for end, match in places if 2 * match > longest]
+        return tree_of(voting)
 
     # The index
 
@@ -106,27 +107,6 @@ class SuffixIndex:
                 yield ends[after], match_after
                 after += 1
                 match_after = _match_at(ends, after, text)
-
-    def _tree(self, text: Sequence[int], places: Sequence[tuple[int, int]]) -> Guesses:
-        """The continuations of all places in one tree; a node's chance is its share of the places at its parent."""
-        nodes: dict[tuple[int, int], int] = {}
-        matches, counts, num_going_on = list[int](), list[int](), [0] * (MAX_NODES + 1)
-        for end, match in places:
-            parent = ROOT
-            for depth, token in enumerate(text[end : end + self._max_depth]):
-                node = nodes.get((parent, token))
-                if node is None:
-                    if len(nodes) == MAX_NODES:
-                        break
-                    node = nodes[parent, token] = len(nodes)
-                    matches.append(match + depth)
-                    counts.append(0)
-                counts[node] += 1
-                num_going_on[parent] += 1
-                parent = node
-        parents = tuple([parent for parent, _ in nodes])
-        chances = tuple([count / num_going_on[parent] for count, parent in zip(counts, parents, strict=True)])
-        return Guesses(parents, tuple([token for _, token in nodes]), chances, tuple(matches))
 
 
 def _backwards(text: Sequence[int], end: int) -> list[int]:

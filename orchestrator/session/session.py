@@ -28,7 +28,7 @@ from core.records import (
 )
 from core.speculation import DRAFT
 from core.text import TokenLog
-from orchestrator.guessers import Means, Panel
+from orchestrator.guessers import Panel
 from orchestrator.policy import Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.draft_side import DraftSide
@@ -78,7 +78,7 @@ class Session:
         self._draft_side = DraftSide(session_id, pair, self._log, spec, policy, self.stats)
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
-            self._sources, Means(pair.speculation, policy.max_depth), policy.sources, pair.target.vocab_size
+            self._sources, pair.speculation, policy.max_depth, policy.sources, pair.target.vocab_size
         )
         self.stats.source_failures = self._panel.failures
         self._is_drawn = spec.needs_q

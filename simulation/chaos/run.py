@@ -17,7 +17,7 @@ from typing import Any
 from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.speculation import ROOT
-from orchestrator.guessers import Panel
+from orchestrator.guessers import CorpusIndex, Panel, encode_index
 from orchestrator.policy import RoundSeen, TreePolicy
 from simulation.chaos.faults import FaultyWire, Happened, LyingGuesser, break_out
 from simulation.chaos.invariants import Stream, Watch, require
@@ -145,6 +145,7 @@ class _Run:
         """Sessions get guessers of which each may lie or raise; by dice of their own."""
         script, guessers = self._script, self._rig.service._pair.guessers
         random = Random(f"lies of guessers {script.seed}")  # noqa: S311  chance that can be repeated is the point
+        guessers._index = _index_of(script)
         make = guessers.panel
 
         def lying(*given: Any) -> Panel:
@@ -202,3 +203,10 @@ class _Run:
                 figures = asdict(stream.last.stats)
                 counts.update({name: value for name, value in figures.items() if isinstance(value, int)})
         return counts
+
+
+def _index_of(script: Script) -> CorpusIndex:
+    """A corpus of what the streams are to say, so that retrieval is right now and then."""
+    vocab_size = script.blueprint.text.vocab_size
+    documents = [(*stream.request.prompt[-2:], *stream.expected) for stream in script.streams]
+    return CorpusIndex(*encode_index(documents, vocab_size=vocab_size, vocabulary="simulated"))

@@ -13,7 +13,7 @@ from typing import get_args
 from core.config import Limits, SpeculationConfig
 from core.costs import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
-from orchestrator.guessers import SOURCES
+from orchestrator.guessers import SOURCES, available_sources
 from simulation.chaos.faults import EngineFault, Outbreak, Rates
 from simulation.engines import EOS, EngineLaw, HopLaw, SteadyLaw, Text
 from simulation.rig import Blueprint
@@ -105,17 +105,17 @@ def _speculation(random: Random) -> SpeculationConfig:
         pipelining=random.random() < 0.85,
         max_draft_tokens=random.choice((0, 1, 2, 3, 3, 4, 4, 5, 6)),
         max_block_tokens=random.choice((1, 4, 8, 12)),
-        guessers=_guessers(random.random()),
+        guessers=_guessers(random.random(), available_sources(SpeculationConfig())),
         draft_timeout_s=random.choice((random.uniform(0.001, 0.05), 0.3)),
         draft_retry_s=random.uniform(0.001, 0.1),
         breaker_rounds=random.choice((1, 2, 3, 10)),
     )
 
 
-def _guessers(chance: float) -> tuple[str, ...]:
+def _guessers(chance: float, names: tuple[str, ...]) -> tuple[str, ...]:
     """The draft alone half of the time, else with others beside it, or others alone."""
-    others = SOURCES[1:]
-    choices = (SOURCES, ("draft", others[0]), ("draft", others[-1]), others)
+    others = names[1:]
+    choices = (names, ("draft", others[0]), ("draft", others[-1]), others)
     return ("draft",) if chance >= 0.5 else choices[int(chance * 2 * len(choices))]
 
 
@@ -174,7 +174,7 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool,
 
 def _own_guessers(random: Random) -> tuple[str, ...]:
     """Those that a request names itself, if it does."""
-    return _guessers(random.random()) if random.random() < 0.2 else ()
+    return _guessers(random.random(), SOURCES) if random.random() < 0.2 else ()
 
 
 def _expected(tokens: list[int], stop_ids: frozenset[int], ignore_eos: bool) -> tuple[tuple[int, ...], FinishReason]:

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from core.config import SpeculationConfig
 from core.errors import ConfigError
 from core.speculation.source_worth import SourceWorth
-from orchestrator.guessers.registry import GUESSERS, SOURCES, Guessers, Means, check_sources
+from orchestrator.guessers.corpus_index import CorpusIndex, encode_index
+from orchestrator.guessers.registry import GUESSERS, SOURCES, Guessers, Means, available_sources, check_sources
 
-MEANS = Means(SpeculationConfig(lookup_branches=3), 4)
+CORPUS = ((1, 2, 3, 4, 5) * 5, (1, 2, 5, 5, 0, 1, 2, 4), (0, 1, 2, 3))
+INDEX = CorpusIndex(*encode_index(CORPUS, vocab_size=6, vocabulary=""))
+MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX)
 
 
 @pytest.mark.parametrize("name", GUESSERS)
@@ -38,14 +41,19 @@ def test_each_finds_what_repeats(name):
 
 
 def test_a_session_gets_those_that_it_names_and_none_where_nothing_can_be_guessed():
-    guessers = Guessers()
-    assert list(guessers.panel(SOURCES, MEANS, SourceWorth(), 50)._guessers) == list(GUESSERS)
-    assert not guessers.panel(("draft",), MEANS, SourceWorth(), 50)._guessers
-    assert not guessers.panel(SOURCES, Means(MEANS.config, 0), SourceWorth(), 50)._guessers
+    guessers, config = Guessers(MEANS.index), MEANS.config
+    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50)._guessers) == list(GUESSERS)
+    assert not guessers.panel(("draft",), config, 4, SourceWorth(), 50)._guessers
+    assert not guessers.panel(SOURCES, config, 0, SourceWorth(), 50)._guessers
 
 
 def test_a_name_that_there_is_none_of_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r"speculation\.guessers\[1\] must be one of draft, .*, got 'oracle'"):
-        check_sources(("draft", "oracle"))
-    with pytest.raises(ConfigError):
-        Guessers.open(SpeculationConfig(guessers=("oracle",)))
+        check_sources(SpeculationConfig(guessers=("draft", "oracle")))
+    with pytest.raises(ConfigError, match=r"needs speculation\.retrieval_index"):
+        check_sources(SpeculationConfig(guessers=("retrieval",)))
+
+
+def test_retrieval_can_be_asked_for_where_there_is_an_index():
+    assert available_sources(SpeculationConfig()) == tuple(name for name in SOURCES if name != "retrieval")
+    assert available_sources(SpeculationConfig(retrieval_index="corpus.index")) == SOURCES

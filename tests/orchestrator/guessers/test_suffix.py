@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from core.speculation.guesser import NO_GUESSES
 from core.speculation.token_tree import ROOT
 from orchestrator.guessers import suffix
+from orchestrator.guessers.continuations import MAX_NODES
 from orchestrator.guessers.suffix import SuffixIndex
 
 
@@ -75,7 +76,7 @@ def test_a_text_without_repetition_gives_no_guess():
 def test_an_answer_has_no_more_nodes_than_are_bounded():
     text = [*(token for n in range(30) for token in (1, 2, 10 + n, *range(100 + n, 160 + n))), 1, 2]
     found = SuffixIndex(64).propose(text)
-    assert len(found) == suffix.MAX_NODES
+    assert len(found) == MAX_NODES
     found.check(vocab_size=1000)
 
 
