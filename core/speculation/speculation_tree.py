@@ -188,8 +188,9 @@ class SpeculationTree:
             node = children.get(token)
             if node is None:
                 node = children[token] = Node(token)
-            if chance >= node.guessed:
-                node.guessed, node.source = chance, source
+            if chance > node.guessed or not node.source:
+                node.source = source
+            node.guessed = max(node.guessed, chance)
             nodes.append(node)
             self._touched.append((above, node))
 

@@ -79,8 +79,8 @@ def check_that_all_happened(counts, share):
     for lie in GUESSER_LIES:
         assert counts[f"a guesser says {lie}"] > 10 * share, lie
     for source in SOURCES[1:]:
-        assert counts[f"accepted of {source}"] > 0, source
         assert counts[f"failures of {source}"] > 0, source
+    assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share
 
 
 def test_the_same_seed_tells_the_same_story():
