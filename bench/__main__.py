@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench.control import ablation, control
+from bench.control import ablation, control, guessers
 from bench.disruption import cluster, drain, kills, storm
 from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
@@ -40,6 +40,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "edge": edge,
     "families": families,
     "gpu": gpu,
+    "guessers": guessers,
     "kills": kills,
     "links": links,
     "overhead": overhead,

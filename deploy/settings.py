@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from core.config import EngineConfig, FleetConfig, LinkTls, ServiceConfig, WorkerConfig
 from core.errors import ConfigError
+from orchestrator.guessers import check_sources
 
 DEMO_DIRECTORY = Path(__file__).resolve().parents[1] / "models" / "demo"
 DEMO_SETTINGS: Mapping[str, Any] = {
@@ -147,8 +148,12 @@ def _validated(
 
 
 def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
+    check_sources(config.speculation)
     draft = _resolve(config.draft, base) if config.draft is not None else None
-    return replace(config, target=_resolve(config.target, base), draft=draft)
+    speculation = config.speculation
+    if speculation.retrieval_index is not None:
+        speculation = replace(speculation, retrieval_index=str(base / Path(speculation.retrieval_index).expanduser()))
+    return replace(config, target=_resolve(config.target, base), draft=draft, speculation=speculation)
 
 
 def override(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

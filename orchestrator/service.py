@@ -12,6 +12,7 @@ from core.ports import Clock, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission, QueueReport
 from orchestrator.dispatch import Runner
+from orchestrator.guessers import Guessers
 from orchestrator.policy import Controller, ControlReport, Policies
 from orchestrator.session import DraftWait, Pair, Session
 from orchestrator.text import IncrementalDetokenizer, Tokenizer
@@ -30,7 +31,9 @@ class Service:
         clock: Clock,
         policies: Policies | None = None,
     ) -> None:
-        self._pair = Pair(target, draft, config.speculation, config.limits)
+        """Raises: ConfigError when a source of guesses cannot be had."""
+        guessers = Guessers.open(config.speculation, tokenizer)
+        self._pair = Pair(target, draft, config.speculation, config.limits, guessers)
         self._tokenizer = tokenizer
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)

@@ -91,15 +91,21 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def running(cluster: Any) -> Any:
+def running(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The demo pair on that cluster, for all tests of what its clients meet.
 
-    With a static policy: the adaptive one would rest on a busy machine, and nothing would be drafted.
+    With a static policy: the adaptive one would rest on a busy machine, and nothing would be drafted. And with an index
+    of some code, for the guesser "retrieval".
     """
-    from deploy.settings import demo_config
+    from deploy.cli.main import main
+    from deploy.settings import DEMO_DIRECTORY, demo_config
     from tests.system.served import MAX_SESSIONS, deployed
 
-    speculation = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=30")
+    index = tmp_path_factory.mktemp("index") / "corpus.index"
+    corpus = DEMO_DIRECTORY.parents[1] / "core"
+    given = ["index", str(corpus), "--tokenizer", str(DEMO_DIRECTORY / "target"), "--out", str(index)]
+    assert main([*given, "--glob", "**/*.py"]) == 0
+    speculation = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=30", f"retrieval_index={index}")
     settings = [
         *(f"speculation.{each}" for each in speculation),
         f"limits.max_sessions={MAX_SESSIONS}",

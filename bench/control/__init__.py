@@ -1,1 +1,1 @@
-"""What adaptive control reaches, and what each part of it is worth."""
+"""What adaptive control reaches, what each part of it is worth, and what guessers cost and find."""

@@ -261,7 +261,7 @@ def _fixed(case: ControlCase, **settings: Any) -> float:
 
 def _run(case: ControlCase, speculation: SpeculationConfig) -> tuple[float, str]:
     """Only the draft model guesses: lookups would help all alike."""
-    report = simulate(replace(case.scenario, speculation=replace(speculation, lookup=False)))
+    report = simulate(replace(case.scenario, speculation=replace(speculation, guessers=("draft",))))
     if report.num_failed:
         raise RuntimeError(f"{report.num_failed} streams failed in {case.name}")
     open_s = report.end_to_end_s.mean * report.num_streams

@@ -31,7 +31,7 @@ from protos.outrider.v1 import generation_pb2 as pb
 SETTINGS = (
     "target.num_replicas=2",
     "orchestrator.num_replicas=2",
-    "speculation.lookup=false",
+    "speculation.guessers=[draft]",
     "speculation.policy=static",  # the adaptive one might rest, and a draft that rests is not missed
     "speculation.max_draft_tokens=4",
 )

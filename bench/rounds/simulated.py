@@ -26,7 +26,7 @@ CHAIN_GOALS = {0.0: 1.7, 1.0: 1.45}
 TREE_GOALS = {0.0: 2.0, 1.0: 1.75}
 FORMULA_GOAL = 0.95
 
-BASE = SpeculationConfig(lookup=False, max_draft_tokens=DEPTH)
+BASE = SpeculationConfig(guessers=("draft",), max_draft_tokens=DEPTH)
 CHAINS = replace(BASE, max_block_tokens=DEPTH)
 TREES = replace(BASE, max_block_tokens=TREE_TOKENS)
 STATIC = replace(CHAINS, policy="static")

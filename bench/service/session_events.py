@@ -28,7 +28,7 @@ from simulation.scenario import Closed, Scenario, simulate
 HARDWARE = ("8b+0.5b", "70b+1b")
 TEMPERATURES = (0.0, 1.0)
 VERDICT_GOAL_MS = 0.5
-SPECULATION = SpeculationConfig(lookup=False, max_draft_tokens=8, max_block_tokens=32)
+SPECULATION = SpeculationConfig(guessers=("draft",), max_draft_tokens=8, max_block_tokens=32)
 
 Times = Mapping[str, Sequence[float]]
 """Milliseconds of processor time of each event, by what it is."""

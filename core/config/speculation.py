@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from core.config.checks import check, forbid_unknown
 from core.records import Policy, Verification
+
+Continuation = Literal["latest", "most_frequent"]
+MAX_LOOKUP_MATCH = 16
+MAX_LOOKUP_BRANCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,24 @@ class SpeculationConfig:
     max_entropy: float = 2.0
     """Largest entropy of q in nats under the policy "entropy", at least 0: a chain ends where the entropy is above it.
     Lower it where each row of the target costs time."""
-    lookup: bool = True
-    """Guess by prompt lookup, from the text so far, where the draft has nothing; the policy "adaptive" does so beside
-    the draft's guesses, in greedy and coupled mode. Unset it to measure the draft alone."""
+    guessers: tuple[str, ...] = ("draft", "prompt_lookup")
+    """Who guesses, unless a request says otherwise: "draft" for the draft engine, and names of guessers that need no
+    model (docs/guessers.md). Without "draft" requests take no place at a draft. The policy "adaptive" has all of them
+    guess side by side in greedy and coupled mode; else the others guess where the draft has nothing."""
+    lookup_min_match: int = 2
+    """Prompt lookup: the shortest ending of the text that is looked up, in tokens, in [1, 16]. Raise it where chance
+    matches cost rows."""
+    lookup_max_match: int = 4
+    """Prompt lookup: the longest ending that is looked up, and the first, in tokens; in [lookup_min_match, 16]. Each
+    length costs about a microsecond a token."""
+    lookup_continuation: Continuation = "latest"
+    """Prompt lookup: of several continuations of the same ending, the "latest" goes first, or the "most_frequent"."""
+    lookup_branches: int = 1
+    """Prompt lookup: continuations that are guessed side by side where they differ, in [1, 4]. Raise it where rows of
+    the target are free and its texts repeat themselves with changes."""
+    retrieval_index: str | None = None
+    """File made by `outrider index`, from which the guesser "retrieval" guesses; None, and there is no such guesser. It
+    must be at this path wherever an orchestrator runs, and is refused if it was made with another tokenizer."""
     verification: Verification = Verification.COUPLED
     """Method of verification for requests that name none: "coupled", "rejection" or "block" (docs/exactness.md), or a
     lossy one. Change it where acceptance matters more than output that depends on prompt, parameters and seed alone."""
@@ -67,7 +86,19 @@ class SpeculationConfig:
         is_chance = 0 <= self.min_path_probability <= 1
         check(is_chance, "min_path_probability", "in [0, 1]", self.min_path_probability)
         check(self.max_entropy >= 0, "max_entropy", "at least 0", self.max_entropy)
+        check(bool(self.guessers), "guessers", "at least one name", self.guessers)
+        check(len(set(self.guessers)) == len(self.guessers), "guessers", "different names", self.guessers)
+        self._check_lookup()
         check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
         check(self.draft_timeout_s > 0, "draft_timeout_s", "positive", self.draft_timeout_s)
         check(self.draft_retry_s > 0, "draft_retry_s", "positive", self.draft_retry_s)
         check(self.breaker_rounds >= 1, "breaker_rounds", "at least 1", self.breaker_rounds)
+
+    def _check_lookup(self) -> None:
+        least, most, choice = self.lookup_min_match, self.lookup_max_match, self.lookup_continuation
+        check(1 <= least <= MAX_LOOKUP_MATCH, "lookup_min_match", f"in [1, {MAX_LOOKUP_MATCH}]", least)
+        allowed = f"in [lookup_min_match, {MAX_LOOKUP_MATCH}]"
+        check(least <= most <= MAX_LOOKUP_MATCH, "lookup_max_match", allowed, most)
+        check(choice in get_args(Continuation), "lookup_continuation", "latest or most_frequent", choice)
+        is_few = 1 <= self.lookup_branches <= MAX_LOOKUP_BRANCHES
+        check(is_few, "lookup_branches", f"in [1, {MAX_LOOKUP_BRANCHES}]", self.lookup_branches)

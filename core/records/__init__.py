@@ -24,7 +24,7 @@ from core.records.engine import (
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.request import GenerationRequest, Policy, Sampling, Verification
-from core.records.statistics import EngineStats, SpeculationStats
+from core.records.statistics import EngineStats, SourceStats, SpeculationStats
 from core.records.trace import Call, CallTrace
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Refused",
     "Sampling",
     "SequenceSpec",
+    "SourceStats",
     "SpeculationStats",
     "Stamp",
     "TargetRequest",

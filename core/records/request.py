@@ -97,6 +97,8 @@ class GenerationRequest:
     """None takes the service's setting, as with `pipelining`."""
     pipelining: bool | None = None
     """Whether the next block is prepared while the last one is verified."""
+    guessers: tuple[str, ...] = ()
+    """Who guesses; empty leaves it to the service. A draft is asked only where "draft" is among them."""
     resume_tokens: tuple[int, ...] = ()
     """Output that the client has already: the stream continues after it as if it had never stopped."""
     stop: tuple[str, ...] = ()

@@ -6,6 +6,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStats:
+    """What became of one source's guesses. A guess of several counts for the draft, else for the surest guesser."""
+
+    name: str
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_failures: int = 0
+    """Times that it raised or answered nonsense; the stream went on without it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """The effect of speculation on one completion."""
 
@@ -19,7 +30,9 @@ class SpeculationStats:
     num_draft_failures: int = 0
     num_target_failures: int = 0
     num_lookup_tokens: int = 0
-    """Number of the drafted tokens that come from prompt lookup, without a draft model."""
+    """Number of the drafted tokens that were guessed without a draft model."""
+    sources: tuple[SourceStats, ...] = ()
+    """By name: those that guessed something, or failed."""
     num_continued: int = 0
     """Number of rounds that the target began by itself (`Continuation`)."""
     num_hits: int = 0

@@ -6,7 +6,8 @@ Knows tokens, chances and the order of work; must not know models, KV or time.
 from core.speculation.calibration import PRIOR, USUAL_TAIL, Average, Calibration, logit, miss_curve
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD
-from core.speculation.guesser import Guesser, Guesses
+from core.speculation.guesser import DRAFT, MAX_GUESSES, NO_GUESSES, Guesser, Guesses
+from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import (
     EMPTY_BLOCK,
@@ -28,10 +29,13 @@ from core.speculation.tree_builder import TreeBuilder, feed_likeliest, take_all
 from core.speculation.tree_nodes import EMPTY_PART, Part
 
 __all__ = [
+    "DRAFT",
     "EMPTY_BLOCK",
     "EMPTY_PART",
+    "MAX_GUESSES",
     "MAX_RANKS",
     "MAX_TOLD",
+    "NO_GUESSES",
     "NO_Q",
     "NO_TOKEN",
     "PRIOR",
@@ -49,6 +53,7 @@ __all__ = [
     "Measure",
     "NewNodes",
     "Part",
+    "SourceWorth",
     "SparseDistribution",
     "SpeculationTree",
     "TokenTree",

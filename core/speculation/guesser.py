@@ -1,18 +1,26 @@
 """The guesser port: who proposes what may come next, beside the draft engine.
 
-A guesser is asked once a round. It knows the committed text, and answers nodes with chances.
-What these are worth it learns from what was committed instead, whether or not they were verified. The draft engine is
-the other kind: it tells pass by pass, when it likes (`core.speculation.NewNodes`), and its nodes meet these in
-one tree.
+A guesser is asked once a round. It knows the committed text, and answers nodes with chances and with the length of the
+match that each rests on. What these are worth is learned from what was committed instead, whether or not they were
+verified (`core.speculation.SourceWorth`). The draft engine is the other kind: it tells pass by pass, when it likes
+(`core.speculation.NewNodes`), and its nodes meet these in one tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
+from math import isnan
+from operator import ge
 from typing import Protocol
 
 from core.speculation.token_tree import ROOT
+
+DRAFT = "draft"
+"""The name of the draft engine as a source of guesses."""
+MAX_GUESSES = 256
+"""Nodes of one answer; a guesser that answers more is not believed. No block is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +32,42 @@ class Guesses:
     a guess hangs below it."""
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
-    """That the text goes on with the node, if it gets to its parent."""
+    """That the text goes on with the node, if it gets to its parent. Siblings share at most 1."""
+    matches: tuple[int, ...] = ()
+    """For each node, the tokens before it, of the text and of nodes above, that were found elsewhere; empty: none."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], chances: Sequence[float]) -> Guesses:
-        """`tokens` in a row below the root."""
-        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances))
+    def chain(cls, tokens: Sequence[int], chances: Sequence[float], match: int = 0) -> Guesses:
+        """`tokens` in a row below the root, of which the first rests on a match of `match` tokens."""
+        num = len(tokens)
+        return cls(tuple(range(ROOT, num - 1)), tuple(tokens), tuple(chances), tuple(range(match, match + num)))
+
+    def check(self, vocab_size: int) -> None:
+        """Raises: ValueError for what cannot be part of a draft tree, and whatever comes of columns that are none."""
+        num = len(self.tokens)
+        if num > MAX_GUESSES:
+            raise ValueError(f"{num} nodes, more than {MAX_GUESSES}")
+        if not len(self.parents) == len(self.chances) == len(self.matches or self.tokens) == num:
+            raise ValueError("columns that differ in length")
+        if not {*map(type, self.tokens), *map(type, self.parents)} <= {int}:
+            raise ValueError("tokens or parents that are no integers")
+        if num and not 0 <= min(self.tokens) <= max(self.tokens) < vocab_size:
+            raise ValueError("a token outside the vocabulary")
+        if min(self.parents, default=ROOT) < ROOT or any(map(ge, self.parents, count())):
+            raise ValueError("a parent that does not come before its child")
+        if num and (isnan(sum(self.chances)) or not 0.0 <= min(self.chances) <= max(self.chances) <= 1.0):
+            raise ValueError("a chance outside [0, 1]")
+
+
+NO_GUESSES = Guesses()
 
 
 class Guesser(Protocol):
     """One session's source of guesses. Where the draft samples it is asked only when there is no draw."""
 
     def propose(self, text: Sequence[int]) -> Guesses:
-        """What may follow `text`, all of which is committed."""
-        ...
-
-    def saw(self, tokens: Sequence[int]) -> None:
-        """These were committed behind the text of the last proposal."""
+        """What may follow `text`, all of which is committed. It has grown since the last time, and changed nowhere."""
         ...

@@ -177,12 +177,19 @@ class SpeculationTree:
                 numbers += chain.from_iterable(range(first, first + len(places)) for first, places, _ in runs)
         self._unseen, self._most_unseen = kept, 2 * len(kept) + SPARE_PLACES
 
-    def guess(self, guesses: Guesses) -> None:
-        """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is."""
+    def guess(self, guesses: Guesses, source: str = "") -> None:
+        """What a guesser proposes, until the next verdict. What is there already is the same node, whosever it is; of
+        several guessers it is called that one's whose chance is the largest.
+        """
         nodes: list[Node] = []
         for parent, token, chance in zip(guesses.parents, guesses.tokens, guesses.chances, strict=True):
             above = self._root if parent == ROOT else nodes[parent]
-            node = self._child(above, token)
+            children = self._children(above) if above.numbers else above.children
+            node = children.get(token)
+            if node is None:
+                node = children[token] = Node(token)
+            if chance > node.guessed or not node.source:
+                node.source = source
             node.guessed = max(node.guessed, chance)
             nodes.append(node)
             self._touched.append((above, node))
@@ -309,7 +316,7 @@ class SpeculationTree:
     def _forget_guesses(self) -> None:
         """Nodes that only guessers know, and what they said of others."""
         for above, node in self._touched:
-            node.guessed = 0.0
+            node.guessed, node.source = 0.0, ""
             is_local = self._children(above).get(node.token) is node and not node.is_drafted
             if is_local and not (node.is_passed or node is self._root):
                 del above.children[node.token]

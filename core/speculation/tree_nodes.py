@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from core.speculation.guesser import DRAFT
 from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Floats, Ints, SparseDistribution, depths
 
 
@@ -25,6 +26,7 @@ class Node:
         "numbers",
         "q",
         "rank",
+        "source",
         "token",
     )
 
@@ -52,6 +54,8 @@ class Node:
         """What it was drawn from, where the draft samples."""
         self.guessed = 0.0
         """The same by the guessers, for this root; 0 where none guesses the node."""
+        self.source = ""
+        """The guesser that gave this chance."""
         self.is_passed = False
         """Whether another token has been committed behind it."""
 
@@ -97,6 +101,11 @@ class Part:
     def ranks(self) -> tuple[int, ...]:
         """Of each among the draft's candidates, or `UNRANKED`."""
         return tuple([node.rank for node in self._nodes])
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Of each the draft, or the guesser that is surest of it."""
+        return tuple([DRAFT if node.is_drafted else node.source for node in self._nodes])
 
     @property
     def depth(self) -> int:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from core.config import Limits, ServiceConfig
+from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
 from deploy.api.checks import allowed_token_ids, bad_words, check_length, require, token_ids
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
+from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
 
 MAX_TIMEOUT_S = 86_400.0
@@ -63,6 +64,7 @@ class Given:
     max_draft_tokens: int | None = None
     policy: str = ""
     pipelining: bool | None = None
+    guessers: Sequence[str] = ()
     wants_trace: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
@@ -133,6 +135,7 @@ def to_generation_request(
         policy=_policy(given.policy),
         pipelining=given.pipelining,
         resume_tokens=resume_tokens(given, "resume_token_ids", given.resume_token_ids, sampling, max_tokens, info),
+        guessers=_guessers(given.guessers, config.speculation),
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
@@ -285,6 +288,15 @@ def _max_draft_tokens(given: int | None) -> int | None:
 def _policy(given: str) -> Policy | None:
     require(given in ("", *POLICIES), "speculation.policy", f"one of {', '.join(POLICIES)}", given)
     return POLICIES.get(given)
+
+
+def _guessers(given: Sequence[str], settings: SpeculationConfig) -> tuple[str, ...]:
+    names = available_sources(settings)
+    require(len(given) <= len(names), "speculation.guessers", f"at most {len(names)} names", len(given))
+    for index, name in enumerate(given):
+        require(name in names, f"speculation.guessers[{index}]", f"one of {', '.join(names)}", name)
+        require(name not in given[:index], f"speculation.guessers[{index}]", "another name than those before", name)
+    return tuple(given)
 
 
 def _num_logprobs(given: int | None, limits: Limits) -> int | None:

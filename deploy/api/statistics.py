@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.records import SpeculationStats
+from core.records import SourceStats, SpeculationStats
 
 
 def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
@@ -23,4 +23,15 @@ def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
         "hidden_draft_time_s": stats.hidden_draft_time_s,
         "lookup_tokens": stats.num_lookup_tokens,
         "continued_passes": stats.num_continued,
+        "sources": [_source_fields(source) for source in stats.sources],
+    }
+
+
+def _source_fields(source: SourceStats) -> dict[str, Any]:
+    """The fields of the proto's SourceStats."""
+    return {
+        "name": source.name,
+        "drafted_tokens": source.num_drafted_tokens,
+        "accepted_tokens": source.num_accepted_tokens,
+        "failures": source.num_failures,
     }

@@ -71,6 +71,13 @@ class GenerateOptions:
             help="Prepare the next block while the last one is verified, or draft and verify in turn.",
         ),
     ] = None
+    guesser: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Who guesses: draft, prompt_lookup and others that the server knows; may be repeated.",
+        ),
+    ] = None
     no_draft: Annotated[bool, Option("--no-draft", help="Decode plainly, without a draft.")] = False
     trace: Annotated[
         Path | None,
@@ -96,6 +103,7 @@ class GenerateOptions:
             "verification": self.verification,
             "policy": self.policy,
             "pipelining": self.pipelining,
+            "guessers": self.guesser,
             "max_draft_tokens": 0 if self.no_draft else None,
             "trace": True if self.trace else None,
         }

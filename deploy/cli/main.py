@@ -1,4 +1,4 @@
-"""The command `outrider`: serve a pair, generate with a server, simulate other hardware, check whether a pair fits.
+"""The command `outrider`: serve a pair, generate with a server, simulate, check whether a pair fits, index a corpus.
 
 Knows commands and exit statuses. What needs Ray or torch is imported by the command that needs it, so that `generate`
 starts at once.
@@ -13,6 +13,7 @@ import typer
 from core.errors import StartupError
 from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
+from deploy.cli.index import IndexOptions, index
 from deploy.cli.options import add_command
 from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.simulate import SimulateOptions, simulate
@@ -25,6 +26,7 @@ add_command(app, "serve", ServeOptions, serve)
 add_command(app, "generate", GenerateOptions, generate)
 add_command(app, "simulate", SimulateOptions, simulate)
 add_command(app, "check", CheckOptions, check)
+add_command(app, "index", IndexOptions, index)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -177,7 +177,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
         max_tokens=options.tokens,
         num_targets=options.targets,
         num_drafts=options.drafts,
-        speculation=SpeculationConfig(policy=options.policy, max_draft_tokens=options.gamma, lookup=False),
+        speculation=SpeculationConfig(policy=options.policy, max_draft_tokens=options.gamma, guessers=("draft",)),
         seed=options.seed,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TextIO
 
@@ -31,6 +31,17 @@ def working(on: str) -> AbstractContextManager[object]:
     from rich.console import Console  # most commands do without
 
     return Console(stderr=True).status(on)
+
+
+@contextmanager
+def progress(on: str, num_steps: int) -> Iterator[Callable[[], None]]:
+    """Show how far some work is, beside the output; call what this gives after each step."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(on, total=num_steps)
+        yield lambda: bar.advance(task)
 
 
 def use_color(choice: str, out: TextIO, is_refused: bool) -> bool:

@@ -71,6 +71,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         max_draft_tokens=_given(speculation, "max_draft_tokens"),
         policy=speculation.policy,
         pipelining=_given(speculation, "pipelining"),
+        guessers=speculation.guessers,
         wants_trace=speculation.trace,
         num_logprobs=_given(message, "logprobs"),
         num_prompt_logprobs=_given(message, "prompt_logprobs"),

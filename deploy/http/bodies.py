@@ -108,6 +108,7 @@ class Speculation(Part):
     verification: str | None = None
     policy: str | None = None
     pipelining: bool | None = None
+    guessers: Annotated[list[str] | None, BeforeValidator(_few)] = None
 
 
 class Body(Part):

@@ -73,6 +73,7 @@ def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
         max_draft_tokens=speculation.max_draft_tokens,
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
+        guessers=speculation.guessers or (),
         num_logprobs=body.num_logprobs,
         num_prompt_logprobs=body.num_logprobs if isinstance(body, CompletionBody) and body.echo else None,
         num_samples=body.n,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from core.errors import OutriderError, RequestError, ServiceError
 from core.records import FinishReason
+from orchestrator.guessers import SOURCES
 
 PREFIX = "outrider_"
 MODEL_LABEL = "model_name"
@@ -107,7 +108,17 @@ ACCEPTED_PER_POSITION = Metric(
 )  # fmt: skip
 TARGET_PASSES = Metric("target_passes_total", "Target passes that committed tokens, each for one stream.")
 CONTINUED_PASSES = Metric("continued_passes_total", "Of the target passes, those that it went on with by itself.")
-LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that were looked up in the text so far.")
+LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that needed no draft model.")
+SOURCE_TOKENS = Metric(
+    "source_tokens_total", "Guesses that were verified, by who had guessed them.", label="source", label_values=SOURCES
+)
+SOURCE_ACCEPTED_TOKENS = Metric(
+    "source_accepted_tokens_total", "Of these, those that were accepted.", label="source", label_values=SOURCES
+)
+SOURCE_FAILURES = Metric(
+    "source_failures_total", "Times that a guesser raised or answered nonsense, and its request went on without it.",
+    label="source", label_values=SOURCES,
+)  # fmt: skip
 DRAFT_HITS = Metric("draft_hits_total", "Verdicts whose next block was there when they came.")
 DRAFT_MISSES = Metric(
     "draft_misses_total", "Verdicts below which nothing had grown, though the draft had told of something."

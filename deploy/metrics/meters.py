@@ -148,6 +148,10 @@ class RequestMeter:
             (m.TARGET_FAILURES, stats.num_target_failures),
         ):
             self._record(metric, value)
+        for source in stats.sources:
+            self._record(m.SOURCE_TOKENS, source.num_drafted_tokens, source.name)
+            self._record(m.SOURCE_ACCEPTED_TOKENS, source.num_accepted_tokens, source.name)
+            self._record(m.SOURCE_FAILURES, source.num_failures, source.name)
         for position, num_rounds in enumerate(stats.accepted_per_position):
             self._record(m.ACCEPTED_PER_POSITION, num_rounds, str(position))
 

@@ -1,5 +1,21 @@
 """Sources of guesses that need no model; each is one file behind `core.speculation.Guesser`."""
 
-from orchestrator.guessers.prompt_lookup import LookupGuesser
+from orchestrator.guessers.breaker import Breaker
+from orchestrator.guessers.corpus_index import NUM_PASSES, CorpusIndex, encode_index, write_index
+from orchestrator.guessers.panel import Panel
+from orchestrator.guessers.registry import GUESSERS, SOURCES, Guessers, Means, available_sources, check_sources
 
-__all__ = ["LookupGuesser"]
+__all__ = [
+    "GUESSERS",
+    "NUM_PASSES",
+    "SOURCES",
+    "Breaker",
+    "CorpusIndex",
+    "Guessers",
+    "Means",
+    "Panel",
+    "available_sources",
+    "check_sources",
+    "encode_index",
+    "write_index",
+]

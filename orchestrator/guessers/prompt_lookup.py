@@ -1,69 +1,94 @@
-"""Guesses without a model: what followed the last time that the text ended as it does now.
+"""Prompt lookup: what followed the last times that the text ended as it does now.
 
 Knows the committed tokens alone. A guess is a function of the prefix, so its q is a point mass and every verification
-stays exact. Source: prompt lookup decoding (Saxena 2023), extended to the output as transformers and vLLM do.
+stays exact. Source: prompt lookup decoding (Saxena 2023), extended to the output as transformers and vLLM do, and to
+several continuations where they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.speculation import Average, Guesses
+from core.speculation import NO_GUESSES, ROOT, Guesses
 
-NGRAM_TOKENS = (4, 3, 2)
-"""Lengths of the endings that are looked up, the surest first."""
+MAX_LOOK_BACK_TOKENS = 4096
+"""Of a long prompt only the end is looked through: all streams wait while it is, for half a microsecond a token."""
+MAX_INDEXED_TOKENS = 8192
+"""Beyond that the index is begun anew, from the last `MAX_LOOK_BACK_TOKENS` on."""
+MAX_PLACES = 16
+"""The last places of each ending that are remembered."""
 
-MAX_LOOK_BACK_TOKENS = 2048
-"""Of a long prompt only the end is looked through: all streams wait while it is."""
 
+class PromptLookup:
+    """The continuations of the longest ending that the text has had before, as chains below the root."""
 
-class LookupGuesser:
-    """Prompt lookup as a guesser: a chain below the last committed token."""
-
-    def __init__(self, worth: Average, max_depth: int) -> None:
-        self._worth = worth
+    def __init__(
+        self,
+        max_depth: int,
+        *,
+        min_match: int = 2,
+        max_match: int = 4,
+        by_frequency: bool = False,
+        num_branches: int = 1,
+    ) -> None:
+        """`by_frequency`: the continuation that came most often goes before the latest."""
         self._max_depth = max_depth
-        self._lookup = Lookup()
-        self._proposed: tuple[int, ...] = ()
+        self._lengths = range(max_match, min_match - 1, -1)
+        """Of endings that are looked up, the surest first."""
+        self._by_frequency = by_frequency
+        self._num_branches = num_branches
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        """Of each run of tokens, where it was last followed by something."""
+        self._first = self._num_indexed = 0
 
     def __repr__(self) -> str:
-        return f"<LookupGuesser {self._lookup}>"
+        return f"<PromptLookup in {self._num_indexed - self._first} tokens>"
 
     def propose(self, text: Sequence[int]) -> Guesses:
-        found = self._proposed = self._lookup.guess(text, self._max_depth)
-        return Guesses.chain(found, (self._worth.value,) * len(found))
+        self._index(text)
+        for length in self._lengths:
+            places = self._places.get(tuple(text[-length:])) if len(text) > length else None
+            if places is not None:
+                return self._continuations(text, places, length)
+        return NO_GUESSES
 
-    def saw(self, tokens: Sequence[int]) -> None:
-        for guess, token in zip(self._proposed, tokens, strict=False):
-            self._worth.see(guess == token)
-            if guess != token:
-                break
-        self._proposed = ()
-
-
-class Lookup:
-    """Where each short run of tokens was last followed by something. Grows with the text, in constant time a token."""
-
-    def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}
-        self._num_indexed = 0
-
-    def __repr__(self) -> str:
-        return f"<Lookup of {self._num_indexed} tokens>"
-
-    def guess(self, tokens: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-        """Up to `num_tokens` tokens that followed the latest earlier place with the longest ending in common."""
-        self._index(tokens)
-        for length in NGRAM_TOKENS:
-            start = self._after.get(tuple(tokens[-length:])) if len(tokens) > length else None
-            if start is not None:
-                return tuple(tokens[start : start + num_tokens])
-        return ()
-
-    def _index(self, tokens: Sequence[int]) -> None:
+    def _index(self, text: Sequence[int]) -> None:
         """Take in what has been added; the ending of the whole text is followed by nothing yet."""
-        for end in range(max(self._num_indexed, len(tokens) - MAX_LOOK_BACK_TOKENS, 1), len(tokens)):
-            for length in NGRAM_TOKENS:
-                if length <= end:
-                    self._after[tuple(tokens[end - length : end])] = end
-        self._num_indexed = max(self._num_indexed, len(tokens))
+        is_long = len(text) - self._num_indexed > MAX_LOOK_BACK_TOKENS
+        if is_long or len(text) - self._first > MAX_INDEXED_TOKENS:
+            self._places.clear()
+            self._num_indexed = self._first = len(text) - MAX_LOOK_BACK_TOKENS
+        for length in self._lengths:
+            self._index_runs(text, length)
+        self._num_indexed = len(text)
+
+    def _index_runs(self, text: Sequence[int], length: int) -> None:
+        first, last, all_places = max(self._num_indexed, length), len(text), self._places
+        columns = [text[first - length + shift : last - length + shift] for shift in range(length)]
+        for end, run in enumerate(zip(*columns, strict=True) if first < last else (), first):
+            places = all_places.get(run)
+            if places is None:
+                all_places[run] = [end]
+                continue
+            places.append(end)
+            if len(places) > MAX_PLACES:
+                del places[0]
+
+    def _continuations(self, text: Sequence[int], places: Sequence[int], match: int) -> Guesses:
+        """Those that differ in their first token, each from its latest place on."""
+        counts: dict[int, int] = {}
+        latest: dict[int, int] = {}
+        for place in places:
+            token = text[place]
+            counts[token] = counts.get(token, 0) + 1
+            latest[token] = place
+        best = sorted(latest, key=lambda token: (counts[token] * self._by_frequency, latest[token]), reverse=True)
+        parents, tokens, chances, matches = list[int](), list[int](), list[float](), list[int]()
+        for token in best[: self._num_branches]:
+            chain = text[latest[token] : latest[token] + self._max_depth]
+            first, size = len(tokens), len(chain)
+            parents += [ROOT, *range(first, first + size - 1)]
+            tokens += chain
+            chances += [counts[token] / len(places), *[1.0] * (size - 1)]
+            matches += range(match, match + size)
+        return Guesses(tuple(parents), tuple(tokens), tuple(chances), tuple(matches))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from core.costs import CostModel, EngineCost
-from core.speculation import PRIOR, Average, Calibration
+from core.speculation import PRIOR, Average, Calibration, SourceWorth
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.003
 """Seconds of a pass before any was observed."""
@@ -25,6 +25,8 @@ class Learned:
     """Of the draft's first candidates."""
     calibration: Calibration = field(default_factory=Calibration)
     """Of the draft's margin."""
+    sources: SourceWorth = field(default_factory=SourceWorth)
+    """What guessers have been worth."""
     tokens: Average = field(default_factory=lambda: Average(1.0))
     """Of a round of any session."""
     seconds: Average | None = None
@@ -40,8 +42,6 @@ class SharedEstimates:
         self._num_drafts = num_drafts
         self.verify = EngineCost(PRIOR_VERIFY_S)
         self.draft = EngineCost(PRIOR_DRAFT_S)
-        self.lookups = Average(PRIOR)
-        """One verdict on guesses of prompt lookup."""
         self.hits = Average(PRIOR)
         self.kinds: dict[str, Learned] = defaultdict(Learned)
         self.num_sessions = 0

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing, Verification
-from core.speculation import ROOT, USUAL_TAIL, Average, Measure, Part, TreeSpec, num_branches
+from core.speculation import ROOT, USUAL_TAIL, Measure, Part, SourceWorth, TreeSpec, num_branches
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
 
@@ -74,9 +74,9 @@ class TreePolicy(ABC):
         return self.max_depth
 
     @property
-    def lookups(self) -> Average:
-        """Acceptance of looked-up tokens."""
-        return self._known.lookups
+    def sources(self) -> SourceWorth:
+        """What guessers have been worth in requests like this one."""
+        return self._learned.sources
 
     # Growing
 

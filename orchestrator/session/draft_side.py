@@ -24,7 +24,7 @@ from core.records import (
     Stamp,
     Timing,
 )
-from core.speculation import EMPTY_PART, Guesser, Part, SpeculationTree, TokenTree
+from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree
 from core.text import TokenLog
 from orchestrator.policy import Found, Shape, TreePolicy
 from orchestrator.session import messages as m
@@ -329,20 +329,23 @@ class DraftSide:
         """Whether the draft has told of anything that may be verified next."""
         return self._tree.has_drafted
 
-    def ask(self, guesser: Guesser) -> None:
-        """Have it add to the tree what it thinks may come next."""
-        self._tree.guess(guesser.propose(self._log.tokens))
+    def take(self, source: str, guesses: Guesses) -> None:
+        """Add to the tree what a guesser thinks may come next."""
+        self._tree.guess(guesses, source)
 
     def block(self, max_depth: int, max_nodes: int) -> Guess:
         """What the policy chooses of what has grown."""
         tree = self._tree
         is_drawn = self._is_drawn and self.has_guesses
         choose = self._keep_draws if is_drawn else partial(self._policy.choose, tree)
-        part = self._taken = choose(max_nodes, max_depth)
+        part = choose(max_nodes, max_depth)
+        if self._is_drawn:  # rejection and block verification take chains alone
+            part = part.straight()
+        self._taken = part
         if not len(part):
             return NO_GUESS
         block = tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.confidences))
+        return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
         chain = self._tree.first_chain(min(max_nodes, max_depth))
@@ -365,7 +368,7 @@ class DraftSide:
                 part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
                 if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
                     whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.confidences, is_open)
+        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.confidences, whole.sources, is_open)
 
     def went_on(self, guess: Guess) -> None:
         """The target verifies this by itself."""

@@ -20,6 +20,8 @@ class Guess:
 
     block: TokenTree = EMPTY_BLOCK
     shape: Shape = NO_SHAPE
+    sources: tuple[str, ...] = ()
+    """Who has guessed each node."""
 
     def __len__(self) -> int:
         return len(self.block)
@@ -35,8 +37,9 @@ class Offer:
     tree: TokenTree
     num_block: int
     ranks: tuple[int, ...]
-    """Of each node of the tree, as are the confidences."""
+    """Of each node of the tree, as are the confidences and sources."""
     confidences: tuple[float, ...]
+    sources: tuple[str, ...]
     is_open: bool
     """Whether the target may go on with an empty block at any other outcome."""
 
@@ -52,7 +55,7 @@ class Offer:
             return NO_GUESS if self.is_open else None
         block, nodes = subtree(self.tree, node)
         ranks, confidences = _at(self.ranks, nodes), _at(self.confidences, nodes)
-        return Guess(block, Shape(block.parents, ranks, confidences))
+        return Guess(block, Shape(block.parents, ranks, confidences), _at(self.sources, nodes))
 
 
 def _at(values: Sequence, indices: Iterable[int]) -> tuple:  # type: ignore[type-arg]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.config import Limits, SpeculationConfig
 from core.records import ModelInfo
+from orchestrator.guessers import Guessers
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,4 @@ class Pair:
     draft: ModelInfo | None
     speculation: SpeculationConfig
     limits: Limits
+    guessers: Guessers = field(default_factory=Guessers)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from core.config import SpeculationConfig
 from core.errors import OutriderError, ServiceError, Unavailable, UnsoundScores
 from core.records import (
     Call,
@@ -27,9 +26,9 @@ from core.records import (
     Verdict,
     VerifyRequest,
 )
-from core.speculation import Guesser
+from core.speculation import DRAFT
 from core.text import TokenLog
-from orchestrator.guessers import LookupGuesser
+from orchestrator.guessers import Panel
 from orchestrator.policy import Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.draft_side import DraftSide
@@ -42,11 +41,6 @@ from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
 from orchestrator.session.statistics import Statistics
 from orchestrator.session.verdicts import Judged, problem_of
 from orchestrator.text import IncrementalDetokenizer
-
-
-def new_guessers(config: SpeculationConfig, policy: TreePolicy) -> tuple[Guesser, ...]:
-    """Those that one session has beside its draft. A new one is one more here, and its file."""
-    return (LookupGuesser(policy.lookups, policy.max_depth),) if config.lookup else ()
 
 
 class Session:
@@ -82,7 +76,11 @@ class Session:
         """Whether the target has made the message that is awaited for itself."""
         self._judged: Judged | None = None
         self._draft_side = DraftSide(session_id, pair, self._log, spec, policy, self.stats)
-        self._guessers: Sequence[Guesser] = new_guessers(pair.speculation, policy)
+        self._sources = request.guessers or pair.speculation.guessers
+        self._panel: Panel = pair.guessers.panel(
+            self._sources, pair.speculation, policy.max_depth, policy.sources, pair.target.vocab_size
+        )
+        self.stats.source_failures = self._panel.failures
         self._is_drawn = spec.needs_q
         self._offers = Offers()
         self._verdict_s: float | None = None
@@ -123,7 +121,8 @@ class Session:
             self._log.extend(self._request.resume_tokens)
             if (chunk := self._output.resume(self._request.resume_tokens)) is not None:
                 return [self._emit(chunk), *self._close()]
-        wants_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
+        may_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
+        wants_draft = may_draft and DRAFT in self._sources
         return [m.LeaseTarget(), *(self._draft_side.begin() if wants_draft else [])]
 
     def handle(self, event: m.Event) -> list[m.Command]:
@@ -179,8 +178,7 @@ class Session:
         committed = judged.tokens
         unverified = self._draft_side.unverified(committed)
         found = self._draft_side.reroot(committed)
-        for guesser in self._guessers:
-            guesser.saw(committed)
+        self._panel.saw(committed)
         self.stats.record_found(found)
         self._policy.saw_round(judged.seen(found, unverified))
         if self._draft_side.is_silent:
@@ -204,8 +202,9 @@ class Session:
         """What others than the draft guess. Where the draft samples it is for want of its draws: a guess that is sent
         since others agree with what was drawn would be sent because of what it is (docs/exactness.md, section 4).
         """
-        for guesser in self._guessers:
-            self._draft_side.ask(guesser)
+        if self._max_depth > 0:
+            for source, guesses in self._panel.ask(self._log.tokens):
+                self._draft_side.take(source, guesses)
 
     @property
     def _max_nodes(self) -> int:
@@ -309,6 +308,7 @@ class Session:
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)
         self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up)
+        self.stats.record_sources(guess.sources, verdict.path)
         self.stats.record_verify(event.sent_s, event.received_s)
         self.stats.trace_call(
             CallTrace(Call.VERIFY, event.sent_s, event.received_s, len(guess), num_accepted, verdict.timing)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from core.records import CallTrace, SpeculationStats
+from core.records import CallTrace, SourceStats, SpeculationStats
 from orchestrator.policy import Found
 
 Interval = tuple[float, float]
@@ -46,6 +46,9 @@ class Statistics:
     num_accepted_tokens: int = 0
     num_lookup_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    source_failures: Counter[str] = field(default_factory=Counter)
     num_hits: int = 0
     num_misses: int = 0
     num_continued: int = 0
@@ -72,6 +75,11 @@ class Statistics:
         self.accepted_per_position += [0] * missing
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
+
+    def record_sources(self, sources: Sequence[str], path: Iterable[int]) -> None:
+        """Credit whoever has guessed each node of a block, and those of its accepted `path`."""
+        self.drafted_by_source.update(sources)
+        self.accepted_by_source.update(sources[node] for node in path)
 
     def record_found(self, found: Found) -> None:
         """Count whether the next block was there when it was wanted."""
@@ -108,6 +116,11 @@ class Statistics:
             for call in calls
         )
 
+    def _by_source(self) -> tuple[SourceStats, ...]:
+        drafted, accepted, failures = self.drafted_by_source, self.accepted_by_source, self.source_failures
+        names = sorted({*drafted, *failures})
+        return tuple(SourceStats(name, drafted[name], accepted[name], failures[name]) for name in names)
+
     def snapshot(self) -> SpeculationStats:
         return SpeculationStats(
             num_rounds=self.num_rounds,
@@ -116,6 +129,7 @@ class Statistics:
             num_accepted_tokens=self.num_accepted_tokens,
             num_lookup_tokens=self.num_lookup_tokens,
             accepted_per_position=tuple(self.accepted_per_position),
+            sources=self._by_source(),
             num_hits=self.num_hits,
             num_misses=self.num_misses,
             num_continued=self.num_continued,

@@ -6,6 +6,7 @@ know weights, requests or streams (`orchestrator.text.detokenize` turns a growin
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -84,6 +85,13 @@ class Tokenizer:
             return cls(backend, settings, _find_template(directory, settings))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template of {directory} is not a Jinja template: {error}") from error
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """Tells vocabularies apart: of the string of each token id, added tokens included."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        tokens = sorted((token_id, token) for token, token_id in vocabulary.items())
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids; special tokens are added where the tokenizer's own post-processor puts them."""

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 
 from core.errors import Unavailable, WorkerLost
 from core.records import DraftDone, DraftReply, DraftRequest, DraftUpdate, Verdict, VerifyReply, VerifyRequest
-from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
+from core.speculation import Guesser, Guesses
+from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.cluster import Cluster, Fleet, Wire
 from simulation.engines import HopLaw, SimEngine, SimTarget
 
@@ -73,6 +74,11 @@ class Rates:
     """Probability that an answer is delivered to its session twice."""
     mean_delay_s: float = 0.1
     draft_lies: bool = True
+
+    @property
+    def guesser(self) -> float:
+        """Of a guesser's answer to be a lie; where drafts fail, guessers do."""
+        return self.draft / 4
 
 
 GROWTH_FAULTS = (CallFault.LATE, CallFault.REQUEST_LOST, CallFault.FORGOTTEN, CallFault.RAISED)
@@ -217,6 +223,25 @@ class FaultyWire(Wire):
             return cast("Reply", lies[name](reply, self._random))
         except ValueError as error:
             raise WorkerLost(f"the link is closed: {error}") from error
+
+
+class LyingGuesser:
+    """A guesser that now and then says what no sound one says, or raises."""
+
+    def __init__(self, guesser: Guesser, random: Random, rates: Rates, happened: Happened) -> None:
+        self._guesser = guesser
+        self._random = random
+        self._rates = rates
+        self._happened = happened
+
+    def propose(self, text: Sequence[int]) -> Guesses:
+        """Raises: GuesserError."""
+        guesses = self._guesser.propose(text)
+        if self._happened.now() >= self._rates.until_s or self._random.random() >= self._rates.guesser:
+            return guesses
+        name = self._random.choice(list(GUESSER_LIES))
+        self._happened.note(f"a guesser says {name}")
+        return cast("Guesses", GUESSER_LIES[name](guesses, self._random))
 
 
 class EngineFault(StrEnum):

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from core.records import DraftDone, DraftUpdate, Missing, Stamp, Verdict
-from core.speculation import NO_Q, ROOT, NewNodes
+from core.speculation import NO_Q, ROOT, Guesses, NewNodes
 
 TargetLie = Callable[[Verdict, Random], Verdict | Missing]
 GrowthLie = Callable[[Any, Random], Any]
@@ -47,6 +47,26 @@ TARGET_LIES: dict[str, TargetLie] = {
     "another epoch": lambda v, _: replace(v, stamp=_other_epoch(v.stamp)),
     "missing": lambda v, r: Missing(v.stamp, r.choice((0, v.held, -1, 10**6))),
 }
+
+
+class GuesserError(Exception):
+    """What a guesser raises that is broken."""
+
+
+def _raise(*_: Any) -> Guesses:
+    raise GuesserError
+
+
+GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
+    "other guesses": lambda _, r: Guesses.chain([r.randrange(1, 16) for _ in range(3)], [1.0] * 3, match=9),
+    "guesses outside the vocabulary": lambda _, r: Guesses.chain([1, r.choice((10**6, -7))], [0.9, 0.9]),
+    "guesses below nothing": lambda _, r: Guesses((r.choice((-5, 3)),), (1,), (0.9,)),
+    "guesses whose chance is no number": lambda _, __: Guesses.chain([1], [math.nan]),
+    "a flood of guesses": lambda _, __: Guesses.chain([1] * 10_000, [1.0] * 10_000),
+    "no guesses but nonsense": lambda _, r: r.choice((None, 7, "guesses")),
+    "an error": _raise,
+}
+"""In place of what a guesser proposes."""
 
 
 def _told(draft_update: Any, **changes: Any) -> Any:

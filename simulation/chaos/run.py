@@ -17,8 +17,9 @@ from typing import Any
 from core.errors import OutriderError
 from core.records import GenerationRequest
 from core.speculation import ROOT
+from orchestrator.guessers import CorpusIndex, Panel, encode_index
 from orchestrator.policy import RoundSeen, TreePolicy
-from simulation.chaos.faults import FaultyWire, Happened, break_out
+from simulation.chaos.faults import FaultyWire, Happened, LyingGuesser, break_out
 from simulation.chaos.invariants import Stream, Watch, require
 from simulation.chaos.script import Script, script_of
 from simulation.clock import new_loop
@@ -67,6 +68,7 @@ class _Run:
         self._tasks: list[asyncio.Task[None]] = []
         self._streams = [Stream(each) for each in script.streams]
         self._watch = Watch(self._rig, self._loop, self._happened, self._streams)
+        self._let_guessers_lie()
         self._deliver_some_twice()
         self._count_what_policies_see()
 
@@ -139,6 +141,21 @@ class _Run:
         except AssertionError as problem:
             self._watch.problems.append(problem)
 
+    def _let_guessers_lie(self) -> None:
+        """Sessions get guessers of which each may lie or raise; by dice of their own."""
+        script, guessers = self._script, self._rig.service._pair.guessers
+        random = Random(f"lies of guessers {script.seed}")  # noqa: S311  chance that can be repeated is the point
+        guessers._index = _index_of(script)
+        make = guessers.panel
+
+        def lying(*given: Any) -> Panel:
+            panel = make(*given)
+            for name, guesser in panel._guessers.items():
+                panel._guessers[name] = LyingGuesser(guesser, random, script.rates, self._happened)
+            return panel
+
+        guessers.panel = lying  # type: ignore[method-assign, assignment]
+
     def _deliver_some_twice(self) -> None:
         """Deliver answers to sessions twice, which no batcher does: the session's own check is the last guard."""
         runner = self._rig.service._runner
@@ -180,6 +197,16 @@ class _Run:
                 counts["finished"] += 1
                 counts["finished a resumed one"] += bool(stream.script.request.resume_tokens)
                 counts["finished with a slow reader"] += stream.script.pause_s > 0
+                for source in stream.last.stats.sources:
+                    counts[f"accepted of {source.name}"] += source.num_accepted_tokens
+                    counts[f"failures of {source.name}"] += source.num_failures
                 figures = asdict(stream.last.stats)
                 counts.update({name: value for name, value in figures.items() if isinstance(value, int)})
         return counts
+
+
+def _index_of(script: Script) -> CorpusIndex:
+    """A corpus of what the streams are to say, so that retrieval is right now and then."""
+    vocab_size = script.blueprint.text.vocab_size
+    documents = [(*stream.request.prompt[-2:], *stream.expected) for stream in script.streams]
+    return CorpusIndex(*encode_index(documents, vocab_size=vocab_size, vocabulary="simulated"))

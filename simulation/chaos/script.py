@@ -13,6 +13,7 @@ from typing import get_args
 from core.config import Limits, SpeculationConfig
 from core.costs import PassLaw
 from core.records import FinishReason, GenerationRequest, Policy, Sampling, Verification
+from orchestrator.guessers import SOURCES, available_sources
 from simulation.chaos.faults import EngineFault, Outbreak, Rates
 from simulation.engines import EOS, EngineLaw, HopLaw, SteadyLaw, Text
 from simulation.rig import Blueprint
@@ -55,7 +56,7 @@ def script_of(seed: int) -> Script:
     is_infallible = random.random() < 0.25
     speculation = _speculation(random)
     if is_infallible:
-        speculation = replace(speculation, policy="static", lookup=False)
+        speculation = replace(speculation, policy="static", guessers=("draft",))
     blueprint = _blueprint(random, INFALLIBLE if is_infallible else _law(random), speculation)
     rates = _rates(random)
     return Script(
@@ -63,7 +64,7 @@ def script_of(seed: int) -> Script:
         blueprint,
         replace(rates, draft_lies=False) if is_infallible else rates,
         tuple(_outbreak(random, blueprint) for _ in range(random.choice((0, 0, 1, 2, 4)))),
-        tuple(_stream(random, blueprint.text, n, is_infallible) for n in range(random.randrange(2, 6))),
+        tuple(_stream(random, blueprint.text, n, is_infallible, seed) for n in range(random.randrange(2, 6))),
         shutdown_s=random.uniform(0.0, 1.0) if random.random() < 0.05 else None,
     )
 
@@ -104,11 +105,18 @@ def _speculation(random: Random) -> SpeculationConfig:
         pipelining=random.random() < 0.85,
         max_draft_tokens=random.choice((0, 1, 2, 3, 3, 4, 4, 5, 6)),
         max_block_tokens=random.choice((1, 4, 8, 12)),
-        lookup=random.random() < 0.5,
+        guessers=_guessers(random.random(), available_sources(SpeculationConfig())),
         draft_timeout_s=random.choice((random.uniform(0.001, 0.05), 0.3)),
         draft_retry_s=random.uniform(0.001, 0.1),
         breaker_rounds=random.choice((1, 2, 3, 10)),
     )
+
+
+def _guessers(chance: float, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The draft alone half of the time, else with others beside it, or others alone."""
+    others = names[1:]
+    choices = (names, ("draft", others[0]), ("draft", others[-1]), others)
+    return ("draft",) if chance >= 0.5 else choices[int(chance * 2 * len(choices))]
 
 
 def _rates(random: Random) -> Rates:
@@ -134,7 +142,7 @@ def _outbreak(random: Random, blueprint: Blueprint) -> Outbreak:
     return Outbreak(random.uniform(0.0, 1.0), lasts_s, kind, index, random.choice(list(EngineFault)))
 
 
-def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool) -> StreamScript:
+def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool, seed: int) -> StreamScript:
     prompt = tuple(random.randrange(1, text.vocab_size) for _ in range(random.choice((1, 5, 20, 90))))
     sampling = Sampling(temperature=random.choice((0.0, 1.0)), seed=random.getrandbits(64))
     max_tokens, start_s = random.randrange(1, 36), random.choice((0.0, random.uniform(0.0, 0.5)))
@@ -151,6 +159,7 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool)
         max_draft_tokens=random.choice((*[None] * 8, 0, 2)),
         policy=None if has_infallible_draft else random.choice((*[None] * 8, *get_args(Policy))),
         pipelining=None if has_infallible_draft else random.choice((*[None] * 4, True, False)),
+        guessers=() if has_infallible_draft else _own_guessers(Random(f"guessers {seed} {number}")),  # noqa: S311
         resume_tokens=expected[:num_resumed],
         stop_token_ids=stop_ids,
         ignore_eos=ignore_eos,
@@ -161,6 +170,11 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool)
     pause_s = random.choice((0.0, 0.0, 0.0, random.uniform(0.0, 0.2)))
     cancel_after_s = random.uniform(0.0, 1.0) if random.random() < 0.15 else None
     return StreamScript(request, expected, reason, start_s, pause_s, cancel_after_s, has_infallible_draft)
+
+
+def _own_guessers(random: Random) -> tuple[str, ...]:
+    """Those that a request names itself, if it does."""
+    return _guessers(random.random(), SOURCES) if random.random() < 0.2 else ()
 
 
 def _expected(tokens: list[int], stop_ids: frozenset[int], ignore_eos: bool) -> tuple[tuple[int, ...], FinishReason]:

@@ -71,7 +71,7 @@ def run(name: str, scenario: Scenario, gamma: int | None = None) -> Run:
 
 def plain(scenario: Scenario) -> Scenario:
     """Without a draft."""
-    return replace(scenario, num_drafts=0, speculation=replace(scenario.speculation, max_draft_tokens=0, lookup=False))
+    return replace(scenario, num_drafts=0, speculation=replace(scenario.speculation, max_draft_tokens=0))
 
 
 def sequential(scenario: Scenario, gamma: int) -> Scenario:
@@ -81,7 +81,7 @@ def sequential(scenario: Scenario, gamma: int) -> Scenario:
         pipelining=False,
         max_draft_tokens=gamma,
         max_block_tokens=gamma,
-        lookup=False,
+        guessers=("draft",),
         draft_timeout_s=scenario.speculation.draft_timeout_s,
     )
     return replace(scenario, speculation=fixed)

@@ -46,6 +46,7 @@ EVERYTHING = {
     "verification": "rejection",
     "policy": "heuristic",
     "pipelining": False,
+    "guessers": ["prompt_lookup"],
     "trace": True,
 }
 DEFAULTS = Sampling(temperature=0.7, top_k=40)
@@ -86,6 +87,7 @@ def test_every_argument_arrives_and_zero_is_a_value():
     assert (request.stop_token_ids, request.ignore_eos, request.include_stop) == (frozenset({7}), True, True)
     assert (request.max_draft_tokens, request.verification) == (0, Verification.REJECTION)
     assert (request.policy, request.pipelining, request.wants_trace) == ("heuristic", False, True)
+    assert request.guessers == ("prompt_lookup",)
 
 
 def test_several_samples_arrive():

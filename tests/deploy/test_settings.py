@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -306,3 +307,32 @@ def test_a_fleet_that_does_not_fit_together_is_refused(change, message):
 def test_a_service_of_one_model_has_no_draft_to_share():
     with pytest.raises(ConfigError, match="shared_draft: only models of a fleet share drafts; set draft instead"):
         parse_fleet({**MINIMAL, "shared_draft": "small"})
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("[draft, oracle]", "speculation.guessers[1] must be one of draft, prompt_lookup"),
+        ("[]", "speculation.guessers must be at least one name"),
+        ("[draft, draft]", "speculation.guessers must be different names"),
+    ],
+)
+def test_guessers_are_named_by_names_that_there_are(value, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        demo_config([f"speculation.guessers={value}"])
+    assert demo_config(["speculation.guessers=[prompt_lookup]"]).speculation.guessers == ("prompt_lookup",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lookup_min_match", 0),
+        ("lookup_max_match", 1),
+        ("lookup_max_match", 17),
+        ("lookup_branches", 5),
+        ("lookup_continuation", "oldest"),
+    ],
+)
+def test_settings_of_prompt_lookup_have_their_ranges(name, value):
+    with pytest.raises(ConfigError, match=f"speculation.{name}"):
+        demo_config([f"speculation.{name}={value}"])

@@ -24,8 +24,8 @@ from core.records import (
     VerifyReply,
     VerifyRequest,
 )
-from core.speculation.calibration import Average
 from core.speculation.candidates import Candidates
+from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import SparseDistribution, TreeSpec
 from core.speculation.tree_nodes import Part
@@ -162,7 +162,7 @@ class FakePolicy:
     timeout_s: float = 2.0
     seen: list[object] = field(default_factory=list)
     is_closed: bool = False
-    lookups: Average = field(default_factory=lambda: Average(0.5))
+    sources: SourceWorth = field(default_factory=SourceWorth)
     is_in_turn = True
     num_outcomes = 0
     wants_rest = False

@@ -21,12 +21,12 @@ class World:
     """Holds what has been asked and not yet been answered; `deliver` answers one of it."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer, *, gamma=4, with_draft=True, limits=None, lookup=False
+        self, request: GenerationRequest, tokenizer, *, gamma=4, with_draft=True, limits=None, guessers=("draft",)
     ) -> None:
         pair = Pair(
             model_info(),
             model_info("draft") if with_draft else None,
-            SpeculationConfig(max_draft_tokens=gamma, lookup=lookup),
+            SpeculationConfig(max_draft_tokens=gamma, guessers=guessers),
             limits or Limits(),
         )
         detokenizer = IncrementalDetokenizer(tokenizer, request.stop, request.include_stop)

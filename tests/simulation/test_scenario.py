@@ -38,7 +38,7 @@ BY_HAND = Scenario(
     load=Closed(1, 3),
     prompt_tokens=8,
     max_tokens=NUM_TOKENS,
-    speculation=SpeculationConfig(policy="static", lookup=False, max_draft_tokens=GAMMA, max_block_tokens=GAMMA),
+    speculation=SpeculationConfig(policy="static", guessers=("draft",), max_draft_tokens=GAMMA, max_block_tokens=GAMMA),
 )
 LEASE_S = HOP_S
 """To the lease and back, once a stream."""
@@ -175,7 +175,7 @@ def test_an_engine_slows_down_when_it_is_said_to():
 
 def test_a_target_far_away_costs_hardly_more_than_one_at_hand():
     """10 ms there and back, half a pass, for which it does not wait: it has what follows each verdict already."""
-    adaptive = SpeculationConfig(lookup=False, max_draft_tokens=GAMMA)
+    adaptive = SpeculationConfig(guessers=("draft",), max_draft_tokens=GAMMA)
     near = replace(BY_HAND, max_tokens=400, speculation=adaptive)
     far = replace(near, hardware=replace(HARDWARE, target_hop=HopLaw(TARGET_S / 2)))
     assert simulate(far).tokens_per_s_a_stream > 0.95 * simulate(near).tokens_per_s_a_stream

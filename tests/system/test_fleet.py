@@ -15,7 +15,7 @@ from outrider_client import Client, NotFound, Speculation
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PROMPT = "def fibonacci(n):\n"
-SPECULATION = {"policy": "static", "max_draft_tokens": 4, "lookup": False, "draft_timeout_s": 30.0}
+SPECULATION = {"policy": "static", "max_draft_tokens": 4, "guessers": ("draft",), "draft_timeout_s": 30.0}
 FLEET = {
     "models": [
         {

@@ -16,6 +16,7 @@ from test_exactness import PROMPTS
 from transformers import AutoModelForCausalLM
 
 from deploy.launch.probe import engine_of
+from orchestrator.guessers import GUESSERS, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -33,12 +34,19 @@ async def stub(running):
         yield running.stub(channel)
 
 
-def request(text, max_tokens=32, gamma=None, **fields):
+ALONE = [(name,) for name in GUESSERS]
+TOGETHER = SOURCES
+"""With a policy that has all of them guess side by side."""
+
+
+def request(text, max_tokens=32, gamma=None, guessers=(), **fields):
+    policy = "adaptive" if guessers == TOGETHER else ""
+    speculation = pb.SpeculationParams(max_draft_tokens=gamma, guessers=guessers, policy=policy)
     return pb.GenerateRequest(
         text=text,
         sampling=fields.pop("sampling", pb.SamplingParams(temperature=0.0)),
         stopping=fields.pop("stopping", pb.StoppingParams(max_tokens=max_tokens, ignore_eos=True)),
-        speculation=fields.pop("speculation", pb.SpeculationParams(max_draft_tokens=gamma)),
+        speculation=fields.pop("speculation", speculation),
         **fields,
     )
 
@@ -63,12 +71,12 @@ def prompts_of(num_prompts):
     return [chooser.choice(lines)[: chooser.randrange(8, 60)] for _ in range(num_prompts)]
 
 
-async def check_greedy_equality(stub, num_prompts, num_tokens=64):
+async def check_greedy_equality(stub, num_prompts, num_tokens=64, guessers=()):
     model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     prompts = prompts_of(num_prompts)
     ids = [list((await stub.Tokenize(pb.TokenizeRequest(text=text))).token_ids) for text in prompts]
-    served = each(16, [lambda t=text: tokens(stub, request(t, num_tokens)) for text in prompts])
+    served = each(16, [lambda t=text: tokens(stub, request(t, num_tokens, guessers=guessers)) for text in prompts])
     num_compared = 0
     async for output in served:
         prompt = torch.tensor([ids[num_compared]])
@@ -81,7 +89,7 @@ async def check_greedy_equality(stub, num_prompts, num_tokens=64):
     assert num_compared == num_prompts
 
 
-async def check_seeded_equality(stub, samplings, gammas, num_tokens):
+async def check_seeded_equality(stub, samplings, gammas, num_tokens, guessers=()):
     """Plain and alone is the reference; with drafting, alone and sixteen at once, nothing may differ."""
     for sampling in samplings:
         jobs = []
@@ -93,15 +101,18 @@ async def check_seeded_equality(stub, samplings, gammas, num_tokens):
         plain = [await tokens(stub, request(text, num_tokens, 0, sampling=seeded)) for text, seeded in jobs]
         assert len({tuple(output) for output in plain}) > 8, "seeds matter"
         for gamma in gammas:
-            drafted = [request(text, num_tokens, gamma, sampling=seeded) for text, seeded in jobs]
+            drafted = [request(text, num_tokens, gamma, guessers, sampling=seeded) for text, seeded in jobs]
             together = [output async for output in each(16, [lambda r=r: tokens(stub, r) for r in drafted])]
             assert together == plain, gamma
             alone = await tokens(stub, drafted[gamma])
             assert alone == plain[gamma], gamma
 
 
-async def test_greedy_output_is_that_of_transformers(running, stub):
-    await check_greedy_equality(stub, 24)
+@pytest.mark.parametrize(
+    ("guessers", "num_prompts"), [((), 24), (TOGETHER, 8), *[(each, 8) for each in ALONE]], ids=str
+)
+async def test_greedy_output_is_that_of_transformers(running, stub, guessers, num_prompts):
+    await check_greedy_equality(stub, num_prompts, guessers=guessers)
     await assert_nothing_is_held(running)
 
 
@@ -110,8 +121,27 @@ async def test_greedy_output_is_that_of_transformers_for_200_prompts(stub):
     await check_greedy_equality(stub, 200)
 
 
-async def test_seeded_output_does_not_depend_on_drafting_or_company(stub):
-    await check_seeded_equality(stub, SAMPLINGS[1:2], (1, 4, 8), 24)
+@pytest.mark.parametrize(
+    ("guessers", "gammas"), [((), (1, 4, 8)), (TOGETHER, (8,)), *[(each, (8,)) for each in ALONE]], ids=str
+)
+async def test_seeded_output_does_not_depend_on_drafting_or_company(stub, guessers, gammas):
+    await check_seeded_equality(stub, SAMPLINGS[1:2], gammas, 24, guessers)
+
+
+async def test_each_source_is_told_of_in_the_statistics_and_no_draft_is_asked_where_it_is_left_out(stub):
+    text = "import os\nimport sys\n\n" * 4
+    for guessers in ALONE:
+        chunks = [chunk async for chunk in stub.GenerateStream(request(text, 48, guessers=guessers))]
+        stats = chunks[-1].finish.speculation
+        assert [source.name for source in stats.sources] == list(guessers)
+        (source,) = stats.sources
+        assert source.accepted_tokens == stats.accepted_tokens <= source.drafted_tokens == stats.lookup_tokens
+        assert (source.accepted_tokens if guessers != ("retrieval",) else source.drafted_tokens) > 0
+        assert (source.failures, stats.draft_time_s) == (0, 0.0)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await tokens(stub, request(text, guessers=("draft", "oracle")))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "speculation.guessers[1]: must be one of draft, prompt_lookup" in refused.value.details()
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -22,6 +22,7 @@ from outrider_client.records import (
     ModelInfo,
     Sample,
     SamplingDefaults,
+    Source,
     Speculation,
     Timing,
     TokenLogprob,
@@ -112,8 +113,13 @@ def _finish(message: pb.Finish) -> Finish:
         reason=_REASONS[message.reason],
         matched=getattr(message, matched) if matched else None,
         seed=message.seed,
-        speculation=_record(Speculation, message.speculation) if message.HasField("speculation") else None,
+        speculation=_speculation(message.speculation) if message.HasField("speculation") else None,
     )
+
+
+def _speculation(message: pb.SpeculationStats) -> Speculation:
+    sources = tuple(_record(Source, source) for source in message.sources)
+    return replace(_record(Speculation, message), sources=sources)
 
 
 def _logprob(message: pb.TokenLogprob) -> TokenLogprob:

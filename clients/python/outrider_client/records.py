@@ -36,6 +36,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What became of the guesses of one source: the draft, or a guesser that needs no model."""
+
+    name: str
+    drafted_tokens: int
+    accepted_tokens: int
+    failures: int
+    """Times that it raised or answered nonsense; the stream went on without it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """The effect of speculation on a stream, since its last resumption."""
 
@@ -53,9 +64,11 @@ class Speculation:
     hidden_draft_time_s: float
     """The part of `draft_time_s` during which the target was verifying for this stream."""
     lookup_tokens: int
-    """Number of the drafted tokens that come from prompt lookup, without a draft model."""
+    """Number of the drafted tokens that were guessed without a draft model."""
     continued_passes: int
     """Number of target passes that the target began by itself, without a message for them."""
+    sources: tuple[Source, ...]
+    """By name: those that guessed something, or failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class GenerateFields(TypedDict, total=False):
     "path_probability" or "entropy"."""
     pipelining: bool | None
     """Whether the next block is prepared while the last one is verified."""
+    guessers: Sequence[str] | None
+    """Who guesses: "draft" for the draft model, and names of guessers that need none, for example "prompt_lookup"."""
     trace: bool | None
     """Report every call to an engine with the chunk that it led to."""
 
@@ -143,7 +145,7 @@ _PATHS = {
             "bad_words",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
-        "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "trace"),
+        "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "guessers", "trace"),
     }.items()
     for name in names
 } | {

@@ -178,6 +178,17 @@ def test_what_a_guesser_proposes_hangs_beside_what_the_draft_told(tree):
     assert paths(tree)[(5, 7)] == pytest.approx(0.9 * 0.8)
 
 
+def test_a_node_is_called_the_drafts_else_that_guessers_which_is_surest_of_it(tree):
+    for source, chance in (("a", 0.3), ("b", 0.6), ("c", 0.6), ("d", 0.2)):
+        tree.guess(Guesses.chain([5, 9], [0.9, chance]), source)
+    tree.guess(Guesses.chain([10], [0.0]), "e")
+    part = tree.best(9, max_depth=9)
+    sources = dict(zip(tree.block(part).tokens, part.sources, strict=True))
+    assert sources == {5: "draft", 6: "draft", 7: "draft", 8: "draft", 9: "b", 10: "e"}
+    tree.reroot([5])
+    assert set(tree.best(9, 9).sources) == {"draft"}
+
+
 def test_a_guess_with_branches_is_a_tree():
     tree = SpeculationTree()
     tree.guess(Guesses((ROOT, 0, ROOT, 0), (1, 2, 3, 4), (0.5, 0.5, 0.25, 0.1)))

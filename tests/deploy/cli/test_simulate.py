@@ -57,7 +57,7 @@ def test_without_arguments_it_is_one_greedy_stream_of_the_demo_pair_on_large_har
     assert described.hardware == PRESETS["70b+1b"]
     assert (described.law, described.temperature, described.verification) == (None, 0.0, Verification.COUPLED)
     assert described.load == Closed(1, MIN_STREAMS)
-    assert not described.speculation.lookup, "its texts repeat nothing that could be looked up"
+    assert described.speculation.guessers == ("draft",), "its texts repeat nothing that could be looked up"
 
 
 def test_what_is_said_of_the_hardware_goes_before_the_preset():

@@ -22,6 +22,7 @@ from core.records import (
     GenerationRequest,
     ModelInfo,
     Sampling,
+    SourceStats,
     SpeculationStats,
     Timing,
     Usage,
@@ -143,6 +144,7 @@ def greeting() -> list[Chunk]:
         hidden_draft_time_s=0.4,
         num_lookup_tokens=2,
         num_continued=4,
+        sources=(SourceStats("draft", 4, 1), SourceStats("prompt_lookup", 2, 1, 1)),
     )
     prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
     growth = CallTrace(Call.GROWTH, 0.011, 0.014, 40, 6)

@@ -75,6 +75,8 @@ async def test_a_stream_sends_each_chunk_and_ends_with_how_it_finished():
     stats = finish.speculation
     assert (stats.target_passes, stats.draft_passes, stats.drafted_tokens) == (2, 1, 6)
     assert (stats.hits, stats.misses, stats.lookup_tokens, stats.continued_passes) == (3, 1, 2, 4)
+    sources = [(each.name, each.drafted_tokens, each.accepted_tokens, each.failures) for each in stats.sources]
+    assert sources == [("draft", 4, 1, 0), ("prompt_lookup", 2, 1, 1)]
     assert (stats.draft_time_s, stats.hidden_draft_time_s) == (0.5, 0.4)
 
 

@@ -115,6 +115,10 @@ def test_several_samples_resume_by_their_seed():
         samples(n=2, resume_samples=[pb.TokenIds(), pb.TokenIds(ids=[3])])
 
 
+def guessers(*names: str) -> pb.GenerateRequest:
+    return message(speculation=pb.SpeculationParams(guessers=names))
+
+
 # What is accepted
 
 
@@ -124,7 +128,7 @@ def test_a_bare_request_takes_every_default():
     assert request.max_tokens == CONTEXT - 3
     assert request.sampling == Sampling(seed=request.sampling.seed, suppressed_ids=(EOS,))
     assert (request.verification, request.max_draft_tokens) == (Verification.COUPLED, None)
-    assert (request.policy, request.pipelining) == (None, None)
+    assert (request.policy, request.pipelining, request.guessers) == (None, None, ())
     assert (request.stop, request.stop_token_ids, request.ignore_eos, request.include_stop) == (
         (),
         frozenset(),
@@ -149,7 +153,8 @@ def test_every_field_arrives():
                 max_tokens=20, min_tokens=2, stop=["a", "b"], stop_token_ids=[9, 8], include_stop=True
             ),
             speculation=pb.SpeculationParams(
-                max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK, policy="entropy", pipelining=False, trace=True
+                max_draft_tokens=0, verification=pb.VERIFICATION_BLOCK, policy="entropy", pipelining=False, trace=True,
+                guessers=["prompt_lookup", "draft"],
             ),
             logprobs=0,
             resume_token_ids=[11, 12],
@@ -169,6 +174,7 @@ def test_every_field_arrives():
         max_draft_tokens=0,
         policy="entropy",
         pipelining=False,
+        guessers=("prompt_lookup", "draft"),
         resume_tokens=(11, 12),
         stop=("a", "b"),
         stop_token_ids=frozenset({8, 9}),
@@ -280,6 +286,10 @@ REFUSED = [
         "speculation.policy",
         "adaptive, static, static_tree, heuristic",
     ),
+    (guessers("draft", "oracle"), "speculation.guessers[1]", "one of draft, prompt_lookup"),
+    (guessers("draft", ""), "speculation.guessers[1]", "one of draft, prompt_lookup"),
+    (guessers("draft", "draft"), "speculation.guessers[1]", "another name"),
+    (guessers(*["draft"] * 100), "speculation.guessers", "at most"),
     (message(speculation=pb.SpeculationParams(max_draft_tokens=65)), "speculation.max_draft_tokens", "[0, 64]"),
     *[
         (message(timeout_s=timeout_s), "timeout_s", "(0, 86400]")

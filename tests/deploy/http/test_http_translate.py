@@ -94,7 +94,13 @@ def test_every_field_arrives(make):
         ignore_eos=True,
         stop_token_ids=[7],
         include_stop_str_in_output=True,
-        speculation={"max_draft_tokens": 3, "verification": "block", "policy": "static", "pipelining": False},
+        speculation={
+            "max_draft_tokens": 3,
+            "verification": "block",
+            "policy": "static",
+            "pipelining": False,
+            "guessers": ["prompt_lookup"],
+        },
         timeout_s=2.5,
     )
     assert request.sampling == Sampling(
@@ -115,7 +121,7 @@ def test_every_field_arrives(make):
     assert (request.max_tokens, request.stop, request.stop_token_ids) == (20, ("a", "b"), frozenset({7}))
     assert (request.ignore_eos, request.include_stop, request.deadline) == (True, True, NOW + 2.5)
     assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 3)
-    assert (request.policy, request.pipelining) == ("static", False)
+    assert (request.policy, request.pipelining, request.guessers) == ("static", False, ("prompt_lookup",))
 
 
 @pytest.mark.parametrize("make", [completion, chat])
@@ -298,6 +304,9 @@ BOTH = [
     ({"speculation": {"verification": "lenient"}}, "speculation.verification"),
     ({"speculation": {"policy": "brave"}}, "speculation.policy"),
     ({"speculation": {"pipelining": 1}}, "speculation.pipelining"),
+    ({"speculation": {"guessers": ["draft", "oracle"]}}, "speculation.guessers[1]"),
+    ({"speculation": {"guessers": [1]}}, "speculation.guessers[0]"),
+    ({"speculation": {"guessers": "draft"}}, "speculation.guessers"),
     ({"return_token_ids": "yes"}, "return_token_ids"),
     ({"temprature": 1}, "temprature"),
 ]

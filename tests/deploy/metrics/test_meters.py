@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.errors import DeadlinePassed, InvalidRequest, RequestCancelled
-from core.records import Chunk, FinishReason, SpeculationStats, Usage
+from core.records import Chunk, FinishReason, SourceStats, SpeculationStats, Usage
 from core.records.statistics import EngineStats
 from deploy.link.address import LinkTroubles
 from deploy.metrics.meters import EngineMeter, Meters, code_of, without_figures
@@ -76,10 +76,14 @@ def test_speculation_is_added_up_over_requests(meters, record, watch):
         num_rounds=5, num_drafted_tokens=16, num_accepted_tokens=9, num_draft_rounds=4, accepted_per_position=(4, 3, 2),
         num_draft_failures=1, num_target_failures=2, num_lookup_tokens=3, num_hits=6, num_misses=2, draft_time_s=1.5,
         hidden_draft_time_s=1.25, num_continued=5,
+        sources=(SourceStats("draft", 13, 8), SourceStats("prompt_lookup", 3, 1, 2)),
     )  # fmt: skip
     for _ in range(2):
         run(meters, watch, (100.1, chunk(1, finish_reason=FinishReason.STOP, stats=stats)))
     assert record.by_label("spec_decode_num_accepted_tokens_per_pos_total") == {"0": 8, "1": 6, "2": 4}
+    assert record.by_label("source_tokens_total") == {"draft": 26, "prompt_lookup": 6}
+    assert record.by_label("source_accepted_tokens_total") == {"draft": 16, "prompt_lookup": 2}
+    assert record.by_label("source_failures_total") == {"draft": 0, "prompt_lookup": 4}
     totals = {
         "target_passes": 10, "spec_decode_num_drafts": 8, "spec_decode_num_draft_tokens": 32,
         "spec_decode_num_accepted_tokens": 18, "lookup_tokens": 6, "draft_hits": 12, "draft_misses": 4,

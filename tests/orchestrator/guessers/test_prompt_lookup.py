@@ -6,71 +6,97 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.speculation.calibration import PRIOR, Average
-from core.speculation.guesser import Guesses
+from core.speculation.guesser import NO_GUESSES, Guesses
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import ROOT, TokenTree
-from orchestrator.guessers.prompt_lookup import NGRAM_TOKENS, Lookup, LookupGuesser
+from orchestrator.guessers import prompt_lookup
+from orchestrator.guessers.prompt_lookup import PromptLookup
 
 
-def by_hand(tokens, num_tokens):
-    for length in NGRAM_TOKENS:
+def by_hand(tokens, max_depth, lengths=(4, 3, 2)):
+    for length in lengths:
         ending = tokens[-length:]
         for end in range(len(tokens) - 1, length - 1, -1):
             if len(tokens) > length and tokens[end - length : end] == ending:
-                return tuple(tokens[end : end + num_tokens])
+                return tuple(tokens[end : end + max_depth])
     return ()
 
 
-@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 6), st.lists(st.integers(1, 5), max_size=40))
-def test_it_finds_what_a_search_by_hand_finds_however_the_text_grew(tokens, num_tokens, pieces):
-    lookup, end = Lookup(), 0
-    for piece in pieces:
+@given(
+    st.lists(st.integers(0, 2), max_size=40),
+    st.integers(1, 6),
+    st.lists(st.integers(1, 5), max_size=40),
+    st.sampled_from([(2, 4), (1, 1), (3, 6)]),
+)
+def test_it_finds_what_a_search_by_hand_finds_however_the_text_grew(tokens, max_depth, pieces, matches):
+    lookup, end = PromptLookup(max_depth, min_match=matches[0], max_match=matches[1]), 0
+    lengths = range(matches[1], matches[0] - 1, -1)
+    for piece in (*pieces, len(tokens)):
         end = min(len(tokens), end + piece)
-        assert lookup.guess(tokens[:end], num_tokens) == by_hand(tokens[:end], num_tokens)
-    assert lookup.guess(tokens, num_tokens) == by_hand(tokens, num_tokens)
+        assert lookup.propose(tokens[:end]).tokens == by_hand(tokens[:end], max_depth, lengths)
 
 
 def test_a_text_without_repetition_gives_no_guess():
-    assert Lookup().guess(list(range(50)), 4) == ()
-    assert Lookup().guess([], 4) == ()
+    assert PromptLookup(4).propose(list(range(50))) == NO_GUESSES
+    assert PromptLookup(4).propose([]) == NO_GUESSES
 
 
 def test_a_longer_ending_in_common_is_believed_before_a_later_shorter_one():
-    assert Lookup().guess([1, 2, 3, 9, 5, 2, 3, 7, 1, 2, 3], 1) == (9,)
+    assert PromptLookup(1).propose([1, 2, 3, 9, 5, 2, 3, 7, 1, 2, 3]).tokens == (9,)
 
 
-# As a guesser
+def test_each_guess_says_how_much_of_the_text_it_rests_on():
+    found = PromptLookup(3).propose([1, 2, 3, 4, 1, 2])
+    assert found == Guesses((ROOT, 0, 1), (3, 4, 1), (1.0, 1.0, 1.0), (2, 3, 4))
+    assert PromptLookup(2).propose([5, 6, 7, 8, 9, 5, 6, 7]).matches == (3, 4)
 
 
-def test_what_followed_the_ending_before_is_a_chain_below_the_root():
-    worth = Average(PRIOR)
-    guesser = LookupGuesser(worth, max_depth=3)
-    tree = SpeculationTree()
-    tree.guess(Guesses.chain([9], [0.8]))
-    found = guesser.propose([1, 2, 3, 4, 1, 2])
-    assert (found.parents, found.tokens) == ((ROOT, 0, 1), (3, 4, 1))
-    assert found.chances == (PRIOR,) * 3
-    tree.guess(found)
-    assert tree.block(tree.best(9, 9)) == TokenTree((9, 3, 4, 1), (ROOT, ROOT, 1, 2))
-    assert len(guesser.propose([1, 2, 3])) == 0
+FORKED = [1, 2, 7, 1, 2, 8, 1, 2, 7, 1, 2, 9, 1, 2]
+"""After 1, 2 came 7, 8, 7 and 9."""
 
 
 @pytest.mark.parametrize(
-    ("committed", "seen"),
+    ("settings", "firsts"),
     [
-        ([3, 4, 1, 7], [True, True, True]),
-        ([3, 4], [True, True]),  # of the third nothing is known yet
-        ([3, 9, 1], [True, False]),
-        ([9], [False]),
+        ({}, (9,)),
+        ({"by_frequency": True}, (7,)),
+        ({"num_branches": 3}, (9, 7, 8)),
+        ({"by_frequency": True, "num_branches": 2}, (7, 9)),
+        ({"num_branches": 4}, (9, 7, 8)),
     ],
 )
-def test_it_is_credited_with_what_the_text_did(committed, seen):
-    worth, expected = Average(PRIOR), Average(PRIOR)
-    for is_right in seen:
-        expected.see(is_right)
-    guesser = LookupGuesser(worth, max_depth=3)
-    guesser.propose([1, 2, 3, 4, 1, 2])
-    guesser.saw(committed)
-    guesser.saw([1])
-    assert worth == expected
+def test_continuations_that_differ_are_branches_the_latest_or_the_most_frequent_first(settings, firsts):
+    found = PromptLookup(2, min_match=2, max_match=2, **settings).propose(FORKED)
+    at_root = [node for node, parent in enumerate(found.parents) if parent == ROOT]
+    assert tuple(found.tokens[node] for node in at_root) == firsts
+    shares = {7: 0.5, 8: 0.25, 9: 0.25}
+    assert [found.chances[node] for node in at_root] == [shares[token] for token in firsts]
+    assert [found.tokens[node + 1] for node in at_root] == [1] * len(firsts), "each goes on from its latest place"
+    found.check(vocab_size=10)
+
+
+def test_branches_make_a_tree_with_what_others_have_guessed():
+    tree = SpeculationTree()
+    tree.guess(Guesses.chain([8], [0.8]))
+    tree.guess(PromptLookup(2, num_branches=2).propose([1, 2, 7, 1, 2, 8, 1, 2]))
+    assert tree.block(tree.best(9, 9)) == TokenTree((8, 1, 7, 1), (ROOT, 0, ROOT, 2))
+
+
+def test_the_index_is_bounded_and_goes_on_from_the_end_of_the_text(monkeypatch):
+    monkeypatch.setattr(prompt_lookup, "MAX_INDEXED_TOKENS", 64)
+    monkeypatch.setattr(prompt_lookup, "MAX_LOOK_BACK_TOKENS", 16)
+    lookup, text = PromptLookup(2), []
+    for token in range(1000):
+        text += [token % 7, token % 11]
+        lookup.propose(text)
+        assert len(lookup._places) <= 3 * 64
+        assert all(len(places) <= prompt_lookup.MAX_PLACES for places in lookup._places.values())
+    text += [50, 51, 52, 50, 51]
+    assert lookup.propose(text).tokens == (52, 50)
+
+
+def test_only_the_end_of_a_long_prompt_is_looked_through(monkeypatch):
+    monkeypatch.setattr(prompt_lookup, "MAX_INDEXED_TOKENS", 64)
+    monkeypatch.setattr(prompt_lookup, "MAX_LOOK_BACK_TOKENS", 16)
+    text = [90, 91, 92, *range(80), 90, 91]
+    assert PromptLookup(2).propose(text) == NO_GUESSES

@@ -15,10 +15,10 @@ from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
-from tests.orchestrator.fakes import candidates, plain, request
+from tests.orchestrator.fakes import candidates, next_token, plain, request
 from tests.orchestrator.session.test_in_turn import GAMMA, PROMPT, Stage, kinds
 
-CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, lookup=False)
+CONFIG = SpeculationConfig(policy="static", max_draft_tokens=GAMMA, guessers=("draft",))
 """What is drawn is drafted in turn, whatever the service prefers."""
 SAMPLED = {"sampling": Sampling(temperature=1.0), "verification": Verification.REJECTION}
 
@@ -152,7 +152,7 @@ def test_a_lost_target_is_followed_by_one_that_verifies_the_same_draws(waiting):
 def test_the_target_is_offered_no_draws_and_no_plain_step_either(tokenizer):
     """It refuses offers of such sessions: the session sends each block, and none while its draft rests."""
     for changes in ({}, {"max_draft_tokens": 0}):
-        stage = DrawnStage(tokenizer, config=SpeculationConfig(lookup=False), **changes)
+        stage = DrawnStage(tokenizer, config=SpeculationConfig(guessers=("draft",)), **changes)
         stage.session._policy.is_worth_going_on = lambda *_: True
         for _ in range(3):
             stage.verdict()
@@ -304,7 +304,7 @@ def all_rejected(num_guesses):
 
 REPEATS = (45, 19, 5, 3, 6, 45)
 FOUND = (5, 3, 6, 45, 19)
-LOOKS_UP = replace(CONFIG, lookup=True)
+LOOKS_UP = replace(CONFIG, guessers=("draft", "prompt_lookup"))
 
 
 def test_what_is_looked_up_stands_in_where_the_draft_has_drawn_nothing_and_is_a_point_mass(tokenizer):
@@ -316,6 +316,25 @@ def test_what_is_looked_up_stands_in_where_the_draft_has_drawn_nothing_and_is_a_
     assert block.tokens == FOUND[: len(block)]
     assert block.q == tuple(SparseDistribution((token,), (1.0,)) for token in block.tokens)
     assert len(block) > 0
+
+
+def forked():
+    """A prompt after which the target goes on with 19, which both 5 and 7 have followed."""
+    return next(
+        (19, 5, a, 19, 7, b) for a in range(1, 50) for b in range(1, 50) if next_token((19, 5, a, 19, 7, b)) == 19
+    )
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "static", "static_tree", "path_probability"])
+def test_of_a_tree_of_guesses_a_chain_is_verified_since_these_verifications_take_no_other(tokenizer, policy):
+    config = replace(LOOKS_UP, policy=policy, lookup_min_match=1, lookup_branches=3)
+    stage = DrawnStage(tokenizer, config=config, prompt=forked())
+    stage.event(m.DraftLost(1))
+    stage.verdict()
+    ((_, tree),) = stage.session._panel._proposed
+    assert tree.parents.count(ROOT) == 2, "there are branches"
+    assert stage.block.is_chain
+    assert stage.block.tokens[0] in (5, 7)
 
 
 def test_nothing_is_looked_up_beside_draws(tokenizer):

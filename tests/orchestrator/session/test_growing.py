@@ -24,7 +24,7 @@ from orchestrator.text.detokenize import IncrementalDetokenizer
 from tests.orchestrator.fakes import FakeTargetEngine, model_info, next_token, plain, request
 
 PROMPT = (3, 1, 4)
-CONFIG = SpeculationConfig(lookup=False)
+CONFIG = SpeculationConfig(guessers=("draft",))
 
 
 class FakeMargin(AdaptivePolicy):
@@ -452,7 +452,7 @@ REPEATS = (45, 19, 5, 3, 6, 45)
 """The target goes on with 19, and with 5 as it did before, but then with something else."""
 FOUND = (5, 3, 6, 45, 19)
 """What is looked up after the 19."""
-LOOKS_UP = replace(CONFIG, lookup=True)
+LOOKS_UP = replace(CONFIG, guessers=("draft", "prompt_lookup"))
 
 
 @pytest.fixture
@@ -460,13 +460,18 @@ def repeating(tokenizer):
     return Stage(tokenizer, config=LOOKS_UP, prompt=REPEATS)
 
 
+def looked_up(stage):
+    """Places of the text by which prompt lookup was judged."""
+    return sum(record.num_seen for record in stage.policy.sources.of("prompt_lookup"))
+
+
 def test_what_is_looked_up_is_verified_where_the_draft_has_told_of_nothing(repeating):
     repeating.verdict()
     assert repeating.block == TokenTree.chain(FOUND)
-    assert repeating.policy.lookups.num_seen == 0
+    assert looked_up(repeating) == 0
     repeating.verdict()
     assert repeating.tokens == plain(REPEATS, 3)
-    assert repeating.policy.lookups.num_seen == 2, "one was right, one wrong, and the third was not judged"
+    assert looked_up(repeating) == 2, "one was right, one wrong, and the third was not judged"
     assert repeating.session.stats.num_lookup_tokens == 5
     assert repeating.session.stats.num_hits == repeating.session.stats.num_misses == 0, "those are the draft's"
 
@@ -483,7 +488,7 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     assert seen.num_looked_up == 4
     repeating.verdict()
     assert repeating.tokens == plain(REPEATS, 3)
-    assert repeating.policy.lookups.num_seen == 2, "it had guessed the node, too"
+    assert looked_up(repeating) == 2, "it had guessed the node, too"
     assert repeating.policy.seen[-1].path == (block.tokens.index(FOUND[0]),)
     assert head.num_seen == num_judged + 1, "the draft was judged at the root"
 

@@ -25,7 +25,7 @@ from tests.orchestrator.fakes import FakeDraftEngine, FakeTargetEngine, candidat
 
 PROMPT = (3, 1, 4)
 GAMMA = 3
-CONFIG = SpeculationConfig(policy="static", pipelining=False, max_draft_tokens=GAMMA, lookup=False)
+CONFIG = SpeculationConfig(policy="static", pipelining=False, max_draft_tokens=GAMMA, guessers=("draft",))
 
 
 class Stage:
@@ -330,7 +330,7 @@ def test_the_reply_to_growth_that_ends_is_one(stage):
 
 @pytest.mark.parametrize("num_rounds", [5, 2 * REST_ROUNDS])
 def test_a_draft_that_comes_back_is_given_its_turn_however_long_it_was_away(tokenizer, num_rounds):
-    config = SpeculationConfig(policy="adaptive", pipelining=False, max_draft_tokens=GAMMA, lookup=False)
+    config = SpeculationConfig(policy="adaptive", pipelining=False, max_draft_tokens=GAMMA, guessers=("draft",))
     stage = Stage(tokenizer, max_tokens=300, config=config)
     stage.event(m.DraftLost(1))
     for _ in range(num_rounds):
@@ -343,7 +343,7 @@ def test_a_draft_that_comes_back_is_given_its_turn_however_long_it_was_away(toke
 
 def test_trials_after_a_rest_are_not_used_up_while_there_is_no_draft(tokenizer, monkeypatch):
     monkeypatch.setattr(AdaptivePolicy, "_forecast", lambda self: 0)
-    config = SpeculationConfig(policy="adaptive", pipelining=False, max_draft_tokens=GAMMA, lookup=False)
+    config = SpeculationConfig(policy="adaptive", pipelining=False, max_draft_tokens=GAMMA, guessers=("draft",))
     stage = Stage(tokenizer, max_tokens=300, config=config)
     stage.event(m.DraftLost(1))
     stage.session._policy.rest()

@@ -20,6 +20,7 @@ from core.records import (
     Verdict,
     VerifyRequest,
 )
+from core.speculation.guesser import DRAFT, Guesses
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, NewNodes, TokenTree
 from orchestrator.policy.policy import Shape
 from orchestrator.policy.tree_policy import CATCH_UP
@@ -43,7 +44,7 @@ def turns(world):
 def guess(*tokens):
     """A chain, as if a draft had told of it."""
     block, num = TokenTree.chain(tokens), len(tokens)
-    return Guess(block, Shape(block.parents, (0,) * num, (1.0,) * num))
+    return Guess(block, Shape(block.parents, (0,) * num, (1.0,) * num), (DRAFT,) * num)
 
 
 @pytest.mark.parametrize("gamma", range(9))
@@ -252,12 +253,46 @@ def test_the_policy_is_told_how_long_a_round_took_and_what_the_target_says_of_it
 def test_what_was_looked_up_is_counted_apart(tokenizer):
     """A prompt whose first token of output repeats what followed its last one before."""
     prompt = next((5, a, b, 5) for a in range(1, 50) for b in range(50) if next_token((5, a, b, 5)) == a)
-    world = World(request(prompt, 8), tokenizer, with_draft=False, gamma=2, lookup=True).start().run()
+    world = World(request(prompt, 8), tokenizer, with_draft=False, gamma=2, guessers=("prompt_lookup",)).start().run()
     assert commands(world, VerifyRequest)[1].block.tokens == (prompt[2], 5)
     stats = world.chunks[-1].stats
     assert stats.num_lookup_tokens == stats.num_drafted_tokens >= 2
     drafted = World(request(prompt, 8), tokenizer).start().run().chunks[-1].stats
     assert drafted.num_drafted_tokens > drafted.num_lookup_tokens == 0
+
+
+def test_a_request_that_leaves_the_draft_out_takes_no_place_at_one(tokenizer):
+    prompt = next((5, a, b, 5) for a in range(1, 50) for b in range(50) if next_token((5, a, b, 5)) == a)
+    job = request(prompt, 8, guessers=("prompt_lookup",))
+    world = World(job, tokenizer, gamma=2, guessers=("draft",)).start().run()
+    assert not commands(world, m.LeaseDraft)
+    assert not commands(world, DraftRequest)
+    assert world.tokens == plain(prompt, 8)
+    (stats,) = world.chunks[-1].stats.sources
+    assert (stats.name, stats.num_drafted_tokens > 0) == ("prompt_lookup", True)
+
+
+class Broken:
+    """Raises, or says what no sound guesser says."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def propose(self, text):
+        if self.answer is None:
+            raise RuntimeError("the guesser is broken")
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [None, Guesses.chain([10_000], [0.9]), Guesses((7,), (1,), (0.9,))], ids=repr)
+def test_a_broken_guesser_changes_no_token_and_is_left_out(tokenizer, answer):
+    world = World(request((5, 7), 12), tokenizer, guessers=("draft", "prompt_lookup"))
+    world.session._panel._guessers["prompt_lookup"] = Broken(answer)
+    world.start().run()
+    assert world.tokens == plain((5, 7), 12)
+    by_name = {each.name: each for each in world.chunks[-1].stats.sources}
+    assert by_name["prompt_lookup"].num_failures == 1
+    assert by_name["draft"].num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(("asked", "served"), [(0, 4), (None, 0), (4, 0)])
@@ -414,12 +449,12 @@ def test_end_of_sequence_ends_the_stream_unless_it_is_to_be_ignored(tokenizer):
     seed=st.integers(0, 2**32),
     gamma=st.integers(0, 8),
     max_tokens=st.integers(1, 40),
-    lookup=st.booleans(),
+    guessers=st.sampled_from([("draft",), ("draft", "prompt_lookup"), ("prompt_lookup",)]),
 )
-def test_no_order_of_faults_changes_a_token(seed, gamma, max_tokens, lookup):
+def test_no_order_of_faults_changes_a_token(seed, gamma, max_tokens, guessers):
     """Late, lost, repeated, reordered, corrupt, restarted: the client sees plain decoding, once, and one end."""
     prompt = (1 + seed % 40, 7)
-    job, settings = request(prompt, max_tokens), {"gamma": gamma, "lookup": lookup}
+    job, settings = request(prompt, max_tokens), {"gamma": gamma, "guessers": guessers}
     world = FaultyWorld(seed, job, FakeTokenizer(), limits=unlimited(), **settings).start().run()
     assert world.error is None
     assert world.tokens == plain(prompt, max_tokens)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from core.records import Call, CallTrace, SpeculationStats
+from core.records import Call, CallTrace, SourceStats, SpeculationStats
 from orchestrator.policy.policy import Found
 from orchestrator.session.statistics import NUM_RECENT, DraftWait, Statistics
 
@@ -56,6 +56,16 @@ def test_rounds_and_guesses_are_counted_by_what_came_of_them():
     assert stats.accepted_per_position == [3, 2, 1]
 
 
+def test_each_source_is_credited_with_its_own_guesses_and_its_failures():
+    stats = Statistics()
+    stats.record_sources(("draft", "a", "draft", "b"), (0, 2))
+    stats.record_sources(("a", "a"), (0,))
+    stats.record_sources((), ())
+    stats.source_failures["c"] += 1
+    expected = (SourceStats("a", 3, 1), SourceStats("b", 1, 0), SourceStats("c", 0, 0, 1), SourceStats("draft", 2, 2))
+    assert stats.snapshot().sources == expected
+
+
 def test_where_nothing_had_grown_there_is_nothing_to_hit_or_to_miss():
     stats = Statistics()
     for found, times in ((Found.HIT, 4), (Found.MISS, 2), (Found.NOT_ASKED, 8)):
@@ -66,7 +76,7 @@ def test_where_nothing_had_grown_there_is_nothing_to_hit_or_to_miss():
 
 def test_what_a_client_is_told_is_what_was_counted():
     stats = Statistics()
-    names = {field.name for field in dataclasses.fields(SpeculationStats)} - {"accepted_per_position"}
+    names = {field.name for field in dataclasses.fields(SpeculationStats)} - {"accepted_per_position", "sources"}
     for number, name in enumerate(sorted(names)):
         setattr(stats, name, 10 + number)
     stats.accepted_per_position = [3, 1]

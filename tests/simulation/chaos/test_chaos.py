@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
+from orchestrator.guessers import SOURCES
 from simulation.chaos.faults import GROWTH_FAULTS, CallFault, EngineFault
-from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
+from simulation.chaos.lies import GROWTH_LIES, GUESSER_LIES, TARGET_LIES
 from simulation.chaos.run import run_seed
 
 NUM_PARTS, NUM_SEEDS = 20, 100
@@ -75,6 +76,11 @@ def check_that_all_happened(counts, share):
         assert counts[f"draft growth {fault}"] > 10 * share, fault
     for lie in ("lost", "told twice", *GROWTH_LIES):
         assert counts[f"draft's growth: {lie}"] > 10 * share, lie
+    for lie in GUESSER_LIES:
+        assert counts[f"a guesser says {lie}"] > 10 * share, lie
+    for source in SOURCES[1:]:
+        assert counts[f"failures of {source}"] > 0, source
+    assert sum(counts[f"accepted of {source}"] for source in SOURCES[1:]) > 500 * share
 
 
 def test_the_same_seed_tells_the_same_story():

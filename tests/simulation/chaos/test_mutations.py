@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 
 from core.errors import WorkerLost
+from core.speculation.guesser import NO_GUESSES, Guesses
 from orchestrator.admission import Admission
 from orchestrator.dispatch.batcher import Batcher
 from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.dispatch.runner import Runner
+from orchestrator.guessers.panel import Panel
 from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import Offer
@@ -168,6 +170,16 @@ def draft_not_checked(patch):
     patch(DraftSide, "_check", lambda self, grown: None)
 
 
+def guessers_not_checked(patch):
+    """Whatever a guesser says becomes part of the tree."""
+    patch(Guesses, "check", lambda self, vocab_size: None)
+
+
+def guessers_not_guarded(patch):
+    """What a guesser raises ends its stream."""
+    patch(Panel, "_answer", lambda self, source, guesser, text: guesser.propose(text) or NO_GUESSES)
+
+
 def replies_not_matched(patch):
     """A call's replies are taken for those of its requests, whoever they are for."""
 
@@ -242,6 +254,8 @@ PLANTED = [
     closed_session_revived,
     verdict_not_checked,
     draft_not_checked,
+    guessers_not_checked,
+    guessers_not_guarded,
     replies_not_matched,
     loss_of_the_target_not_noticed,
     output_not_cut,

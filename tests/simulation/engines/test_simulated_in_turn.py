@@ -36,7 +36,7 @@ def passes(monkeypatch):
 
 
 def scenario(policy, *, pipelining, num_streams=1):
-    speculation = SpeculationConfig(policy=policy, pipelining=pipelining, max_draft_tokens=4, lookup=False)
+    speculation = SpeculationConfig(policy=policy, pipelining=pipelining, max_draft_tokens=4, guessers=("draft",))
     return Scenario(
         hardware=PRESETS["70b+1b"], law=TEXT, load=Closed(1, num_streams), max_tokens=60, speculation=speculation
     )

@@ -15,7 +15,7 @@ from simulation.engines.recorded import TraceLaw
 from simulation.report.comparison import compare, plain, sequential
 from simulation.scenario import Closed, Scenario, simulate
 
-SMALL = Scenario(load=Closed(1, 4), max_tokens=40, speculation=SpeculationConfig(lookup=False))
+SMALL = Scenario(load=Closed(1, 4), max_tokens=40, speculation=SpeculationConfig(guessers=("draft",)))
 
 
 @pytest.mark.thorough

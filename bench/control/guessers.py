@@ -1,0 +1,186 @@
+"""Guessers that need no model: what a round of each costs the event loop, and how many tokens it finds on real texts.
+
+No model runs. The text is what the target says, so a guess is right if the text goes on with it; a round commits the
+accepted path of the `--nodes` likeliest nodes, and one token more. Controls that know no text but a corpus (unigram,
+bigram, random) show what is found by chance. Times are of the thread's own processor time, medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from bench.results import Result, at_most, spread
+from core.config import SpeculationConfig
+from core.speculation import NO_GUESSES, ROOT, Guesser, Guesses, SourceWorth, SpeculationTree
+from orchestrator.guessers import GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
+from orchestrator.text import Tokenizer
+
+ROOT_DIR: Final = Path(__file__).resolve().parents[2]
+CONTEXT_TOKENS: Final = 8192
+ROUND_TOKENS: Final = 4
+NUM_ROUNDS: Final = 400
+DEPTH: Final = 8
+MAX_COST_US: Final = 50.0
+PROMPT_SHARE: Final = 0.5
+CODE: Final = ("orchestrator/session/draft_side.py", "core/speculation/speculation_tree.py", "deploy/api/request.py")
+PROSE: Final = ("docs/control.md", "docs/exactness.md")
+EDITED: Final = "orchestrator/policy/tree_policy.py"
+
+NewGuesser = Callable[[], Guesser]
+
+
+class Fixed:
+    """A control: what followed a token most often in a corpus, or whatever comes; it does not look at the text."""
+
+    def __init__(self, follows: Callable[[int], int | None]) -> None:
+        self._follows = follows
+
+    def propose(self, text: Sequence[int]) -> Guesses:
+        token, tokens = text[-1] if text else 0, list[int]()
+        while len(tokens) < DEPTH and (found := self._follows(token)) is not None:
+            tokens.append(token := found)
+        return Guesses.chain(tokens, (1.0,) * len(tokens)) if tokens else NO_GUESSES
+
+
+def controls(corpus: Sequence[int]) -> Mapping[str, NewGuesser]:
+    """Unigram, bigram and random guesses. Source: Leviathan et al. 2023, section 4.2."""
+    most_frequent = Counter(corpus).most_common(1)[0][0]
+    pairs: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for before, token in pairwise(corpus):
+        pairs[before][token] += 1
+    bigrams = {before: counts.most_common(1)[0][0] for before, counts in pairs.items()}
+    dice, vocabulary = Random(0), max(corpus) + 1
+    return {
+        "unigram of a corpus": lambda: Fixed(lambda _: most_frequent),
+        "bigram of a corpus": lambda: Fixed(bigrams.get),
+        "random": lambda: Fixed(lambda _: dice.randrange(vocabulary)),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured."""
+    parser.add_argument("--only", choices=("cost", "worth"), help="one part; both without it")
+    parser.add_argument("--nodes", type=int, default=16, metavar="N", help="of a block (default: 16)")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Costs first."""
+    tokenizer = Tokenizer.from_directory(ROOT_DIR / "models" / "demo" / "target")
+    parts = {"cost": lambda: costs(tokenizer), "worth": lambda: worths(tokenizer, args.nodes)}
+    return [result for part in parts if args.only in (None, part) for result in parts[part]()]
+
+
+def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
+    """All of the table as the settings have them, and one with branches; what is retrieved from is the corpus."""
+    index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
+    means = Means(SpeculationConfig(), DEPTH, index)
+    branching = Means(SpeculationConfig(lookup_branches=4), DEPTH)
+    return {name: (name, means) for name in GUESSERS} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
+
+
+# Cost
+
+
+def costs(tokenizer: Tokenizer) -> Iterator[Result]:
+    """Of a round at 8k tokens: what the guesser takes, and all that is done with its answer; and of the first round."""
+    text = _texts(tokenizer)["code"]
+    text = (text * (1 + (CONTEXT_TOKENS + NUM_ROUNDS * ROUND_TOKENS) // len(text)))[: CONTEXT_TOKENS * 2]
+    for name, (source, means) in guessers(tokenizer).items():
+        guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
+        first_us = _elapsed_us(partial(guesser.propose, log))
+        alone = list(_rounds(text, log, partial(guesser.propose, log)))
+        panel = Guessers(means.index).panel([source], means.config, DEPTH, SourceWorth(), tokenizer.vocab_size)
+        log = text[:CONTEXT_TOKENS]
+        panel.ask(log)
+        whole = list(_rounds(text, log, partial(_ask, panel, log)))
+        yield at_most(MAX_COST_US, spread(f"{name}: guessing", alone, "us"))
+        yield spread(f"{name}: with checks, calibration, the tree and learning", whole, "us")
+        yield Result(f"{name}: the first time, in a text of 8k", round(first_us, 1), "us")
+
+
+def _rounds(text: Sequence[int], log: list[int], work: Callable[[], object]) -> Iterator[float]:
+    """Microseconds of each round, in each of which the log has grown by a few tokens."""
+    for _ in range(NUM_ROUNDS):
+        log += text[len(log) : len(log) + ROUND_TOKENS]
+        yield _elapsed_us(work)
+
+
+def _ask(panel: Panel, log: Sequence[int]) -> None:
+    panel.saw(log[-ROUND_TOKENS:])
+    tree = SpeculationTree()
+    for source, guesses in panel.ask(log):
+        tree.guess(guesses, source)
+
+
+def _elapsed_us(work: Callable[[], object]) -> float:
+    began_s = time.thread_time()
+    work()
+    return 1e6 * (time.thread_time() - began_s)
+
+
+# Worth
+
+
+def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
+    """Tokens a round of each guesser alone, and of all of them together, on each text."""
+    texts = _texts(tokenizer)
+    fixed = controls(texts["corpus"])
+    num_ids, asked_for = tokenizer.vocab_size, guessers(tokenizer)
+    for kind in ("code", "prose", "edits", "log"):
+        alone = {name: {name: make()} for name, make in fixed.items()}
+        alone |= {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}
+        together = {source: GUESSERS[source](means) for source, means in asked_for.values()}
+        for name, asked in (*alone.items(), ("all together", together)):
+            yield Result(f"{kind}: {name}", _tokens_a_round(texts[kind], asked, num_nodes, num_ids), "tokens")
+
+
+def _tokens_a_round(text: Sequence[int], guessers: Mapping[str, Guesser], num_nodes: int, vocab_size: int) -> float:
+    breakers = {name: Breaker(name) for name in guessers}
+    panel = Panel(guessers, breakers, SourceWorth(), vocab_size)
+    begin = int(len(text) * PROMPT_SHARE)
+    log, num_rounds = list(text[:begin]), 0
+    while len(log) < len(text):
+        tree = SpeculationTree()
+        for source, guesses in panel.ask(log):
+            tree.guess(guesses, source)
+        block = tree.block(tree.best(num_nodes, DEPTH))
+        place, num_accepted = ROOT, 0
+        while len(log) + num_accepted < len(text) - 1:
+            node = block.child(place, text[len(log) + num_accepted])
+            if node is None:
+                break
+            place, num_accepted = node, num_accepted + 1
+        committed = text[len(log) : len(log) + num_accepted + 1]
+        panel.saw(committed)
+        log += committed
+        num_rounds += 1
+    return round((len(text) - begin) / num_rounds, 3)
+
+
+# Texts
+
+
+def _texts(tokenizer: Tokenizer) -> Mapping[str, list[int]]:
+    """Of this repository. An edit is a file and the same file with its names changed; a log is rows of one form."""
+    code = "".join((ROOT_DIR / name).read_text(encoding="utf-8") for name in CODE)
+    prose = "".join((ROOT_DIR / name).read_text(encoding="utf-8") for name in PROSE)
+    old = (ROOT_DIR / EDITED).read_text(encoding="utf-8")
+    edited = old + re.sub(r"\b(policy|known|costs)\b", r"\1s", old)
+    dice = Random(1)
+    rows = "".join(
+        f"2026-11-24 12:{index // 60:02}:{index % 60:02} INFO served request={dice.randrange(10**6)} "
+        f"status={dice.choice((200, 200, 200, 429))} tokens={dice.randrange(300)}\n"
+        for index in range(150)
+    )
+    corpus = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT_DIR / "workers").glob("**/*.py")))
+    texts = {"code": code, "prose": prose, "edits": edited, "log": rows, "corpus": corpus}
+    return {kind: list(tokenizer.encode(text)) for kind, text in texts.items()}

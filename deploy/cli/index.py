@@ -1,0 +1,74 @@
+"""`outrider index`: a corpus becomes an index from which the guesser "retrieval" guesses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from core.errors import ConfigError
+from deploy.cli.terminal import progress, say
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Build an index of a corpus for the guesser "retrieval", which `speculation.retrieval_index` names.
+
+    The corpus is a text file, or a directory of them. The index is for models with this tokenizer alone.
+    """
+
+    corpus: Annotated[Path, Argument(metavar="CORPUS", help="A file of text in UTF-8, or a directory of such files.")]
+    tokenizer: Annotated[Path, Option(metavar="DIR", help="The target's checkpoint, or another with its tokenizer.")]
+    out: Annotated[Path, Option(metavar="FILE", help="Where to write the index.")]
+    glob: Annotated[str, Option(metavar="PATTERN", help="Files of the directory that belong to the corpus.")] = "**/*"
+
+
+def index(options: IndexOptions) -> int:
+    """Returns the exit status. Raises: ConfigError, CheckpointError."""
+    from orchestrator.guessers import (  # numpy and tokenizers, which most commands do without
+        NUM_PASSES,
+        encode_index,
+        write_index,
+    )
+    from orchestrator.text import Tokenizer
+
+    tokenizer = Tokenizer.from_directory(options.tokenizer)
+    files = list(_files(options))
+    with progress("reading", len(files)) as saw_file:
+        documents = []
+        for file in files:
+            documents.append(tokenizer.encode(_text(file), add_special_tokens=False))
+            saw_file()
+    vocabulary = tokenizer.vocabulary_hash
+    with progress("sorting", NUM_PASSES) as saw_pass:
+        try:
+            header, body = encode_index(
+                filter(None, documents), vocab_size=tokenizer.vocab_size, vocabulary=vocabulary, saw_pass=saw_pass
+            )
+            write_index(header, body, options.out)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{options.out} cannot be made of {options.corpus}: {error}") from error
+    sys.stdout.write(f"{options.out}: {header.num_tokens:,} tokens of {len(files)} files\n")
+    return 0
+
+
+def _files(options: IndexOptions) -> Iterator[Path]:
+    """Raises: ConfigError when there are none."""
+    corpus = options.corpus
+    files = sorted(path for path in corpus.glob(options.glob) if path.is_file()) if corpus.is_dir() else [corpus]
+    if not files or not files[0].is_file():
+        raise ConfigError(f"there is no file of text at {corpus}")
+    yield from files
+
+
+def _text(file: Path) -> str:
+    """What is no text is left out, and said."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        say(f"{file} is left out: {error}")
+        return ""

@@ -1,0 +1,195 @@
+"""A corpus as a memory-mapped suffix array over its token ids: built by `outrider index`, looked up by `retrieval`.
+
+Knows token ids and one file; must not know sessions. The file, all numbers of four bytes:
+
+    magic (8 bytes), length of the header, header (JSON)
+    tokens   N, big-endian, so that their bytes are in the order of the ids
+    order    N, little-endian: where each suffix begins, in the order of their first `SORTED_TOKENS` tokens
+    starts   V + 2, little-endian: of the suffixes that begin with each id, the first in that order
+
+Documents end with an id that no token has, V. Source of retrieval for guesses: REST (He et al. 2023, arXiv 2311.08252).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import ConfigError
+
+MAGIC = b"OUTRIDX1"
+SORTED_TOKENS = 32
+"""By which suffixes are told apart; no longer ending of a text can be found."""
+MAX_TOKENS = 2**31
+LENGTH = struct.Struct("<I")
+LITTLE, BIG = np.dtype("<u4"), np.dtype(">u4")
+MISFIT = "build it again with `outrider index`"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the numbers are."""
+
+    num_tokens: int
+    vocab_size: int
+    vocabulary: str
+    """`Tokenizer.vocabulary_hash` of the tokenizer that made the ids."""
+    checksum: int
+    """CRC-32 of all that follows."""
+
+
+class CorpusIndex:
+    """An index that has been opened, and found whole and made for this vocabulary."""
+
+    def __init__(self, header: Header, body: memoryview | bytes) -> None:
+        body = memoryview(body)
+        num, self.num_tokens = 4 * header.num_tokens, header.num_tokens
+        self._tokens = body[:num]
+        self._order = body[num : 2 * num].cast("I")
+        self._starts = body[2 * num :].cast("I")
+        self._end_of_document = header.vocab_size
+
+    def __repr__(self) -> str:
+        return f"<CorpusIndex of {self.num_tokens} tokens>"
+
+    @classmethod
+    def open(cls, path: Path, vocabulary: str) -> CorpusIndex:
+        """Reads all of the file once, so that it is in the page cache: looking something up must not wait for a disk.
+
+        Raises: ConfigError when it cannot be read, is damaged, or was made for another vocabulary.
+        """
+        try:
+            with path.open("rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            header, body = _parted(data)
+        except (OSError, ValueError, TypeError, struct.error) as error:
+            raise ConfigError(f"speculation.retrieval_index: {path} is no index: {error}; {MISFIT}") from error
+        if header.vocabulary != vocabulary:
+            problem = "was made with another tokenizer than the target's, so its ids mean other tokens"
+            raise ConfigError(f"speculation.retrieval_index: {path} {problem}; {MISFIT} --tokenizer TARGET")
+        return cls(header, body)
+
+    def find(self, ending: Sequence[int], min_match: int) -> tuple[int, range]:
+        """The length of the longest end of `ending` that the corpus has, at least `min_match`, and where in the order
+        the suffixes are that begin with it; 0 where there is none."""
+        match, found, least, most = 0, range(0), min_match, min(len(ending), SORTED_TOKENS)
+        while least <= most:  # what ends with something that is nowhere is nowhere
+            length = (least + most) // 2
+            places = self._beginning_with(ending[len(ending) - length :])
+            if places:
+                match, found, least = length, places, length + 1
+            else:
+                most = length - 1
+        return match, found
+
+    def _beginning_with(self, tokens: Sequence[int]) -> range:
+        if not 0 <= tokens[0] < self._end_of_document:
+            return range(0)
+        key = struct.pack(f">{len(tokens)}I", *tokens)
+        low, high = self._starts[tokens[0]], self._starts[tokens[0] + 1]
+        first = self._bound(low, high, key)
+        if first == high or self._prefix(first, len(key)) != key:
+            return range(0)
+        return range(first, self._bound(first, high, key + b"\xff\xff\xff\xff"))
+
+    def _bound(self, low: int, high: int, key: bytes) -> int:
+        """The first place in the order whose suffix does not come before `key`."""
+        order, tokens, size = self._order, self._tokens, len(key)
+        while low < high:
+            middle = (low + high) // 2
+            start = 4 * order[middle]
+            if tokens[start : start + size].tobytes() < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _prefix(self, place: int, num_bytes: int) -> bytes:
+        start = 4 * self._order[place]
+        return self._tokens[start : start + num_bytes].tobytes()
+
+    def tokens_after(self, place: int, match: int, num: int) -> list[int]:
+        """What follows the first `match` tokens of the suffix at `place`, to the end of its document at most."""
+        found = list(struct.iter_unpack(">I", self._prefix_after(place, match, num)))
+        tokens = [token for (token,) in found]
+        end = self._end_of_document
+        return tokens[: tokens.index(end)] if end in tokens else tokens
+
+    def _prefix_after(self, place: int, match: int, num: int) -> bytes:
+        start = 4 * (self._order[place] + match)
+        return self._tokens[start : start + 4 * num].tobytes()
+
+
+def _parted(data: memoryview) -> tuple[Header, memoryview]:
+    """Raises: ValueError, TypeError, struct.error for what is no whole index."""
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        raise ValueError("it does not begin as one")
+    begin = len(MAGIC) + LENGTH.size
+    (size,) = LENGTH.unpack(data[len(MAGIC) : begin])
+    header = Header(**json.loads(bytes(data[begin : begin + size])))
+    body = data[begin + size :]
+    if len(body) != 4 * (2 * header.num_tokens + header.vocab_size + 2):
+        raise ValueError("it is not as long as it says")
+    if zlib.crc32(body) != header.checksum:
+        raise ValueError("its checksum is wrong")
+    return header, body
+
+
+def encode_index(
+    documents: Iterable[Sequence[int]],
+    *,
+    vocab_size: int,
+    vocabulary: str,
+    saw_pass: Callable[[], None] = lambda: None,
+) -> tuple[Header, bytes]:
+    """Sort the suffixes of all documents; `saw_pass` hears of each of `NUM_PASSES`.
+
+    Raises: ValueError when there is nothing to index, or too much.
+    """
+    parts = [np.asarray([*document, vocab_size], np.int64) for document in documents]
+    tokens = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    if not 0 < len(tokens) < MAX_TOKENS:
+        raise ValueError(f"{len(tokens)} tokens, where 1 to {MAX_TOKENS - 1} can be indexed")
+    order = suffix_order(tokens, saw_pass)
+    starts = np.searchsorted(tokens[order], np.arange(vocab_size + 2))
+    body = tokens.astype(BIG).tobytes() + order.astype(LITTLE).tobytes() + starts.astype(LITTLE).tobytes()
+    return Header(len(tokens), vocab_size, vocabulary, zlib.crc32(body)), body
+
+
+def write_index(header: Header, body: bytes, path: Path) -> None:
+    """Raises: OSError."""
+    text = json.dumps(asdict(header)).encode()
+    text += b" " * (-(len(MAGIC) + LENGTH.size + len(text)) % 8)
+    path.write_bytes(MAGIC + LENGTH.pack(len(text)) + text + body)
+
+
+NUM_PASSES = SORTED_TOKENS.bit_length()
+
+
+def suffix_order(tokens: NDArray[np.int64], saw_pass: Callable[[], None] = lambda: None) -> NDArray[np.int64]:
+    """Where each suffix begins, in the order of their first `SORTED_TOKENS` tokens; a shorter one comes first.
+
+    By doubling: who is sorted by n tokens is sorted by 2n by its rank and the rank of what comes n tokens later.
+    Source: Manber, Myers 1990.
+    """
+    rank, width = tokens, 1
+    order = np.argsort(rank, kind="stable")
+    saw_pass()
+    while width < SORTED_TOKENS:
+        later = np.concatenate([rank[width:] + 1, np.zeros(min(width, len(rank)), np.int64)])[: len(rank)]
+        key = rank * (int(rank.max()) + 2) + later
+        order = np.argsort(key, kind="stable")
+        ranked = key[order]
+        rank = np.empty_like(order)
+        rank[order] = np.concatenate([[0], np.cumsum(ranked[1:] != ranked[:-1])])
+        width *= 2
+        saw_pass()
+    return order

@@ -1,0 +1,89 @@
+"""n-gram tables: which token came most often after the last three tokens, else after the last two, else after the last.
+
+Knows the committed tokens alone, and of them the last 512: counts leave the tables with the tokens that they are of, so
+memory is bounded and what was common long ago is forgotten. A guess is taken for part of the text when the next one is
+looked for. Source: n-gram tables as draft of greedy decoding (the predictor of akunu); trivial n-gram models as drafts:
+Leviathan et al. 2023 (arXiv 2211.17192), section 3.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.speculation import Guesses
+
+CONTEXTS = (3, 2, 1)
+"""Tokens before a guess, the most first: orders 4 to 2."""
+WINDOW_TOKENS = 512
+
+Counts = dict[int, int]
+"""How often each token came; of equally frequent ones the last to come is at the end."""
+
+
+class NgramTables:
+    """A chain of the most frequent continuations."""
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._tables: dict[tuple[int, ...], Counts] = {}
+        """By context; a context's length is its order."""
+        self._first = self._end = 0
+        """Of the text, the part that is counted."""
+
+    def __repr__(self) -> str:
+        return f"<NgramTables of {len(self._tables)} contexts>"
+
+    def propose(self, text: Sequence[int]) -> Guesses:
+        self._count(text)
+        context = list(text[-CONTEXTS[0] :])
+        tokens, chances, matches = list[int](), list[float](), list[int]()
+        while len(tokens) < self._max_depth and (found := self._most_frequent(context)) is not None:
+            token, chance, match = found
+            tokens.append(token)
+            chances.append(chance)
+            matches.append(match)
+            context = [*context[-CONTEXTS[0] + 1 :], token]
+        return Guesses(tuple(range(-1, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(matches))
+
+    def _most_frequent(self, context: Sequence[int]) -> tuple[int, float, int] | None:
+        """A token, its share of what came after the longest known end of the context, and the length of that end."""
+        for length in CONTEXTS:
+            counts = self._tables.get(tuple(context[-length:])) if length <= len(context) else None
+            if counts:
+                token = max(reversed(counts), key=counts.__getitem__)
+                return token, counts[token] / sum(counts.values()), length
+        return None
+
+    def _count(self, text: Sequence[int]) -> None:
+        """Take in what has been added, and let go of what has left the window."""
+        first = max(0, len(text) - WINDOW_TOKENS)
+        if first >= self._end:
+            self._tables.clear()
+            self._first = self._end = first
+        for place in range(self._end, len(text)):
+            for context in _contexts(text, self._first, place):
+                counts = self._tables.setdefault(context, {})
+                counts[text[place]] = counts.pop(text[place], 0) + 1
+        self._end = len(text)
+        while self._first < first:
+            self._forget_first(text)
+
+    def _forget_first(self, text: Sequence[int]) -> None:
+        """What began with the oldest token."""
+        context = tuple(text[self._first : self._first + CONTEXTS[0]])
+        self._first += 1
+        for length in range(1, len(context) + 1):
+            if self._first - 1 + length >= self._end:
+                return
+            head, token = context[:length], text[self._first - 1 + length]
+            counts = self._tables[head]
+            counts[token] -= 1
+            if not counts[token]:
+                del counts[token]
+                if not counts:
+                    del self._tables[head]
+
+
+def _contexts(text: Sequence[int], first: int, place: int) -> list[tuple[int, ...]]:
+    """Before a place, those that begin in the window."""
+    return [tuple(text[place - length : place]) for length in CONTEXTS if place - length >= first]

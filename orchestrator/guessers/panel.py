@@ -1,0 +1,82 @@
+"""One session's guessers: each is asked, checked, believed as far as it has been right, and left out once it fails.
+
+Knows the committed text and what is proposed; must not know the tree, nor what is verified.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from core.speculation import ROOT, Guesser, Guesses, SourceWorth
+from orchestrator.guessers.breaker import Breaker
+
+Proposal = tuple[str, Guesses]
+"""A source, and what it proposes."""
+
+
+class Panel:
+    """All guessers of one session. Nothing that one of them does gets further than here, but sound guesses."""
+
+    def __init__(
+        self, guessers: Mapping[str, Guesser], breakers: Mapping[str, Breaker], worth: SourceWorth, vocab_size: int
+    ) -> None:
+        self._guessers = dict(guessers)
+        self._breakers = breakers
+        self._worth = worth
+        self._vocab_size = vocab_size
+        self._proposed: list[Proposal] = []
+        """For the text as it is, with the chances that the sources themselves gave."""
+        self.failures: Counter[str] = Counter()
+        """By source; it has not been asked since."""
+
+    def __repr__(self) -> str:
+        return f"<Panel of {', '.join(self._guessers) or 'nobody'}>"
+
+    def ask(self, text: Sequence[int]) -> list[Proposal]:
+        """What each proposes, with chances as they have proved to be."""
+        self._proposed = [
+            (source, guesses)
+            for source, guesser in tuple(self._guessers.items())
+            if (guesses := self._answer(source, guesser, text)) is not None
+        ]
+        return [(source, self._calibrated(source, guesses)) for source, guesses in self._proposed]
+
+    def _answer(self, source: str, guesser: Guesser, text: Sequence[int]) -> Guesses | None:
+        """None where it proposes nothing, or nonsense."""
+        try:
+            guesses = guesser.propose(text)
+            guesses.check(self._vocab_size)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the stream goes on
+            del self._guessers[source]
+            self.failures[source] += 1
+            self._breakers[source].failed(error)
+            return None
+        self._breakers[source].worked()
+        return guesses if len(guesses) else None
+
+    def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
+        matches = guesses.matches or (0,) * len(guesses)
+        chances = self._worth.calibrated(source, guesses.chances, matches)
+        return Guesses(guesses.parents, guesses.tokens, chances, guesses.matches)
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        """These were committed behind the text of the last proposals."""
+        for source, guesses in self._proposed:
+            self._learn(source, guesses, tokens)
+        self._proposed = []
+
+    def _learn(self, source: str, guesses: Guesses, tokens: Sequence[int]) -> None:
+        """From each place of the text that its guesses reached."""
+        place: int | None = ROOT
+        for token in tokens:
+            nodes = [node for node, parent in enumerate(guesses.parents) if parent == place]
+            if not nodes:
+                return
+            place = next((node for node in nodes if guesses.tokens[node] == token), None)
+            claimed = sum([guesses.chances[node] for node in nodes])
+            if claimed > 0.0:
+                match = guesses.matches[nodes[0]] if guesses.matches else 0
+                self._worth.see(source, match, claimed, is_right=place is not None)
+            if place is None:
+                return

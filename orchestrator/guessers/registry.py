@@ -1,0 +1,103 @@
+"""Which guessers there are, by the names that requests and settings call them. A new one is a line here, and its file.
+
+Knows settings; must not know sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from core.config import SpeculationConfig
+from core.errors import ConfigError
+from core.speculation import DRAFT, Guesser, SourceWorth
+from orchestrator.guessers.breaker import Breaker
+from orchestrator.guessers.corpus_index import CorpusIndex
+from orchestrator.guessers.ngram import NgramTables
+from orchestrator.guessers.panel import Panel
+from orchestrator.guessers.prompt_lookup import PromptLookup
+from orchestrator.guessers.retrieval import Retrieval
+from orchestrator.guessers.suffix import SuffixIndex
+
+
+class Tokenizer(Protocol):
+    """As far as guessers ask."""
+
+    @property
+    def vocabulary_hash(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a session's guesser is made with."""
+
+    config: SpeculationConfig
+    max_depth: int
+    """Guesses in a row that may be of use."""
+    index: CorpusIndex | None = None
+    """Of a corpus, where the settings name one."""
+
+    @property
+    def corpus(self) -> CorpusIndex:
+        assert self.index is not None, "settings and requests name retrieval only where there is an index"
+        return self.index
+
+
+GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
+    "prompt_lookup": lambda means: PromptLookup(
+        means.max_depth,
+        min_match=means.config.lookup_min_match,
+        max_match=means.config.lookup_max_match,
+        by_frequency=means.config.lookup_continuation == "most_frequent",
+        num_branches=means.config.lookup_branches,
+    ),
+    "ngram": lambda means: NgramTables(means.max_depth),
+    "suffix": lambda means: SuffixIndex(means.max_depth),
+    "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
+}
+"""Each makes one session's guesser."""
+SOURCES = (DRAFT, *GUESSERS)
+"""All names: the draft engine is one, too."""
+
+
+class Guessers:
+    """The guessers of one orchestrator, and their breakers; a panel of its own for each session."""
+
+    def __init__(self, index: CorpusIndex | None = None) -> None:
+        self._index = index
+        self._breakers = {source: Breaker(source) for source in GUESSERS}
+
+    def __repr__(self) -> str:
+        return f"<Guessers {self._breakers}>"
+
+    @classmethod
+    def open(cls, config: SpeculationConfig, tokenizer: Tokenizer) -> Guessers:
+        """Those of a service with these settings. Raises: ConfigError when one of them cannot be had."""
+        check_sources(config)
+        path = config.retrieval_index
+        return cls(CorpusIndex.open(Path(path), tokenizer.vocabulary_hash) if path is not None else None)
+
+    def panel(
+        self, sources: Iterable[str], config: SpeculationConfig, max_depth: int, worth: SourceWorth, vocab_size: int
+    ) -> Panel:
+        """Those of one session, that may have `max_depth` guesses in a row."""
+        means = Means(config, max_depth, self._index)
+        names = [name for name in sources if name != DRAFT and max_depth > 0 and self._breakers[name].admits()]
+        return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
+
+
+def available_sources(config: SpeculationConfig) -> tuple[str, ...]:
+    """The names that a request may give to a service with these settings."""
+    return tuple(name for name in SOURCES if name != "retrieval" or config.retrieval_index is not None)
+
+
+def check_sources(config: SpeculationConfig) -> None:
+    """Raises: ConfigError, which names the first guesser of the settings that there is none of."""
+    names = available_sources(config)
+    for index, name in enumerate(config.guessers):
+        if name == "retrieval" and name not in names:
+            raise ConfigError(f"speculation.guessers[{index}] needs speculation.retrieval_index, of `outrider index`")
+        if name not in names:
+            raise ConfigError(f"speculation.guessers[{index}] must be one of {', '.join(names)}, got {name!r}")

@@ -1,0 +1,37 @@
+"""What guessers cost and find: every one of the table is measured, and chance finds nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from bench.control import guessers
+from orchestrator.guessers import GUESSERS
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    monkeypatch.setattr(guessers, "NUM_ROUNDS", 3)
+
+    def measure(only):
+        results = guessers.measure(argparse.Namespace(only=only, nodes=16))
+        return {result.name: result for result in results}
+
+    return measure
+
+
+def test_the_cost_of_each_guesser_is_held_against_the_goal(measured):
+    results = measured("cost")
+    for name in GUESSERS:
+        assert results[f"{name}: guessing"].goal == guessers.MAX_COST_US
+        assert results[f"{name}: the first time, in a text of 8k"].value > 0
+
+
+def test_copies_are_found_and_chance_finds_nothing(measured):
+    worth = {name: result.value for name, result in measured("worth").items()}
+    assert worth["edits: prompt_lookup"] > 4
+    assert worth["edits: suffix"] > 4
+    assert worth["log: ngram"] > 2
+    assert worth["code: retrieval"] > 1.2
+    assert all(1 <= worth[f"{kind}: random"] < 1.05 for kind in ("code", "prose", "edits", "log"))

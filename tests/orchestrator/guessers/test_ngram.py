@@ -1,0 +1,68 @@
+"""n-gram tables: the most frequent continuation of the longest known context, of a window that moves with the text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.speculation.guesser import NO_GUESSES
+from orchestrator.guessers import ngram
+from orchestrator.guessers.ngram import NgramTables
+
+
+def counts_of(window):
+    """By context, what followed it in the window."""
+    found = {}
+    for place in range(len(window)):
+        for length in (3, 2, 1):
+            if place >= length:
+                found.setdefault(tuple(window[place - length : place]), Counter())[window[place]] += 1
+    return found
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.lists(st.integers(1, 9), max_size=30))
+def test_the_tables_count_what_is_in_the_window_however_the_text_grew(tokens, pieces):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ngram, "WINDOW_TOKENS", 12)
+        tables, end = NgramTables(3), 0
+        for piece in (*pieces, len(tokens)):
+            end = min(len(tokens), end + piece)
+            found = tables.propose(tokens[:end])
+            expected = counts_of(tokens[max(0, end - 12) : end])
+            assert tables._tables == expected
+            text = list(tokens[:end])
+            for token, chance, match in zip(found.tokens, found.chances, found.matches, strict=True):
+                counts = expected[tuple(text[-match:])]
+                assert counts[token] == max(counts.values())
+                assert chance == counts[token] / counts.total()
+                assert not any(tuple(text[-length:]) in expected for length in range(match + 1, 4))
+                text.append(token)
+
+
+def test_a_longer_context_is_believed_before_a_shorter_one():
+    text = [1, 2, 3, 9, 7, 3, 8, 7, 3, 8, 1, 2, 3]
+    found = NgramTables(1).propose(text)
+    assert (found.tokens, found.chances, found.matches) == ((9,), (1.0,), (3,))
+
+
+def test_of_equally_frequent_ones_the_latest_comes_first():
+    assert NgramTables(1).propose([5, 1, 5, 2, 5]).tokens == (2,)
+    assert NgramTables(1).propose([5, 2, 5, 1, 5]).tokens == (1,)
+
+
+def test_guesses_go_on_from_guesses_until_nothing_is_known():
+    found = NgramTables(9).propose([1, 2, 3, 4, 1])
+    assert found.tokens == (2, 3, 4, 1, 2, 3, 4, 1, 2)
+    assert NgramTables(9).propose([1, 2, 3]) == NO_GUESSES
+
+
+def test_memory_is_that_of_the_window():
+    tables, text = NgramTables(4), []
+    for token in range(3000):
+        text += [token, token * 7 % 501]
+        tables.propose(text)
+        assert len(tables._tables) <= 3 * ngram.WINDOW_TOKENS
+    assert sum(sum(counts.values()) for counts in tables._tables.values()) <= 3 * ngram.WINDOW_TOKENS

@@ -1,0 +1,145 @@
+"""A session's guessers: believed as far as they were right, and left out, counted and logged once when they fail."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from core.speculation.calibration import PRIOR
+from core.speculation.guesser import MAX_GUESSES, NO_GUESSES, Guesses
+from core.speculation.source_worth import SourceWorth, bucket_of
+from core.speculation.token_tree import ROOT
+from orchestrator.guessers.breaker import MAX_FAILURES, TRIAL_SESSIONS, Breaker
+from orchestrator.guessers.panel import Panel
+
+VOCAB_SIZE = 50
+TREE = Guesses((ROOT, 0, ROOT, 2), (3, 4, 5, 6), (0.5, 1.0, 0.25, 1.0), (2, 3, 2, 3))
+
+
+class Says:
+    """Always the same."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.num_asked = 0
+
+    def propose(self, text):
+        self.num_asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def worth():
+    return SourceWorth()
+
+
+def panel(worth, breakers=None, **answers):
+    breakers = breakers or {name: Breaker(name) for name in answers}
+    return Panel({name: Says(answer) for name, answer in answers.items()}, breakers, worth, VOCAB_SIZE)
+
+
+def seen(worth, source="a"):
+    """By bucket: places, and how many of them were right, as far as the prior lets see."""
+    return {bucket: record.num_seen for bucket, record in enumerate(worth.of(source)) if record.num_seen}
+
+
+def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(worth):
+    ((source, guesses),) = panel(worth, a=TREE, b=NO_GUESSES).ask([1, 2])
+    assert (source, guesses.parents, guesses.tokens) == ("a", TREE.parents, TREE.tokens)
+    assert guesses.chances == pytest.approx((0.5 * PRIOR, PRIOR, 0.25 * PRIOR, PRIOR))
+
+
+@pytest.mark.parametrize(
+    ("committed", "places", "rights"),
+    [
+        ([3, 4, 9], {2: 1, 3: 1}, {2: 1, 3: 1}),
+        ([5, 9], {2: 1, 3: 1}, {2: 1, 3: 0}),
+        ([5], {2: 1}, {2: 1}),
+        ([9, 3, 4], {2: 1}, {2: 0}),
+    ],
+)
+def test_it_is_judged_wherever_the_text_went_on_as_it_had_guessed(worth, committed, places, rights):
+    before = {bucket: record.factor for bucket, record in enumerate(worth.of("a"))}
+    asked = panel(worth, a=TREE)
+    asked.ask([1, 2])
+    asked.saw(committed)
+    asked.saw([3, 4])
+    assert seen(worth) == places
+    for bucket, is_right in rights.items():
+        assert (worth.of("a")[bucket].factor > before[bucket]) == bool(is_right)
+
+
+def test_each_length_of_match_is_learned_apart_and_each_source(worth):
+    for _ in range(300):
+        worth.see("a", 2, 1.0, is_right=False)
+        worth.see("a", 9, 1.0, is_right=True)
+    assert worth.calibrated("a", (1.0, 1.0, 1.0), (2, 9, 12)) == pytest.approx((0.0, 0.99, 0.99), abs=0.01)
+    assert worth.calibrated("b", (1.0, 1.0), (2, 9)) == (PRIOR, PRIOR)
+
+
+def test_a_source_that_claims_too_much_is_scaled_to_what_comes(worth):
+    for index in range(2000):
+        worth.see("a", 2, 0.8, is_right=index % 4 == 0)
+    assert worth.calibrated("a", (0.8, 0.4), (2, 2)) == pytest.approx((0.25, 0.125), abs=0.03)
+
+
+def test_longer_matches_share_their_buckets():
+    assert [bucket_of(match) for match in (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 1000)] == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6]
+
+
+NONSENSE = {
+    "an id beyond the vocabulary": Guesses.chain([VOCAB_SIZE], [0.5]),
+    "a negative id": Guesses.chain([-1], [0.5]),
+    "an id that is no number": Guesses.chain(["x"], [0.5]),
+    "a fraction of an id": Guesses.chain([1.5], [0.5]),
+    "a parent that does not exist": Guesses((7,), (1,), (0.5,)),
+    "a parent that comes later": Guesses((1, ROOT), (1, 2), (0.5, 0.5)),
+    "its own parent": Guesses((0,), (1,), (0.5,)),
+    "a parent before the root": Guesses((-2,), (1,), (0.5,)),
+    "a chance beyond 1": Guesses.chain([1], [1.5]),
+    "a chance that is no number": Guesses.chain([1], [math.nan]),
+    "columns that differ": Guesses((ROOT,), (1, 2), (0.5,)),
+    "matches that are missing": Guesses((ROOT, 0), (1, 2), (0.5, 0.5), (3,)),
+    "a flood": Guesses.chain([1] * (MAX_GUESSES + 1), [0.5] * (MAX_GUESSES + 1)),
+    "nothing at all": None,
+    "an error": RuntimeError("the guesser is broken"),
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE.keys())
+def test_whoever_raises_or_answers_nonsense_costs_itself_alone(worth, answer):
+    breakers = {name: Breaker(name) for name in ("a", "b")}
+    asked = panel(worth, breakers, a=answer, b=TREE)
+    liar = asked._guessers["a"]
+    for _ in range(3):
+        assert [source for source, _ in asked.ask([1, 2])] == ["b"]
+        asked.saw([3])
+    assert liar.num_asked == 1
+    assert asked.failures == {"a": 1}
+    assert (breakers["a"].num_failures, breakers["b"].num_failures) == (1, 0)
+    assert seen(worth, "a") == {}
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_closes_after_a_trial(caplog):
+    breaker = Breaker("a")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(MAX_FAILURES):
+            assert breaker.admits()
+            breaker.failed(ValueError("nonsense"))
+    assert len(caplog.records) == 1, "logged once"
+    assert [breaker.admits() for _ in range(2 * TRIAL_SESSIONS)].count(True) == 2
+    breaker.worked()
+    assert breaker.admits()
+    assert breaker.num_failures == MAX_FAILURES
+
+
+def test_failures_with_sound_answers_in_between_open_nothing():
+    breaker = Breaker("a")
+    for _ in range(10):
+        breaker.failed(ValueError())
+        breaker.worked()
+    assert breaker.admits()
