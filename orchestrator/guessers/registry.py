@@ -22,8 +22,8 @@ from orchestrator.guessers.retrieval import Retrieval
 from orchestrator.guessers.suffix import SuffixIndex
 
 
-class Tokenizer(Protocol):
-    """As far as guessers ask."""
+class Vocabulary(Protocol):
+    """What tells vocabularies apart: a tokenizer, as far as guessers ask."""
 
     @property
     def vocabulary_hash(self) -> str: ...
@@ -73,7 +73,7 @@ class Guessers:
         return f"<Guessers {self._breakers}>"
 
     @classmethod
-    def open(cls, config: SpeculationConfig, tokenizer: Tokenizer) -> Guessers:
+    def open(cls, config: SpeculationConfig, tokenizer: Vocabulary) -> Guessers:
         """Those of a service with these settings. Raises: ConfigError when one of them cannot be had."""
         check_sources(config)
         path = config.retrieval_index
