@@ -5,12 +5,12 @@ Knows tokenizers and models; must not know requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from core.config import Limits
 from core.errors import InvalidRequest
 from core.ranges import shown
-from core.records import ModelInfo
+from core.records import ModelInfo, Sampling
 from orchestrator.text import Tokenizer
 
 
@@ -65,6 +65,28 @@ def bad_words(
         require(1 <= len(ids) <= longest, field, f"1 to {longest} ids", len(ids))
         words.append(token_ids(ids, field, info))
     return tuple(words)
+
+
+def check_masks(sampling: Sampling) -> None:
+    """Some token must be left. An output that can go on with bad words alone fails there (`UnsoundScores`).
+
+    Raises: InvalidRequest.
+    """
+    masked = {word[0] for word in sampling.bad_words if len(word) == 1}
+    masked |= set(sampling.suppressed_ids) if sampling.min_tokens else set()
+    if sampling.allowed_token_ids and masked.issuperset(sampling.allowed_token_ids):
+        raise InvalidRequest(
+            "sampling.allowed_token_ids", "must leave a token that bad words and min_tokens do not mask"
+        )
+
+
+def logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
+    """What is added to the logits of which ids, in their order. Raises: InvalidRequest."""
+    most = limits.max_logit_bias
+    require(len(given) <= most, "logit_bias", f"at most {most} entries", len(given))
+    wrong = next((token_id for token_id in given if not 0 <= token_id < info.vocab_size), None)
+    require(wrong is None, "logit_bias", f"of token ids in [0, {info.vocab_size - 1}]", wrong)
+    return tuple(sorted(given.items()))
 
 
 def _ids_of_word(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:

@@ -19,7 +19,15 @@ from typing import Any, get_args
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
-from deploy.api.checks import allowed_token_ids, bad_words, check_length, require, token_ids
+from deploy.api.checks import (
+    allowed_token_ids,
+    bad_words,
+    check_length,
+    check_masks,
+    logit_bias,
+    require,
+    token_ids,
+)
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
@@ -124,7 +132,7 @@ def to_generation_request(
         min_tokens=_min_tokens(given.min_tokens, max_tokens),
         suppressed_ids=_ending_ids(given, stop_token_ids, info),
     )
-    _check_masks(sampling)
+    check_masks(sampling)
     return GenerationRequest(
         request_id=_request_id(given.request_id),
         prompt=prompt,
@@ -253,30 +261,12 @@ def _sampling(given: Given, defaults: Sampling, tokenizer: Tokenizer, info: Mode
         return replace(
             defaults,
             **changes,
-            logit_bias=_logit_bias(given.logit_bias, info, limits),
+            logit_bias=logit_bias(given.logit_bias, info, limits),
             allowed_token_ids=allowed_token_ids(given.allowed_token_ids, info, limits),
             bad_words=bad_words(given.bad_words, given.bad_word_ids, tokenizer, info, limits),
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None
-
-
-def _check_masks(sampling: Sampling) -> None:
-    """Some token must be left. Where the output runs into bad words alone, it fails there (`UnsoundScores`)."""
-    masked = {word[0] for word in sampling.bad_words if len(word) == 1}
-    masked |= set(sampling.suppressed_ids) if sampling.min_tokens else set()
-    if sampling.allowed_token_ids and masked.issuperset(sampling.allowed_token_ids):
-        raise InvalidRequest(
-            "sampling.allowed_token_ids", "must leave a token that bad words and min_tokens do not mask"
-        )
-
-
-def _logit_bias(given: Mapping[int, float], info: ModelInfo, limits: Limits) -> tuple[tuple[int, float], ...]:
-    most = limits.max_logit_bias
-    require(len(given) <= most, "logit_bias", f"at most {most} entries", len(given))
-    wrong = next((token_id for token_id in given if not 0 <= token_id < info.vocab_size), None)
-    require(wrong is None, "logit_bias", f"of token ids in [0, {info.vocab_size - 1}]", wrong)
-    return tuple(sorted(given.items()))
 
 
 def _max_draft_tokens(given: int | None) -> int | None:

@@ -37,6 +37,7 @@ from core.errors import OutriderError, Overloaded, RequestError, Unavailable
 from deploy import calls
 from deploy.api import RETRY_S, ProxyAdmission, admission_behind, is_to_stop
 from deploy.grpc.proxy_deadline import punctual
+from deploy.grpc.proxy_names import LastingContext, identified, trailers
 from deploy.grpc.status import DETAILS_KEY, status_of
 from protos.outrider.v1 import generation_pb2_grpc
 
@@ -54,8 +55,6 @@ _OF_ONE = {
 }
 """What Serve's handler for one message is made for, in place of one for a stream of them."""
 
-SERVES_REQUEST_ID = "request_id"
-"""Metadata by which Serve names a call in its own logs."""
 SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
 """The codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
 
@@ -150,35 +149,6 @@ def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each._replace(request_streaming=True, request_deserializer=None) for name, each in methods.items()}
 
 
-def identified(handler: Handler) -> Handler:
-    """The same handler for calls that have a request id, which their trailing metadata tell."""
-
-    async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        calls.begin(context.invocation_metadata())
-        answer: bytes = await handler(messages, context)
-        _echo(context)
-        return answer
-
-    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        calls.begin(context.invocation_metadata())
-        replies = handler(messages, context)
-        try:
-            async for reply in replies:
-                yield reply
-        finally:
-            await replies.aclose()
-        _echo(context)
-
-    return stream if inspect.isasyncgenfunction(handler) else unary
-
-
-def _echo(context: Any) -> None:
-    """An error that an orchestrator has told has them already."""
-    trailers, call = list(context.trailing_metadata()), calls.current()
-    if call is not None and all(key != calls.REQUEST_ID for key, _ in trailers):
-        context.set_trailing_metadata([*trailers, *call.headers])
-
-
 def one_message(handler: Handler) -> Handler:
     """The same handler for calls whose messages come as a stream, of which there has to be exactly one.
 
@@ -205,17 +175,12 @@ async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
     only: bytes | None = None
     async for message in messages:
         if only is not None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more", _named())
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got more", trailers())
         only = message
     if only is None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none", _named())
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method takes one message, got none", trailers())
         raise AssertionError("abort raises")
     return only
-
-
-def _named() -> tuple[tuple[str, str], ...]:
-    call = calls.current()
-    return call.headers if call is not None else ()
 
 
 def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
@@ -315,32 +280,6 @@ def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
         return answer
 
     return check
-
-
-class LastingContext:
-    """A call's context whose peer can still be read when the call is done, as Serve does for its access log.
-
-    gRPC reads the peer from the call itself, and crashes the process once that is gone. Its metadata name the call, for
-    Serve, too.
-    """
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._peer: str = context.peer()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
-        sent, call = list(self._context.invocation_metadata()), calls.current()
-        if call is None:
-            return sent
-        own = {calls.REQUEST_ID, SERVES_REQUEST_ID}
-        request_id = call.headers[0][1]
-        return [*(pair for pair in sent if pair[0] not in own), *((name, request_id) for name in own)]
-
-    def peer(self) -> str:
-        return self._peer
 
 
 async def _cancel(stream: AsyncIterator[Any]) -> None:

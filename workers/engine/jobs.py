@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Generic, TypeVar
 
 from core.records import DraftRequest, Timing, VerifyRequest
+from core.speculation import TokenTree
 from core.text import BlockHash
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
+from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores
 from workers.step import StepRows
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
@@ -91,3 +93,47 @@ class Job(ABC, Generic[Request]):
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
+
+
+@dataclass(eq=False, slots=True)
+class VerifyJob(Job[VerifyRequest]):
+    """A prefix to extend, and a block to verify below it."""
+
+    scores: PromptScores | None = None
+    """Of a prompt whose own tokens are to be scored."""
+
+    @property
+    def most_tokens(self) -> int:
+        return len(self.pending) if self.scores is None else SCORED_ROWS
+
+    @property
+    def may_adopt(self) -> bool:
+        return self.scores is None
+
+    def rows(self, share: Share) -> StepRows:
+        rows = Job.rows(self, share)  # a class with slots has no super() without arguments
+        return rows if self.scores is None else replace(rows, wants_logits=True, wants_all=True)
+
+    def begin_again(self) -> None:
+        Job.begin_again(self)
+        if self.scores is not None:
+            self.scores.begin_again()
+
+    @property
+    def block(self) -> TokenTree:
+        return self.request.block
+
+    @property
+    def num_tree_rows(self) -> int:
+        return len(self.block)
+
+    def last_rows(self) -> StepRows:
+        return StepRows(self.held.kv, self.pending, self.block)
+
+
+def scores_of(request: VerifyRequest) -> PromptScores | None:
+    """Where a request asks for them, which brings the whole prompt."""
+    spec = request.spec
+    if request.base.num_tokens or spec is None or spec.num_prompt_logprobs is None:
+        return None
+    return PromptScores(spec.num_prompt_logprobs, spec.prompt_len)

@@ -24,52 +24,16 @@ from core.records import (
 )
 from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.engine.base import Engine
-from workers.engine.jobs import Job
+from workers.engine.jobs import Job, VerifyJob, scores_of
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
 from workers.sampling import Row, sampler, verify
-from workers.sampling.prompt_scores import SCORED_ROWS, PromptScores, take_scores
+from workers.sampling.prompt_scores import take_scores
 from workers.step import Readback, StepRows, upload
 
 _UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, or its penalties and bias on them"
-
-
-@dataclass(eq=False, slots=True)
-class VerifyJob(Job[VerifyRequest]):
-    """A prefix to extend, and a block to verify below it."""
-
-    scores: PromptScores | None = None
-    """Of a prompt whose own tokens are to be scored."""
-
-    @property
-    def most_tokens(self) -> int:
-        return len(self.pending) if self.scores is None else SCORED_ROWS
-
-    @property
-    def may_adopt(self) -> bool:
-        return self.scores is None
-
-    def rows(self, share: Share) -> StepRows:
-        rows = Job.rows(self, share)  # a class with slots has no super() without arguments
-        return rows if self.scores is None else replace(rows, wants_logits=True, wants_all=True)
-
-    def begin_again(self) -> None:
-        Job.begin_again(self)
-        if self.scores is not None:
-            self.scores.begin_again()
-
-    @property
-    def block(self) -> TokenTree:
-        return self.request.block
-
-    @property
-    def num_tree_rows(self) -> int:
-        return len(self.block)
-
-    def last_rows(self) -> StepRows:
-        return StepRows(self.held.kv, self.pending, self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +128,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return request.block
 
     def _begin(self, ticket: int, request: VerifyRequest, held: HeldSequence) -> None:
-        scores = _scores_of(request)
+        scores = scores_of(request)
         if scores is not None:
             self._store.truncate(held, 0)
         rebased = held.rebase_to_verify(request)
@@ -265,14 +229,6 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         held = job.held
         self._runtime.cache.compact(held.kv, len(held.log), path)
         held.log.extend(job.block.tokens[node] for node in path)
-
-
-def _scores_of(request: VerifyRequest) -> PromptScores | None:
-    """Where a request asks for them, which brings the whole prompt."""
-    spec = request.spec
-    if request.base.num_tokens or spec is None or spec.num_prompt_logprobs is None:
-        return None
-    return PromptScores(spec.num_prompt_logprobs, spec.prompt_len)
 
 
 def _nothing() -> None:

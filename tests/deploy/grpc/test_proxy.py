@@ -19,17 +19,16 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.api.stopping import STOP_FILE
 from deploy.grpc.proxy import (
-    LastingContext,
     _cancel,
     add_generation_service,
     add_health_service,
     admitted,
-    identified,
     one_message,
     refusing,
     take_bursts,
 )
 from deploy.grpc.proxy_deadline import punctual
+from deploy.grpc.proxy_names import LastingContext, identified
 from deploy.grpc.status import DETAILS_KEY
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -187,7 +186,7 @@ async def test_what_the_proxy_refuses_is_named_too(is_full):
 
     admission, context = ProxyAdmission(ask), named()
     admission._refresh()
-    await asyncio.sleep(0.01)
+    await admission._asking
     with pytest.raises(Aborted):
         await identified(admitted(handler, admission, is_completion=True))(messages(b"too long"), context)
     assert dict(context._trailers)["x-request-id"] == "mine"

@@ -13,8 +13,7 @@ from core.records import Refused, Sampling
 from core.speculation import EMPTY_BLOCK
 from tests.checkpoints import VOCAB_SIZE, write
 from tests.workers.engine.driving import EPOCH, Driver, answer
-from workers.engine import scheduler
-from workers.engine import target as module
+from workers.engine import jobs, scheduler
 from workers.engine.target import TargetEngine
 
 PROMPT = [5, 17, 99, 4, 200, 31, 8, 8, 61, 3, 120, 45, 9, 77, 2, 18, 6, 101, 11, 40, 23]
@@ -79,7 +78,7 @@ def cut(monkeypatch):
     """Has prompts that are scored take so many rows of a step."""
 
     def take(num_rows):
-        monkeypatch.setattr(module, "SCORED_ROWS", num_rows)
+        monkeypatch.setattr(jobs, "SCORED_ROWS", num_rows)
         for name in ("MIN_CHUNK_TOKENS", "DECODE_TOKENS"):
             monkeypatch.setattr(scheduler, name, 1)
 
