@@ -18,7 +18,7 @@ from deploy.cli import main
 from deploy.cli.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.engines.presets import PRESETS
-from simulation.report import speed_svg, table
+from simulation.report import panels, speed_svg, table
 from simulation.report.comparison import compare
 from simulation.scenario import Arrivals, Closed
 from tests.deploy.cli.parsing import parsed
@@ -215,7 +215,7 @@ def test_points_stand_where_their_values_belong(quick):
     flat = {"plain": [(1, 50.0), (2, 100.0)], "pipelined": [(1, 200.0), (2, 400.0)]}
     root = ElementTree.fromstring(speed_svg.speed_picture(comparison, flat))
     heights = {
-        float(circle.find(f"{SVG}title").text): speed_svg.HEIGHT_PX - float(circle.get("cy"))
+        float(circle.find(f"{SVG}title").text): panels.HEIGHT_PX - float(circle.get("cy"))
         for circle in list(root.iter(f"{SVG}circle"))[-4:]
     }
     assert heights[400.0] == pytest.approx(2 * heights[200.0], abs=0.2)
