@@ -16,7 +16,7 @@ from core.ranges import SAMPLING, Range
 from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.options import Numbers, number, numbers
-from deploy.cli.simulate import PRESETS_HELP, Preset
+from deploy.cli.planning.simulate import PRESETS_HELP, Preset
 from deploy.cli.terminal import progress
 from simulation.engines import PRESETS
 

@@ -15,10 +15,10 @@ from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
 from deploy.cli.options import add_command
+from deploy.cli.planning.simulate import SimulateOptions, simulate
+from deploy.cli.planning.theory import TheoryOptions, theory
 from deploy.cli.serve import ServeOptions, serve
-from deploy.cli.simulate import SimulateOptions, simulate
 from deploy.cli.terminal import say
-from deploy.cli.theory import TheoryOptions, theory
 
 EXIT_NO_START = 2
 

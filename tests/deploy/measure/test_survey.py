@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.exact import Purpose, noise
 from core.records import Verification
 from deploy.cli import main
-from deploy.cli.simulate import SimulateOptions, scenario_of
+from deploy.cli.planning.simulate import SimulateOptions, scenario_of
 from deploy.measure import Plan, survey
 from deploy.settings import DEMO_DIRECTORY
 from orchestrator.text import Tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 from core import theory as forms
 from deploy.cli import main
-from deploy.cli.theory import TheoryOptions, figures, lines
+from deploy.cli.planning.theory import TheoryOptions, figures, lines
 from tests.deploy.cli.parsing import parsed
 
 SVG = "{http://www.w3.org/2000/svg}"
