@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench.control import ablation, control, guessers
+from bench.control import ablation, control, guessers, workloads
 from bench.disruption import cluster, drain, kills, storm
 from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
@@ -51,6 +51,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "storm": storm,
     "streams": streams,
     "tree": tree,
+    "workloads": workloads,
 }
 
 

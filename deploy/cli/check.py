@@ -1,21 +1,79 @@
-"""`outrider check`: whether a pair of models can be served, and why not."""
+"""`outrider check`: whether a pair of models can be served, and why not; and what drafting with it would be worth."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import EngineConfig
-from core.errors import StartupError
+from core.config import Dtype, EngineConfig, SpeculationConfig
+from core.errors import ConfigError, StartupError
+from core.ranges import SAMPLING, Range
+from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
+from deploy.cli.options import Numbers, number, numbers
+from deploy.cli.planning.simulate import PRESETS_HELP, Preset
+from deploy.cli.terminal import progress
+from simulation.engines import PRESETS
+
+if TYPE_CHECKING:
+    from deploy.measure import Plan  # imports torch
+
+PANEL = "What drafting would be worth"
+BOTH = Numbers((0.0, 1.0))
+"""Greedy decoding, and sampling from the target's own distribution."""
+Q_TOP_TOKENS = SpeculationConfig().q_top_tokens
+SPARE_KV_TOKENS = 1024
+"""Beside a prompt and its output: for the passes that are timed, and for those of the warm-up."""
 
 
-@dataclass(frozen=True)
-class CheckOptions:
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """How a pair is measured."""
+
+    measure: Annotated[
+        bool,
+        Option(
+            "--measure",
+            help="Decode --prompts in this process, and say how often guesses are accepted and what they would gain.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
+    prompts: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="One prompt a line, or a .jsonl file of JSON strings.", rich_help_panel=PANEL),
+    ] = None
+    temperatures: Annotated[
+        Numbers, numbers(SAMPLING["temperature"], "Sampling temperatures", metavar="T[,T...]", panel=PANEL)
+    ] = BOTH
+    tokens: Annotated[
+        int, number(Range(2, 4096, is_whole=True), "Length of each output at most, in tokens", panel=PANEL)
+    ] = 64
+    gamma: Annotated[int, number(Range(1, 64, is_whole=True), "Draft length at most, in tokens", panel=PANEL)] = 8
+    q_top_tokens: Annotated[
+        int,
+        number(
+            Range(1, 4096, is_whole=True), "Tokens that a draft's q is cut to in rejection verification", panel=PANEL
+        ),
+    ] = Q_TOP_TOKENS
+    timing: Annotated[
+        Preset | None,
+        Option(help=f"Hardware to predict for, beside this machine. {PRESETS_HELP}", rich_help_panel=PANEL),
+    ] = None
+    dtype: Annotated[Dtype, Option(help="Of both models.", rich_help_panel=PANEL)] = "float32"
+    device: Annotated[str, Option(metavar="DEVICE", help="As torch names it.", rich_help_panel=PANEL)] = "cpu"
+    threads: Annotated[int, number(Range(1, 1024, is_whole=True), "CPU threads of a pass", panel=PANEL)] = 1
+    json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.", rich_help_panel=PANEL)] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(MeasureOptions):
     """Say whether a pair of models can be served, and if not, why; the exit status is 1 then."""
 
     target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
@@ -30,20 +88,30 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> int:
-    """Load both as the engines would, unless told otherwise: nothing less says for sure that they can be served."""
+    """Load both as the engines would, unless told otherwise: nothing less says for sure that they can be served.
+
+    Raises: ConfigError.
+    """
+    texts = _texts_of(options)
+    is_quick = options.no_weights or options.measure  # measuring loads the weights
+    found: list[str] = []
     try:
         for directory in filter(None, (options.target, options.draft)):
-            sys.stdout.write(f"{directory}: {_described(directory, options.no_weights)}\n")
+            sys.stdout.write(f"{directory}: {_described(directory, is_quick)}\n")
         if options.draft is not None:
             from workers.vocabulary import check_same_vocabulary
 
             check_same_vocabulary(options.target, options.draft)
+        if options.measure:
+            found = _measured(options, texts)
+    except ConfigError:  # an option is wrong, not the pair
+        raise
     except StartupError as error:
         sys.stdout.write(f"not servable: {error}\n")
         return EXIT_FAILED
     verdict = "servable, as far as can be told without the weights" if options.no_weights else "servable"
     shared = ": draft and target share their vocabulary" if options.draft is not None else ""
-    sys.stdout.write(f"{verdict}{shared}\n")
+    sys.stdout.write("\n".join([f"{verdict}{shared}", *found, ""]))
     return 0
 
 
@@ -57,3 +125,59 @@ def _described(directory: Path, no_weights: bool) -> str:
         f"{info.architecture}, {info.num_parameters:,} parameters, {info.vocab_size} tokens, "
         f"context {info.max_context_tokens}"
     )
+
+
+# What drafting would be worth
+
+
+def _texts_of(options: CheckOptions) -> list[str]:
+    """The prompts; and whatever else can be found out before anything is loaded. Raises: ConfigError."""
+    if options.measure != (options.prompts is not None):
+        raise ConfigError("--measure and --prompts go together: prompts of your own are what is measured on")
+    if options.measure and options.no_weights:
+        raise ConfigError("--measure needs the weights that --no-weights leaves out")
+    if options.json is not None and not options.measure:
+        raise ConfigError("--json writes what --measure measures")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise ConfigError(f"{options.json.parent} is no directory to write {options.json.name} to")
+    if options.prompts is None:
+        return []
+    from deploy.measure import read_prompts  # imports torch
+
+    return read_prompts(options.prompts)
+
+
+def _measured(options: CheckOptions, texts: Sequence[str]) -> list[str]:
+    """What to say of it. Raises: StartupError."""
+    from deploy.measure import Timing, lines, results, survey
+
+    plan = _plan_of(options, texts)
+    with progress("measuring", plan.num_steps) as step_done:
+        found = survey(plan, lambda _: step_done())
+    presets = {} if options.timing is None else {options.timing: PRESETS[options.timing]}
+    timings = [Timing(name, each.target.pass_s, each.draft.pass_s) for name, each in presets.items()]
+    if options.json is not None:
+        options.json.write_text(as_json(results(found, timings)))
+    return ["", *lines(found, timings)]
+
+
+def _plan_of(options: CheckOptions, texts: Sequence[str]) -> Plan:
+    """Raises: CheckpointError."""
+    import torch
+
+    from deploy.measure import Plan
+    from orchestrator.text import Tokenizer
+
+    torch.set_num_threads(options.threads)
+    tokenizer = Tokenizer.from_directory(options.target)
+    prompts = [tokenizer.encode(text) for text in texts]
+    config = EngineConfig(
+        str(options.target),
+        dtype=options.dtype,
+        device=options.device,
+        num_threads=options.threads,
+        kv_cache_tokens=max(map(len, prompts)) + options.tokens + SPARE_KV_TOKENS,
+    )
+    draft = None if options.draft is None else replace(config, model=str(options.draft))
+    temperatures, lengths = options.temperatures.values, (options.tokens, options.gamma)
+    return Plan(config, draft, prompts, temperatures, *lengths, q_top_tokens=options.q_top_tokens)

@@ -1,7 +1,7 @@
 """The command `outrider`: serve a pair, generate with a server, simulate, check whether a pair fits, index a corpus.
 
-Knows commands and exit statuses. What needs Ray or torch is imported by the command that needs it, so that `generate`
-starts at once.
+Knows commands and exit statuses; `theory` prints closed forms. What needs Ray or torch is imported by the command that
+needs it, so that `generate` starts at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
 from deploy.cli.options import add_command
+from deploy.cli.planning.simulate import SimulateOptions, simulate
+from deploy.cli.planning.theory import TheoryOptions, theory
 from deploy.cli.serve import ServeOptions, serve
-from deploy.cli.simulate import SimulateOptions, simulate
 from deploy.cli.terminal import say
 
 EXIT_NO_START = 2
@@ -25,6 +26,7 @@ app = typer.Typer(help="Speculative decoding across machines, served.", pretty_e
 add_command(app, "serve", ServeOptions, serve)
 add_command(app, "generate", GenerateOptions, generate)
 add_command(app, "simulate", SimulateOptions, simulate)
+add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
 add_command(app, "index", IndexOptions, index)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 import typer
@@ -39,3 +40,31 @@ def add_command(app: typer.Typer, name: str, options: type[Options], run: Callab
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     app.command(name, help=inspect.getdoc(options))(command)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The value of an option that takes several numbers, separated by commas."""
+
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return ",".join(f"{value:g}" for value in self.values)
+
+
+def numbers(allowed: Range, help_text: str, *, metavar: str, panel: str | None = None) -> Any:
+    """An option of type `Numbers`, each of which must lie in a range."""
+
+    def parse(text: str | Numbers) -> Numbers:
+        if isinstance(text, Numbers):  # the default
+            return text
+        try:
+            values = tuple(float(word) for word in text.split(","))
+        except ValueError:
+            raise typer.BadParameter(f"must be numbers, separated by commas, got {text!r}") from None
+        if wrong := [value for value in values if value not in allowed]:
+            raise typer.BadParameter(f"must be {allowed}, got {wrong[0]!r}")
+        return Numbers(values)
+
+    about = f"{help_text}; {allowed}; several with commas between."
+    return typer.Option(help=about, metavar=metavar, parser=parse, rich_help_panel=panel)

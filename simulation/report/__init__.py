@@ -2,6 +2,7 @@
 
 from simulation.report.comparison import Comparison, Run, compare, plain, run, sequential, sweep
 from simulation.report.day import REVERSAL_S, ROLES, TICK_S, Day, Demand, Scaling, simulate_day
+from simulation.report.panels import Line, Panel, picture
 from simulation.report.scaling_svg import Sample, scaling_picture
 from simulation.report.speed_svg import speed_picture
 from simulation.report.table import advice_of, comparison_lines, comparison_results
@@ -13,6 +14,8 @@ __all__ = [
     "Comparison",
     "Day",
     "Demand",
+    "Line",
+    "Panel",
     "Run",
     "Sample",
     "Scaling",
@@ -20,6 +23,7 @@ __all__ = [
     "compare",
     "comparison_lines",
     "comparison_results",
+    "picture",
     "plain",
     "run",
     "scaling_picture",

@@ -12,7 +12,7 @@ import pytest
 from core.config import SpeculationConfig
 from core.costs.pass_law import PassLaw
 from core.records import Verification
-from core.speculation.theory import expected_tokens
+from core.theory import expected_tokens, pipelined_factor
 from simulation.engines.hardware import EngineLaw, HopLaw
 from simulation.engines.presets import PRESETS, Hardware
 from simulation.engines.texts import Agreement, SteadyLaw
@@ -123,6 +123,18 @@ def test_in_turn_is_theorem_3_8_with_the_wire(gamma, verification):
     assert report.tokens_per_s_a_stream == pytest.approx(expected, rel=0.02)
     assert report.formula_tokens_per_s == pytest.approx(expected, rel=0.02)
     assert report.time_hidden == 0.0
+
+
+@pytest.mark.thorough
+def test_pipelined_is_theory_where_the_draft_is_far_ahead():
+    """E(gamma) / max(1, gamma c) of plain, within 2%: every second candidate is right where the first is not."""
+    law, no_hop = SteadyLaw((0.8, 0.2), (0.8, 0.2), alpha=0.8), HopLaw(1e-6)
+    near = replace(HARDWARE, target_hop=no_hop, draft_hop=no_hop)
+    scenario = replace(BY_HAND, hardware=near, law=law, load=Closed(1, 8), max_tokens=200)
+    report = simulate(scenario)
+    expected = pipelined_factor(0.8, GAMMA, DRAFT_S / TARGET_S, report.hit_rate)
+    assert report.hit_rate == 1.0
+    assert report.tokens_per_s_a_stream * TARGET_S == pytest.approx(expected, rel=0.02)
 
 
 class TwoOfFour:

@@ -124,7 +124,7 @@ def test_each_command_explains_its_options_without_ray_or_torch():
     code = """
 import sys
 from deploy.cli.main import main
-status = [main([command, "--help"]) for command in ("serve", "generate", "simulate", "check")]
+status = [main([command, "--help"]) for command in ("serve", "generate", "simulate", "theory", "check")]
 sys.exit(any(status) or bool({"ray", "torch", "transformers"} & sys.modules.keys()))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core import theory
 from core.exact import acceptance
 from core.exact.acceptance import verify_block, verify_rejection
 from core.exact.noise import Purpose
-from core.speculation import theory
 from tests.core.exact.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet, log
 
 NUM_DRAWS = 10_000

@@ -1,11 +1,8 @@
-"""What speculation can gain: expected tokens, walltime and acceptance, as functions of p, q, gamma and c.
-
-Knows closed forms only; for tests, documents and planning, never on the path of a request. Symbols: docs/notation.md.
-"""
+"""How much is accepted, as a function of p and q: of one guess, of one of several, of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
@@ -21,6 +18,28 @@ def acceptance_rate(p: Float64, q: Float64) -> float:
     return float(np.minimum(p, q).sum())
 
 
+def divergence(p: Float64, q: Float64) -> float:
+    """D_LK: 1 - sum_x min(p(x), q(x)), the total variation distance. Source: Leviathan et al. 2023, Lemma 3.3."""
+    return 1.0 - acceptance_rate(p, q)
+
+
+def acceptance_rate_of_several(p: Float64, qs: Sequence[Float64]) -> float:
+    """That one of several guesses at the same place is accepted, each drawn from its q and judged in this order.
+
+    After a rejection p is replaced by its residual, (p - q)+ normalised.
+    Source: Stratos, Speculative Decoding, section 2, after SpecInfer.
+    """
+    rejected = 1.0
+    for q in qs:
+        alpha = acceptance_rate(p, q)
+        rejected *= 1.0 - alpha
+        residual = np.maximum(p - q, 0.0)
+        if not residual.any():
+            return 1.0
+        p = residual / residual.sum()
+    return 1.0 - rejected
+
+
 def coupled_acceptance_rate(p: Float64, q: Float64) -> float:
     """alpha of coupled sampling: sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). Source: Daliri et al. 2024."""
     both = (p > 0) & (q > 0)
@@ -32,19 +51,6 @@ def coupled_lower_bound(p: Float64, q: Float64) -> float:
     """(1 - TV) / (1 + TV), the most that sampling without communication can promise. Source: Daliri et al. 2024."""
     alpha = acceptance_rate(p, q)
     return alpha / (2.0 - alpha)
-
-
-def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens of a round, the target's own included, when each guess is accepted with probability alpha, independently.
-
-    (1 - alpha^(gamma+1)) / (1 - alpha). Source: Leviathan et al. 2023, equation 1.
-    """
-    return float(sum(alpha**i for i in range(gamma + 1)))
-
-
-def walltime_factor(alpha: float, gamma: int, c: float) -> float:
-    """Speed against plain decoding, draft and target in turn. Source: Leviathan et al. 2023, Theorem 3.8."""
-    return expected_tokens(alpha, gamma) / (gamma * c + 1.0)
 
 
 def rejection_survival(ratios: Float64) -> float:

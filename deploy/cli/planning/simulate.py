@@ -19,9 +19,10 @@ from core.errors import ConfigError
 from core.ranges import Range
 from core.records import Policy, Verification
 from core.results import as_json
-from deploy.cli import simulate_day, terminal
+from deploy.cli import terminal
 from deploy.cli.options import number
-from deploy.cli.simulate_day import DayOptions
+from deploy.cli.planning import simulate_day
+from deploy.cli.planning.simulate_day import DayOptions
 from simulation.engines import PRESETS, RECORDED_TEMPERATURES, Hardware, HopLaw, large_target, small_draft, steady_law
 from simulation.report import (
     Comparison,

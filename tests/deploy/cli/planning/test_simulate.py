@@ -15,10 +15,10 @@ import pytest
 from core.errors import ConfigError
 from core.records import Verification
 from deploy.cli import main
-from deploy.cli.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
+from deploy.cli.planning.simulate import MIN_STREAMS, Preset, SimulateOptions, by_streams, scenario_of
 from simulation.chaos.lies import GROWTH_LIES, TARGET_LIES
 from simulation.engines.presets import PRESETS
-from simulation.report import speed_svg, table
+from simulation.report import panels, speed_svg, table
 from simulation.report.comparison import compare
 from simulation.scenario import Arrivals, Closed
 from tests.deploy.cli.parsing import parsed
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_written_is_found_out_before_the_work(tmp_path, ca
 
 @pytest.mark.thorough
 def test_the_whole_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("deploy.cli.simulate.PLOT_STREAMS", (1, 2))
+    monkeypatch.setattr("deploy.cli.planning.simulate.PLOT_STREAMS", (1, 2))
     file, picture = tmp_path / "figures.json", tmp_path / "figures.svg"
     assert main.main(["simulate", *QUICK, "--json", str(file), "--plot", str(picture)]) == 0
     out, err = capsys.readouterr()
@@ -215,7 +215,7 @@ def test_points_stand_where_their_values_belong(quick):
     flat = {"plain": [(1, 50.0), (2, 100.0)], "pipelined": [(1, 200.0), (2, 400.0)]}
     root = ElementTree.fromstring(speed_svg.speed_picture(comparison, flat))
     heights = {
-        float(circle.find(f"{SVG}title").text): speed_svg.HEIGHT_PX - float(circle.get("cy"))
+        float(circle.find(f"{SVG}title").text): panels.HEIGHT_PX - float(circle.get("cy"))
         for circle in list(root.iter(f"{SVG}circle"))[-4:]
     }
     assert heights[400.0] == pytest.approx(2 * heights[200.0], abs=0.2)
@@ -223,7 +223,7 @@ def test_points_stand_where_their_values_belong(quick):
 
 
 def test_the_essay_names_every_preset_and_lie_count():
-    essay = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    essay = (Path(__file__).parents[4] / "docs" / "simulation.md").read_text()
     assert all(f"| `{name}` |" in essay for name in PRESETS)
     assert f"{len(GROWTH_LIES)} lies of a draft, {len(TARGET_LIES)} of a target" in essay
     assert f"plants {len(PLANTED)} faults" in essay

@@ -1,0 +1,22 @@
+"""What a pair of models is worth on prompts of one's own, measured without a service. Imports torch."""
+
+from deploy.measure.agreement import of_guesser
+from deploy.measure.prediction import Timing
+from deploy.measure.prompts import read_prompts
+from deploy.measure.recording import MeasuredModel, Recording
+from deploy.measure.report import lines, results
+from deploy.measure.survey import Plan, Survey, guessers, survey
+
+__all__ = [
+    "MeasuredModel",
+    "Plan",
+    "Recording",
+    "Survey",
+    "Timing",
+    "guessers",
+    "lines",
+    "of_guesser",
+    "read_prompts",
+    "results",
+    "survey",
+]

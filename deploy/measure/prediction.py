@@ -1,0 +1,89 @@
+"""What a measured agreement would be worth on hardware whose passes are known: the best draft length by streams.
+
+Knows acceptance by depth and laws of time; must not know where either comes from. The way to engines takes no time
+here: `outrider simulate` has it, and all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from core.theory import chain_tokens
+
+STREAMS = (1, 2, 4, 8, 16, 32)
+WORTH_IT = 1.03
+"""A factor from which drafting pays: below it, the service itself would rest (docs/control.md)."""
+
+PassTime = Callable[[int], float]
+"""Seconds of a pass by its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long passes take on some hardware."""
+
+    name: str
+    target: PassTime
+    draft: PassTime | None = None
+
+    @property
+    def c(self) -> float:
+        """Of a draft pass over a target pass, one row each."""
+        return self.draft(1) / self.target(1) if self.draft is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """Where guesses come from, in time."""
+
+    rates: Sequence[float]
+    """Acceptance by depth, of places that may have no guess."""
+    guess_s: float | None = None
+    """Of a proposal; None for a draft, which takes a pass for each guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The best draft length with so many streams, and the factor against plain decoding there."""
+
+    num_streams: int
+    gamma: int
+    factor: float
+
+
+def predict(guessing: Guessing, timing: Timing, *, is_pipelined: bool) -> list[Prediction]:
+    """For each number of streams. Pipelined: drafting on a device of its own, hidden behind verification, and ready."""
+    return [_best(guessing, timing, num_streams, is_pipelined) for num_streams in STREAMS]
+
+
+def pays_up_to(predictions: Iterable[Prediction]) -> int:
+    """The most streams with which drafting pays, and with all fewer; 0 if never."""
+    most = 0
+    for each in predictions:
+        if each.factor < WORTH_IT:
+            break
+        most = each.num_streams
+    return most
+
+
+def _best(guessing: Guessing, timing: Timing, num_streams: int, is_pipelined: bool) -> Prediction:
+    plain_s = timing.target(num_streams)
+
+    def factor(gamma: int) -> float:
+        if not gamma:
+            return 1.0
+        verify_s = timing.target(num_streams * (gamma + 1))
+        draft_s = _draft_s(guessing, timing, num_streams, gamma)
+        round_s = max(verify_s, draft_s) if is_pipelined else verify_s + draft_s
+        return chain_tokens(guessing.rates[:gamma]) * plain_s / round_s
+
+    gamma = max(range(len(guessing.rates) + 1), key=factor)
+    return Prediction(num_streams, gamma, factor(gamma))
+
+
+def _draft_s(guessing: Guessing, timing: Timing, num_streams: int, gamma: int) -> float:
+    if guessing.guess_s is not None:
+        return num_streams * guessing.guess_s
+    assert timing.draft is not None, "a draft's guesses take passes"
+    return gamma * timing.draft(num_streams)

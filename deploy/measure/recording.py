@@ -1,0 +1,146 @@
+"""What a target writes after a prompt, and what target and draft think of each place of it.
+
+Knows runtimes, sampling and noise: models are driven by hand, in this process. Must not know guessers or figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from core.config import EngineConfig
+from core.costs import PassCost, PassLaw
+from core.records import Sampling
+from core.speculation import TokenTree
+from workers.model import load
+from workers.runtime import ModelRuntime
+from workers.sampling import Row, perturbed, process
+from workers.step import SequenceKV, StepRows
+
+Float32 = NDArray[np.float32]
+
+TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows of the passes that are timed; beyond, a pass is taken to cost in proportion."""
+NUM_TIMED = 7
+"""Passes of each width, of which the median counts."""
+CONTEXT_TOKENS = 64
+"""Behind which passes are timed."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Recording:
+    """One text of the target's. Distributions are those that the next token was drawn from, place by place."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    log_p: Float32  # [output, V]
+    log_q: Float32 | None = None  # [output, V], of the draft, if there is one
+    guesses: tuple[int, ...] = ()
+    """What the draft would have guessed at each place with the noise that it shares with the target."""
+
+
+class MeasuredModel:
+    """A model that is ready, and what it costs."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load it. Raises: StartupError."""
+        loaded = load(config, _quiet)
+        self.weights_bytes = sum(parameter.nbytes for parameter in loaded.model.parameters())
+        self._runtime = ModelRuntime(loaded, config)
+        self._runtime.warm_up(_quiet)
+        self.info = self._runtime.info
+        self._chunk_tokens = config.max_step_tokens
+        cache = self._runtime.cache
+        self.kv_bytes_a_token = sum(tensor[0].nbytes for tensor in (*cache.keys, *cache.values))
+
+    @torch.inference_mode()
+    def write(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> Recording:
+        """Up to `max_tokens` tokens with the noise of `sampling.seed`, as plain decoding draws them."""
+        tokens, laws = list(prompt), list[Float32]()
+        with self._sequence() as kv:
+            logits = self._prefill(kv, prompt)
+            while True:
+                row = Row(sampling, len(tokens), tokens, len(prompt))
+                log_p = process(logits, [row])
+                laws.append(log_p[0].cpu().numpy())
+                tokens.append(int(perturbed(log_p, [row]).argmax()))
+                if len(laws) == max_tokens or tokens[-1] in self.info.eos_token_ids:
+                    break
+                logits = self._runtime.forward([StepRows(kv, tokens[-1:])])
+        return Recording(tuple(prompt), tuple(tokens[len(prompt) :]), np.stack(laws))
+
+    @torch.inference_mode()
+    def follow(self, text: Recording, sampling: Sampling) -> Recording:
+        """The same text, with what this model, as the draft, thinks of it."""
+        tokens, start = (*text.prompt, *text.output), len(text.prompt)
+        with self._sequence() as kv:
+            logits = torch.cat([self._prefill(kv, text.prompt), *self._read(kv, text.output[:-1])])
+        rows = [Row(sampling, place, tokens[:place], start) for place in range(start, len(tokens))]
+        log_q = process(logits, rows)
+        guesses = perturbed(log_q, rows).argmax(dim=-1).tolist()
+        return Recording(text.prompt, text.output, text.log_p, log_q.cpu().numpy(), tuple(guesses))
+
+    @torch.inference_mode()
+    def pass_law(self) -> PassLaw:
+        """Seconds of a pass by its rows, measured now. Widths take turns, and none is dearer than a wider one."""
+        cost = PassCost(prior_s=0.0)
+        with self._sequence() as kv:
+            self._prefill(kv, [0] * CONTEXT_TOKENS)
+            for _ in range(NUM_TIMED):
+                for rows in TIMED_ROWS:
+                    cost.see(rows, self._pass_s(kv, rows))
+        curve = cost.curve()
+        return PassLaw(tuple((rows, curve(rows)) for rows in TIMED_ROWS))
+
+    def _pass_s(self, kv: SequenceKV, num_rows: int) -> float:
+        began_s = time.perf_counter()
+        logits = self._runtime.forward([_chain(kv, [0] * num_rows)])
+        float(logits[-1, 0])  # this waits for the device
+        took_s = time.perf_counter() - began_s
+        self._runtime.cache.truncate(kv, CONTEXT_TOKENS)
+        return took_s
+
+    def _prefill(self, kv: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits after the last of the tokens.  # [1, V]"""
+        *others, last = self._chunks(tokens)
+        for chunk in others:
+            self._runtime.forward([StepRows(kv, chunk, wants_logits=False)])
+        return self._runtime.forward([StepRows(kv, last)])
+
+    def _read(self, kv: SequenceKV, tokens: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Logits after each of the tokens.  # [chunk, V] each"""
+        return (self._runtime.forward([_chain(kv, chunk)]) for chunk in self._chunks(tokens))
+
+    def _chunks(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        return [tokens[first : first + self._chunk_tokens] for first in range(0, len(tokens), self._chunk_tokens)]
+
+    @contextmanager
+    def _sequence(self) -> Iterator[SequenceKV]:
+        kv = self._runtime.cache.new_sequence()
+        try:
+            yield kv
+        finally:
+            self._runtime.cache.free(kv)
+
+
+def record(
+    target: MeasuredModel, draft: MeasuredModel | None, prompt: Sequence[int], sampling: Sampling, max_tokens: int
+) -> Recording:
+    """What the target writes after `prompt`, and what both think of it."""
+    text = target.write(prompt, sampling, max_tokens)
+    return text if draft is None else draft.follow(text, sampling)
+
+
+def _chain(kv: SequenceKV, tokens: Sequence[int]) -> StepRows:
+    """Rows of which each has logits: a token, and the others in a row below it."""
+    return StepRows(kv, tokens[:1], TokenTree.chain(tuple(tokens[1:])))
+
+
+def _quiet(_: str) -> None:
+    """Progress is shown by whoever loads."""
