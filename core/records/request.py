@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from core import ranges
-
-
-class Verification(StrEnum):
-    """How a block is checked against the target (docs/exactness.md)."""
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
-
+from core.rules import Rule, Verification
 
 Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
 """How to decide how far to draft (docs/control.md)."""
@@ -89,3 +80,8 @@ class GenerationRequest:
     """Report each call to an engine with the chunk that it led to."""
     deadline: float | None = None
     """On the service's clock, in seconds."""
+
+    @property
+    def rule(self) -> Rule:
+        """What verifies it."""
+        return self.verification.at(is_greedy=self.sampling.is_greedy)
