@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from core.exact import Outcome
 from core.records import (
     Base,
     Continuation,
@@ -21,6 +20,7 @@ from core.records import (
     SequenceSpec,
     VerifyRequest,
 )
+from core.rules import Outcome
 from core.speculation import EMPTY_BLOCK, ROOT, Candidates, HeldTree, TreeBuilder, TreeSpec, subtree
 from core.text import TokenLog
 
@@ -247,7 +247,7 @@ def refusal_of_offer(
     tokens = offer.tree.tokens
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         return Refused(offer.stamp, f"a guess is outside the vocabulary of {vocab_size}")
-    return Refused(offer.stamp, "rejection and block verification are sent each block") if held.spec.needs_q else None
+    return Refused(offer.stamp, "where the draft samples, each block is sent") if held.spec.needs_q else None
 
 
 def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, outcome: Outcome) -> VerifyRequest | None:
@@ -304,13 +304,12 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
         return f"a token id is outside the vocabulary of {vocab_size}"
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
-    needs_q = spec is not None and spec.needs_q
     if isinstance(request, DraftRequest):
-        is_chosen = needs_q and not request.growth.is_blind
+        is_chosen = spec is not None and spec.needs_q and not request.growth.is_blind
         return "a draft that samples grows a chain of a length that is fixed beforehand" if is_chosen else None
     block = request.block.tokens
     if block and (min(block) < 0 or max(block) >= vocab_size):
         return f"a guess is outside the vocabulary of {vocab_size}"
-    if needs_q and not request.block.is_chain:
-        return "rejection and block verification take chains only"
+    if spec is not None and not spec.takes_trees and not request.block.is_chain:
+        return f"{spec.rule.name} verification takes chains only"
     return None

@@ -18,8 +18,9 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from core import noise
 from core.config import EngineConfig
-from core.exact import Purpose, noise
+from core.noise import Purpose
 from core.records import Sampling
 from deploy.measure import MeasuredModel, Recording
 from models.train.corpus import load_split

@@ -3,7 +3,7 @@
 The target writes on after held-out prompts; along its own text the draft is asked what it would have said at each place
 (`simulation.engines.texts.Agreement` says what is kept). From each place a chain is drawn from the draft too, and
 judged as block verification would, whose acceptance does not follow from single tokens. Sampling, noise and
-verification are the reference's own (core.exact.sampling, core.exact.acceptance), so a trace is a measurement, not a
+verification are the reference's own (core.exact.sampling, core.rules), so a trace is a measurement, not a
 model. Rejection and block verification get the whole of q, as one process would give it to them: what the product's cut
 of q costs them (`SpeculationConfig.q_top_tokens`) is not in the traces.
 """
@@ -22,7 +22,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from core.exact import Purpose, acceptance, noise
+from core import noise
+from core.noise import Purpose
+from core.rules import chains as acceptance
 from models.train.corpus import load_split
 from models.train.evaluation import PROMPT_TOKENS, held_out_prompts
 from models.train.stream import token_stream

@@ -1,7 +1,5 @@
-"""The reference of what is exact: noise, sampling and verification, one row at a time, in numpy."""
+"""The reference of what is sampled: from logits to p and from p to a token, one row at a time, in numpy."""
 
-from core.exact.acceptance import NEGLIGIBLE_MASS, Outcome
-from core.exact.noise import Key, Purpose
 from core.exact.sampling import TOP_P_SLACK
 
-__all__ = ["NEGLIGIBLE_MASS", "TOP_P_SLACK", "Key", "Outcome", "Purpose"]
+__all__ = ["TOP_P_SLACK"]

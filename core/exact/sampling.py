@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from core.exact import noise
-from core.exact.noise import Purpose
+from core.noise import Purpose
 from core.records import Sampling
+from core.rules import draw
 from core.speculation import SparseDistribution
 
 Float32 = NDArray[np.float32]
@@ -125,12 +125,6 @@ def _log_softmax(logits: Float32) -> Float64:
     shifted = logits.astype(np.float64) - float(logits.max())
     log_p: Float64 = shifted - np.log(np.exp(shifted).sum())
     return log_p
-
-
-def draw(log_p: Float64, seed: int, position: int, row: int, purpose: Purpose) -> int:
-    """A token with law p: argmax of log p + Gumbel noise; the lowest id of several. `log_p` need not be normalised."""
-    gumbel = noise.gumbel(seed, position, row, purpose, len(log_p))
-    return int((log_p.astype(np.float32) + gumbel).argmax())
 
 
 def sample_coupled(log_p: Float64, sampling: Sampling, position: int) -> int:

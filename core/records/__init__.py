@@ -23,9 +23,10 @@ from core.records.engine import (
 )
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
-from core.records.request import GenerationRequest, Policy, Sampling, Verification
+from core.records.request import GenerationRequest, Policy, Sampling
 from core.records.statistics import EngineStats, SourceStats, SpeculationStats
 from core.records.trace import Call, CallTrace
+from core.rules import Verification
 
 __all__ = [
     "Base",

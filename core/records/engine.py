@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.records.request import GenerationRequest, Sampling, Verification
+from core.records.request import GenerationRequest, Sampling
+from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
 
@@ -37,9 +38,19 @@ class SequenceSpec:
         )
 
     @property
+    def rule(self) -> Rule:
+        """What verifies its blocks."""
+        return self.verification.at(is_greedy=self.sampling.is_greedy)
+
+    @property
     def needs_q(self) -> bool:
-        """Whether verification needs q of each guess: then the draft samples, and blocks are chains."""
-        return self.verification is not Verification.COUPLED and not self.sampling.is_greedy
+        """Whether verification needs what each guess was drawn from: so the draft draws."""
+        return self.rule.needs_q
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a node of a block may have several children."""
+        return self.rule.takes_trees
 
 
 @dataclass(frozen=True, slots=True)

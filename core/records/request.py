@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from core import ranges
-
-
-class Verification(StrEnum):
-    """How a block is checked against the target (docs/exactness.md)."""
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
-
+from core.rules import Rule, Verification
 
 Policy = Literal["adaptive", "static", "static_tree", "heuristic", "confidence", "path_probability", "entropy"]
 """How to decide how far to draft (docs/control.md)."""
@@ -116,3 +107,8 @@ class GenerationRequest:
     """Of those who wait for a place, who has a lower one is served first."""
     caller: str = ""
     """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
+
+    @property
+    def rule(self) -> Rule:
+        """What verifies it."""
+        return self.verification.at(is_greedy=self.sampling.is_greedy)

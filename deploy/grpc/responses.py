@@ -21,11 +21,10 @@ from core.records import (
     Usage,
 )
 from deploy.api import MODEL_SAMPLING, Served, speculation_fields
-from deploy.grpc.translate import VERIFICATIONS
+from deploy.grpc.translate import VERIFICATION_PREFIX
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
 
-_VERIFICATION_NUMBERS = {verification: number for number, verification in VERIFICATIONS.items()}
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -92,7 +91,7 @@ def to_model_info(
         target=_model(target),
         draft=_model(draft) if draft is not None else None,
         max_draft_tokens=config.speculation.max_draft_tokens if draft is not None else 0,
-        verification=_VERIFICATION_NUMBERS[config.speculation.verification],
+        verification=VERIFICATION_PREFIX + config.speculation.verification.name,
         sampling_defaults=pb.SamplingParams(**{name: getattr(defaults, name) for name in MODEL_SAMPLING}),
         control=_control(control),
     )

@@ -16,11 +16,8 @@ from deploy.calls import CallId
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
 
-VERIFICATIONS = {
-    pb.VERIFICATION_COUPLED: Verification.COUPLED,
-    pb.VERIFICATION_REJECTION: Verification.REJECTION,
-    pb.VERIFICATION_BLOCK: Verification.BLOCK,
-}
+VERIFICATION_PREFIX = "VERIFICATION_"
+VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}
 
 
 def to_requests(

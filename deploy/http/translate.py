@@ -124,4 +124,4 @@ def _verification(given: str | None) -> Verification | None:
     if given is None:
         return None
     require(given in tuple(Verification), "speculation.verification", f"one of {', '.join(Verification)}", given)
-    return Verification(given)
+    return Verification[given.upper()]

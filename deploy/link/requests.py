@@ -21,12 +21,8 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 Request = VerifyRequest | Continuation | DraftRequest
 
-_VERIFICATIONS = {
-    Verification.COUPLED: pb.VERIFICATION_COUPLED,
-    Verification.REJECTION: pb.VERIFICATION_REJECTION,
-    Verification.BLOCK: pb.VERIFICATION_BLOCK,
-}
-_BY_NUMBER = {number: verification for verification, number in _VERIFICATIONS.items()}
+VERIFICATION_PREFIX = "VERIFICATION_"
+"""Of the names of rules on the wire."""
 
 
 def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
@@ -121,7 +117,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
     return pb.SequenceSpec(
         prompt_len=spec.prompt_len,
         sampling=_encode_sampling(spec.sampling),
-        verification=_VERIFICATIONS[spec.verification],
+        verification=VERIFICATION_PREFIX + spec.verification.name,
         num_logprobs=spec.num_logprobs,
         num_prompt_logprobs=spec.num_prompt_logprobs,
     )
@@ -131,7 +127,7 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
     return SequenceSpec(
         message.prompt_len,
         _decode_sampling(message.sampling),
-        _BY_NUMBER[message.verification],
+        Verification[pb.Verification.Name(message.verification).removeprefix(VERIFICATION_PREFIX)],
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
     )

@@ -14,7 +14,7 @@ from orchestrator.policy.adaptive import AdaptivePolicy
 from orchestrator.policy.named import ChainPolicy, StaticTreePolicy
 from orchestrator.policy.policy import ControlReport
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import TreePolicy, kind_of
+from orchestrator.policy.tree_policy import TreePolicy
 
 
 class Policies(Protocol):
@@ -38,7 +38,7 @@ class Controller:
 
     def policy(self, request: GenerationRequest) -> TreePolicy:
         config, known = self._config_for(request), self._known
-        policy = _class_of(config, kind_of(request))(request, config, known)
+        policy = _class_of(config, request)(request, config, known)
         if policy.gamma or not known.reason:
             nodes = policy.max_nodes if policy.gamma else 0
             known.note(f"{policy.kind}: gamma {policy.gamma}, {policy.why}", policy.gamma, nodes, is_change=False)
@@ -68,8 +68,8 @@ class Controller:
         )
 
 
-def _class_of(config: SpeculationConfig, kind: str) -> type[TreePolicy]:
-    """Where the draft samples, trees are chains."""
+def _class_of(config: SpeculationConfig, request: GenerationRequest) -> type[TreePolicy]:
+    """Where no trees are verified, they are chains."""
     if config.policy == "adaptive":
         return AdaptivePolicy
-    return StaticTreePolicy if config.policy == "static_tree" and kind != "rejection" else ChainPolicy
+    return StaticTreePolicy if config.policy == "static_tree" and request.rule.takes_trees else ChainPolicy

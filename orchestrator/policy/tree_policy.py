@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from core.config import SpeculationConfig
-from core.records import GenerationRequest, Timing, Verification
+from core.records import GenerationRequest, Timing
 from core.speculation import ROOT, USUAL_TAIL, Measure, Part, SourceWorth, TreeSpec, num_branches
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
@@ -23,9 +23,8 @@ CATCH_UP = TreeSpec.chain(1)
 
 def kind_of(request: GenerationRequest) -> str:
     """The name under which observations of this request are learned, since acceptance differs by verification."""
-    if request.sampling.is_greedy:
-        return "greedy"
-    return "coupled" if request.verification is Verification.COUPLED else "rejection"
+    rule = request.rule
+    return "rejection" if rule.needs_q else rule.name
 
 
 class TreeView(Protocol):
@@ -54,7 +53,7 @@ class TreePolicy(ABC):
         """Most guesses in a row."""
         self.max_nodes = config.max_block_tokens
         """Most nodes of a block."""
-        self._is_sampled = self.kind == "rejection"
+        self._is_sampled = request.rule.needs_q
         self.is_in_turn = self._is_sampled or not config.pipelining
         """Draws are of use for one block, whose root has to be known."""
         self._timeout_s = config.draft_timeout_s

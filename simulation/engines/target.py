@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.errors import WorkerLost
-from core.exact import Outcome
 from core.protocol import Continuations, HeldTokens, refusal_of_offer
 from core.records import Continuation, Refused, TokenLogprobs, Verdict, VerifyReply, VerifyRequest
+from core.rules import Outcome
 from core.speculation import ROOT
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw

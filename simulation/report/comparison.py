@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from core.config import SpeculationConfig
 from core.records import Verification
+from core.rules import lossless
 from simulation.measure import Report
 from simulation.scenario import Scenario, simulate
 
@@ -89,8 +90,7 @@ def sequential(scenario: Scenario, gamma: int) -> Scenario:
 
 def sweep(scenario: Scenario, gammas: Sequence[int] = GAMMAS) -> Iterator[Run]:
     """In turn: each verification that applies, by rising draft length until that does not pay."""
-    is_greedy = scenario.temperature == 0
-    for verification in [Verification.COUPLED] if is_greedy else Verification:
+    for verification in lossless(is_greedy=scenario.temperature == 0):
         best = 0.0
         for gamma in gammas:
             fixed = replace(sequential(scenario, gamma), verification=verification)

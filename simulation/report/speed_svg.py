@@ -6,6 +6,7 @@ Knows comparisons and diagrams; must not know how the figures were made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from simulation.report.comparison import Comparison
 from simulation.report.panels import Line, Panel, Points, picture
@@ -14,10 +15,9 @@ COLORS = {
     "plain": "#8a9099",
     "pipelined": "#c2543c",
     "sequential": "#3b7dbd",
-    "coupled": "#3b7dbd",
-    "rejection": "#4c9f70",
-    "block": "#b58900",
 }
+RULE_COLORS = ("#3b7dbd", "#4c9f70", "#b58900", "#7a5195", "#6b8e9e")
+"""Of rules of verification, in the order in which they were tried; with more rules they come again."""
 
 
 def speed_picture(comparison: Comparison, by_streams: Mapping[str, Points]) -> str:
@@ -30,9 +30,10 @@ def _by_gamma(comparison: Comparison) -> Panel:
     lines = [
         _level(name, run.rate, gammas) for name, run in zip(("plain", "pipelined"), comparison.runs[::2], strict=True)
     ]
-    for verification in dict.fromkeys(run.verification for run in comparison.sequential):
+    tried = dict.fromkeys(run.verification for run in comparison.sequential)
+    for verification, color in zip(tried, cycle(RULE_COLORS), strict=False):
         points = [(run.gamma or 0, run.rate) for run in comparison.sequential if run.verification is verification]
-        lines.append(Line(f"in turn, {verification.value}", points, COLORS[verification.value]))
+        lines.append(Line(f"in turn, {verification.value}", points, color))
     return Panel("tokens/s of one stream", "draft length γ", gammas, lines)
 
 

@@ -27,9 +27,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from core import noise
 from core.errors import UnsoundScores
-from core.exact import noise
-from core.exact.noise import Purpose
+from core.noise import Purpose
 from core.ranges import LOGIT_BIAS, MAX_SEED, SAMPLING
 from core.records import Sampling
 from tests.checkpoints import write

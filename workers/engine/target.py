@@ -9,7 +9,6 @@ from itertools import chain
 from torch import Tensor
 
 from core.config import EngineConfig
-from core.exact import Outcome
 from core.protocol import Continuations, refusal_of_offer
 from core.records import (
     Continuation,
@@ -18,10 +17,10 @@ from core.records import (
     TargetRequest,
     TokenLogprobs,
     Verdict,
-    Verification,
     VerifyReply,
     VerifyRequest,
 )
+from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.engine.base import Engine
 from workers.engine.jobs import Job, VerifyJob, scores_of
@@ -46,10 +45,9 @@ class _Judged:
     block: TokenTree
 
     @property
-    def verification(self) -> Verification:
-        """Greedy decoding is the same under all three; coupled needs no q for it."""
-        spec = self.job.held.spec
-        return spec.verification if spec.needs_q else Verification.COUPLED
+    def rule(self) -> Rule:
+        """What judges it."""
+        return self.job.held.spec.rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +160,14 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         readback = Readback()
         is_bad = readback.ask(scored.is_bad)
         asked = [
-            (of_kind, self._ask(verification, of_kind, scored.scores, readback))
-            for verification in Verification
-            if (of_kind := [item for item in items if item.verification is verification])
+            (of_rule, self._ask(name, of_rule, scored.scores, readback))
+            for name in verify.TWINS
+            if (of_rule := [item for item in items if item.rule.name == name])
         ]
         readback.wait()
         sound: list[tuple[_Judged, Outcome]] = []
         again: list[_Judged] = []
-        for item, outcome in chain.from_iterable(zip(of_kind, outcomes(), strict=True) for of_kind, outcomes in asked):
+        for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
             root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
             if root or any(guesses):
                 self._runtime.cache.suspect(item.job.held.kv)
@@ -184,17 +182,15 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return again
 
     @staticmethod
-    def _ask(
-        verification: Verification, items: Sequence[_Judged], scores: Tensor, readback: Readback
-    ) -> Callable[[], list[Outcome]]:
+    def _ask(rule: str, items: Sequence[_Judged], scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
+        """What one rule makes of these. Of greedy sampling, all of which is then, nothing but scores is asked."""
         rows = [row for item in items for row in item.rows]
         if len(rows) < len(scores):
             index = [item.start + row for item in items for row in range(len(item.rows))]
             scores = scores[upload(index, scores.device)]
         blocks = [item.block for item in items]
-        if verification is Verification.COUPLED:
-            return verify.follow(blocks, sampler.draw(scores, rows), readback)
-        return verify.verify(verification, blocks, sampler.distribution(scores, rows), rows, readback)
+        log_p = scores if rows[0].sampling.is_greedy else sampler.distribution(scores, rows)
+        return verify.verify(rule, blocks, log_p, rows, readback)
 
     def _conclude(self, judged: Sequence[tuple[_Judged, Outcome]], logits: Tensor) -> None:
         readback = Readback()

@@ -37,7 +37,7 @@ class Kind(Enum):
     def of(cls, spec: Sampling, verification: Verification) -> Kind:
         if spec.is_greedy:
             return cls.GREEDY
-        return cls.COUPLED if verification is Verification.COUPLED else cls.DRAWN
+        return cls.DRAWN if verification.rule.needs_q else cls.COUPLED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rows of noise by key, on any device: the twin of `core.exact.noise`, bit for bit.
+"""Rows of noise by key, on any device: the twin of `core.noise`, bit for bit.
 
 Knows keys and torch; must not know what the noise is for.
 """
@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.exact import Key, noise
+from core import noise
+from core.noise import Key
 from workers.step import upload
 
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise [R, V], bit for bit as `core.exact.noise.gumbel_rows`; what was asked for lately is remembered."""
+    """Gumbel noise [R, V], bit for bit as `core.noise.gumbel_rows`; what was asked for lately is remembered."""
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     unique = _NOISE.rows(list(places), vocab_size, device)
     return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]

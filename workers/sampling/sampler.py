@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.exact import TOP_P_SLACK, Purpose, noise
+from core import noise
+from core.exact import TOP_P_SLACK
+from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
 from core.speculation import SparseDistribution
 from workers.sampling.gumbel import gumbel_rows
@@ -192,13 +194,6 @@ def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     """The token [R] that both sides draw in coupled mode: argmax of log p + shared noise, greedy rows without noise."""
     return argmax(perturbed(log_p, rows))
-
-
-def draw(scores: Tensor, rows: Sequence[Row]) -> Tensor:
-    """`sample_coupled` of adjusted logits [R, V]; greedy decoding asks for no distribution."""
-    if all(sampling.is_greedy for sampling in _samplings(rows)):
-        return argmax(scores)
-    return sample_coupled(distribution(scores, rows), rows)
 
 
 def argmax(scores: Tensor) -> Tensor:

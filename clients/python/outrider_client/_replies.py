@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from google.protobuf.message import Message
 
@@ -34,9 +34,7 @@ Record = TypeVar("Record")
 
 _REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 _VERIFICATIONS: dict[int, Verification] = {
-    pb.VERIFICATION_COUPLED: "coupled",
-    pb.VERIFICATION_REJECTION: "rejection",
-    pb.VERIFICATION_BLOCK: "block",
+    pb.Verification.Value(f"VERIFICATION_{name.upper()}"): name for name in get_args(Verification)
 }
 _CALLS: dict[int, Call] = {
     pb.CALL_VERIFY: "verify",

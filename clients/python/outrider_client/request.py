@@ -9,7 +9,7 @@ import math
 import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 import grpc
 from google.protobuf.message import Message
@@ -19,11 +19,7 @@ from outrider_client.errors import InvalidRequest
 from outrider_client.records import Verification
 
 SEED_BITS = 64
-_VERIFICATIONS = {
-    "coupled": pb.VERIFICATION_COUPLED,
-    "rejection": pb.VERIFICATION_REJECTION,
-    "block": pb.VERIFICATION_BLOCK,
-}
+_VERIFICATIONS: tuple[str, ...] = get_args(Verification)
 
 
 class GenerateFields(TypedDict, total=False):
@@ -114,7 +110,8 @@ def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
 def _put_verification(message: pb.GenerateRequest, verification: Verification) -> None:
     if verification not in _VERIFICATIONS:
         raise ValueError(f"must be one of {', '.join(_VERIFICATIONS)}, got {verification!r}")
-    message.speculation.verification = _VERIFICATIONS[verification]
+    named = pb.SpeculationParams(verification=f"VERIFICATION_{verification.upper()}")
+    message.speculation.MergeFrom(named)
 
 
 _PATHS = {

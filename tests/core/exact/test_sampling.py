@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.exact import noise
-from core.exact.noise import Purpose
-from core.exact.sampling import draw, draw_guess, log_probs, sample_coupled, truncate
+from core import noise
+from core.exact.sampling import draw_guess, log_probs, sample_coupled, truncate
+from core.noise import Purpose
 from core.records import Sampling
+from core.rules import draw
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0, 0.0], dtype=np.float32)
 PROMPT_LEN = 2

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core import theory
-from core.exact import acceptance
-from core.exact.acceptance import verify_block, verify_rejection
-from core.exact.noise import Purpose
-from tests.core.exact.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet, log
+from core.noise import Purpose
+from core.rules import chains as acceptance
+from core.rules.chains import verify_block, verify_rejection
+from tests.core.rules.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet, log
 
 NUM_DRAWS = 10_000
 RULES = {verify_rejection: theory.rejection_survival, verify_block: theory.block_survival}
@@ -60,7 +60,7 @@ def test_accepted_length_is_what_the_theory_says(verify, monkeypatch):
     p, q = (np.tile(dirichlet(seed)[0], (VOCAB_SIZE, 1)) for seed in (1, 2))
     decoder = Decoder(p, q, gamma=2, noise=table)
     monkeypatch.setattr(acceptance, "noise", table)
-    monkeypatch.setattr("core.exact.sampling.noise", table)
+    monkeypatch.setattr("core.rules.rule.noise", table)
     blocks = [decoder.chain(seed, 1, 0) for seed in range(NUM_DRAWS)]
     lengths = [len(verify(block, p[: len(block) + 1], seed, 1)[0]) for seed, block in enumerate(blocks)]
     expected = theory.expected_accepted(p[0], q[0], 2, RULES[verify])

@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from core import noise
 from core.config import EngineConfig
 from core.errors import ConfigError
-from core.exact import Purpose, noise
+from core.noise import Purpose
 from core.records import Verification
 from deploy.cli import main
 from deploy.cli.planning.simulate import SimulateOptions, scenario_of

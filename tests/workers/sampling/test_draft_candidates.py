@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.exact import noise, sampling
-from core.exact.noise import Purpose
+from core import noise
+from core.exact import sampling
+from core.noise import Purpose
 from core.records import Sampling, Verification
 from core.speculation.candidates import MAX_RANKS
 from core.speculation.token_tree import NO_Q, NO_TOKEN

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.exact import noise, sampling
-from core.exact.acceptance import sound_prefix
-from core.exact.noise import Purpose
+from core import noise
+from core.exact import sampling
+from core.noise import Purpose
 from core.records import Sampling
+from core.rules.chains import sound_prefix
 from core.speculation.token_tree import TokenTree
 from tests.workers.step.readbacks import at_once
 from workers.sampling import gumbel
@@ -58,19 +59,18 @@ def random_logits(num_rows, seed=0):
     return torch.from_numpy(logits)
 
 
-@given(batch=st.lists(rows(), min_size=1, max_size=5), is_greedy=st.booleans(), seed=st.integers(0, 10**6))
-def test_what_is_drawn_of_scores_is_what_is_drawn_of_the_distribution(batch, is_greedy, seed):
+@given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
+def test_what_is_drawn_of_scores_is_what_is_drawn_of_the_distribution(batch, seed):
     """Where all rows are greedy none is made."""
-    batch = [replace(row, sampling=replace(row.sampling, temperature=0.0)) for row in batch] if is_greedy else batch
+    batch = [replace(row, sampling=replace(row.sampling, temperature=0.0)) for row in batch]
     scores = twin.adjusted(random_logits(len(batch), seed), batch)
     expected = twin.perturbed(twin.distribution(scores, batch), batch).argmax(dim=-1)
-    assert twin.draw(scores, batch).tolist() == expected.tolist()
+    assert twin.argmax(scores).tolist() == expected.tolist()
 
 
 def test_of_several_that_are_alike_the_lowest_is_drawn():
-    greedy = Row(Sampling(temperature=0.0), len(PROMPT), PROMPT, len(PROMPT))
     scores = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-math.inf, -1.0, -math.inf, -1.0]])
-    assert twin.draw(scores, [greedy] * 2).tolist() == [1, 1]
+    assert twin.argmax(scores).tolist() == [1, 1]
 
 
 @settings(deadline=None, max_examples=200)

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.exact import acceptance
 from core.exact.sampling import draw_guess, sample_coupled, truncate
 from core.records import Sampling, Verification
+from core.rules import chains as acceptance
+from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
 from tests.workers.step.readbacks import at_once
 from workers.sampling.sampler import Row
@@ -100,7 +101,7 @@ def test_coupled_trees_follow_the_targets_samples():
     ]
     start = 0
     for tree in trees:
-        cases.append(acceptance.verify_coupled(tree, samples[start : start + 1 + len(tree)]))
+        cases.append(verify_coupled(tree, samples[start : start + 1 + len(tree)]))
         start += 1 + len(tree)
     assert at_once(verify, Verification.COUPLED, trees, log_p, rows) == cases
 

@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.exact import acceptance, noise
-from core.exact.noise import Purpose
-from core.exact.sampling import draw, draw_guess
+from core import noise
+from core.exact.sampling import draw_guess
+from core.noise import Purpose
+from core.rules import chains as acceptance
+from core.rules import draw
+from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import SparseDistribution, TokenTree
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "exactness.md"
@@ -81,7 +84,7 @@ def test_coupled_outcome_and_scores(example, tables, p, q):
     guesses, samples = (
         [draw(np.log(row), SEED, NUM_COMMITTED + i, 0, Purpose.SHARED) for i, row in enumerate(law)] for law in (q, p)
     )
-    outcome = acceptance.verify_coupled(TokenTree.chain(guesses), samples)
+    outcome = verify_coupled(TokenTree.chain(guesses), samples)
     assert outcome_cells(guesses, outcome) == tables["coupled"]
 
 

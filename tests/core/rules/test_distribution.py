@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.core.exact.decoding import SIGNIFICANCE, VERIFY, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, p_value
+from tests.core.rules.decoding import SIGNIFICANCE, VERIFY, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, p_value
 
 pytestmark = pytest.mark.thorough
 

@@ -1,43 +1,25 @@
-"""Which guesses of a block stand, and which token of the target's own follows: the reference for all verifications.
+"""Verification of chains by what each guess was drawn from: rejection and block verification.
 
 Knows blocks, p, q and the noise; must not know who guessed, nor how. Proofs and a worked example: docs/exactness.md.
-`workers.sampling.verify` is the batched twin: it does the sums over the vocabulary on the device, and decides by the
+`workers.sampling.chains` is the batched twin: it does the sums over the vocabulary on the device, and decides by the
 functions below that take a few numbers for each guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from core.exact import noise
-from core.exact.noise import Purpose
-from core.exact.sampling import draw
-from core.speculation import ROOT, SparseDistribution, TokenTree
-
-Float64 = NDArray[np.float64]
-Outcome = tuple[tuple[int, ...], int]
-"""(accepted nodes from the root downwards, the target's next token)."""
+from core import noise
+from core.noise import Purpose
+from core.rules.coupled import GREEDY
+from core.rules.rule import Decide, Float64, Outcome, Rule, draw
+from core.speculation import SparseDistribution, TokenTree
 
 NEGLIGIBLE_MASS = 1e-12
 """A residual lighter than this is rounding: p and q are the same."""
 _Q_SUM_TOLERANCE = 1e-3
-
-
-def verify_coupled(block: TokenTree, samples: Sequence[int]) -> Outcome:
-    """Follow, from the root, the child that equals the target's sample; the sample that has none is the next token.
-
-    `samples[0]` is drawn after the root, `samples[i + 1]` after node i, all with the shared noise of their positions.
-    Source: Daliri et al. 2024 (arXiv 2408.07978).
-    """
-    path: list[int] = []
-    node, sample = ROOT, samples[0]
-    while (child := block.child(node, sample)) is not None:
-        path.append(child)
-        node, sample = child, samples[child + 1]
-    return tuple(path), sample
 
 
 def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
@@ -174,3 +156,26 @@ def _next_token(residuals: Float64, accepted: int, seed: int, num_committed: int
     with np.errstate(divide="ignore"):
         log_residual = np.log(residuals[accepted])
     return draw(log_residual, seed, num_committed + accepted, accepted, purpose)
+
+
+def _by_p(verify: Callable[[TokenTree, Float64, int, int], Outcome]) -> Decide:
+    """`verify`, given log p."""
+
+    def decide(block: TokenTree, log_p: Float64, seed: int, num_committed: int) -> Outcome:
+        p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
+        return verify(block, p / p.sum(axis=1, keepdims=True), seed, num_committed)
+
+    return decide
+
+
+REJECTION = Rule(
+    name="rejection",
+    needs_q=True,
+    takes_trees=False,
+    is_lossless=True,
+    decide=_by_p(verify_rejection),
+    at_zero=GREEDY,
+)
+BLOCK = Rule(
+    name="block", needs_q=True, takes_trees=False, is_lossless=True, decide=_by_p(verify_block), at_zero=GREEDY
+)

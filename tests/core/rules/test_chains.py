@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.exact import acceptance
-from core.exact.acceptance import sound_prefix, verify_block, verify_coupled, verify_rejection
+from core.rules import chains as acceptance
+from core.rules.chains import sound_prefix, verify_block, verify_rejection
+from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import ROOT, SparseDistribution, TokenTree
-from tests.core.exact.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet
+from tests.core.rules.decoding import VOCAB_SIZE, Decoder, NoiseTable, dirichlet
 
 CHAIN_RULES = [verify_rejection, verify_block]
 EVEN = SparseDistribution((0, 1, 2, 3), (0.25,) * 4)

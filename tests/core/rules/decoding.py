@@ -14,10 +14,12 @@ from itertools import product
 import numpy as np
 from scipy import stats
 
-from core.exact import acceptance, noise
-from core.exact.noise import Purpose
+from core import noise
 from core.exact.sampling import truncate
+from core.noise import Purpose
 from core.records import Verification
+from core.rules import chains as acceptance
+from core.rules.coupled import verify_coupled
 from core.speculation.token_tree import TokenTree
 
 VOCAB_SIZE = 8
@@ -30,7 +32,7 @@ RemapNoise = Callable[[int, int, Purpose], tuple[int, int, Purpose]]
 
 @dataclass
 class NoiseTable:
-    """Stands in for `core.exact.noise` inside `acceptance`; `remap` lets a test reuse noise that must not be reused."""
+    """Stands in for `core.noise` inside the rules; `remap` lets a test reuse noise that must not be reused."""
 
     num_seeds: int
     remap: RemapNoise = lambda position, row, purpose: (position, row, purpose)
@@ -114,7 +116,7 @@ class Decoder:
         block = self.chain(seed, position, last, Purpose.SHARED)
         lasts = (last, *block.tokens)
         samples = [self.target_sample(seed, position + depth, token) for depth, token in enumerate(lasts)]
-        return block, acceptance.verify_coupled(block, samples)
+        return block, verify_coupled(block, samples)
 
     def decode(self, seed, num_tokens, verify=None):
         """The first `num_tokens` tokens after the prompt; coupled when no `verify` is given."""
@@ -133,7 +135,7 @@ class Decoder:
 def count(decoder, num_tokens, monkeypatch, verify=None):
     """How often each output occurs, over all seeds of the decoder's noise: [V] * num_tokens."""
     monkeypatch.setattr(acceptance, "noise", decoder.noise)
-    monkeypatch.setattr("core.exact.sampling.noise", decoder.noise)
+    monkeypatch.setattr("core.rules.rule.noise", decoder.noise)
     counts = np.zeros((VOCAB_SIZE,) * num_tokens)
     for seed in range(decoder.noise.num_seeds):
         counts[decoder.decode(seed, num_tokens, verify)] += 1

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from core.exact import noise
-from core.exact.noise import Purpose
+from core import noise
+from core.noise import Purpose
 
 # Random123, tests/kat_vectors, lines "philox4x32 10": counter, key, result.
 KNOWN_ANSWERS = """

@@ -6,11 +6,11 @@ docs/exactness.md, section 4, tells each story.
 import numpy as np
 import pytest
 
-from core.exact import acceptance
-from core.exact.acceptance import verify_block, verify_rejection
-from core.exact.noise import Purpose
+from core.noise import Purpose
+from core.rules import chains as acceptance
+from core.rules.chains import verify_block, verify_rejection
 from core.speculation.token_tree import SparseDistribution, TokenTree
-from tests.core.exact.decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, p_value
+from tests.core.rules.decoding import SIGNIFICANCE, VOCAB_SIZE, Decoder, NoiseTable, count, dirichlet, p_value
 
 pytestmark = pytest.mark.thorough
 

@@ -1,0 +1,72 @@
+"""Every rule in the table has a batched twin under its name, which decides as its reference does."""
+
+import numpy as np
+import pytest
+import torch
+
+from core.exact.sampling import draw_guess, truncate
+from core.records import Sampling
+from core.rules import all_rules
+from core.speculation.token_tree import ROOT, TokenTree
+from tests.workers.step.readbacks import at_once
+from workers.sampling.sampler import Row
+from workers.sampling.verify import TWINS, verify
+
+VOCAB_SIZE = 12
+NUM_CASES = 150
+
+
+def log_softmax(logits):
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(axis=-1, keepdims=True)).sum(axis=-1, keepdims=True))
+        - (logits.max(axis=-1, keepdims=True))
+    )
+
+
+def laws(generator, num_rows):
+    logits = generator.normal(scale=1.5, size=(num_rows, VOCAB_SIZE))
+    logits[generator.random(logits.shape) < 0.2] = -np.inf
+    logits[:, 1] = 1.0
+    return log_softmax(logits).astype(np.float32)
+
+
+def drawn_chain(generator, log_p, seed, position):
+    """As an honest draft makes it whose laws are like the target's."""
+    q = [truncate(log_softmax(row + generator.normal(scale=0.7, size=VOCAB_SIZE)), 8) for row in log_p[:-1]]
+    tokens = [draw_guess(law, VOCAB_SIZE, seed, position + row, row) for row, law in enumerate(q)]
+    return TokenTree.chain(tokens, q)
+
+
+def tree(generator, num_nodes):
+    """Of likely tokens, a few of them twice, and of ids that are none."""
+    parents = tuple(int(generator.integers(ROOT, node)) for node in range(num_nodes))
+    tokens = generator.choice([1, 1, 2, 3, 4, -7, 10**9], size=num_nodes)
+    return TokenTree(tuple(map(int, tokens)), parents)
+
+
+def case(generator, rule, is_greedy):
+    num_nodes, seed, position = (int(generator.integers(0, top)) for top in (6, 2**63, 99))
+    log_p = laws(generator, 1 + num_nodes)
+    block = drawn_chain(generator, log_p, seed, position) if rule.needs_q else tree(generator, num_nodes)
+    sampling = Sampling(seed=seed, temperature=0.0 if is_greedy else 1.0)
+    return block, log_p, [Row(sampling, position + depth, [], 1) for depth in (0, *block.depths)]
+
+
+def test_the_tables_have_the_same_names():
+    assert set(TWINS) == {rule.name for rule in all_rules()}
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.name)
+def test_a_twin_decides_as_its_reference(rule):
+    generator = np.random.default_rng(7)
+    is_greedy = "greedy" in rule.name
+    cases = [case(generator, rule, is_greedy) for _ in range(NUM_CASES)]
+    blocks, rows = [block for block, _, _ in cases], [row for _, _, of_block in cases for row in of_block]
+    outcomes = at_once(verify, rule.name, blocks, torch.from_numpy(np.concatenate([each[1] for each in cases])), rows)
+    expected = [
+        rule.decide(block, log_p.astype(np.float64), of_block[0].sampling.seed, of_block[0].position)
+        for block, log_p, of_block in cases
+    ]
+    assert outcomes == expected
+    assert any(outcome[0] for outcome in outcomes), "or nothing was ever accepted"
