@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from core.errors import WorkerLost
+from core.records import DraftRequest, VerifyRequest
 from core.speculation.guesser import NO_GUESSES, Guesses
 from orchestrator.admission import Admission
 from orchestrator.dispatch.batcher import Batcher
@@ -141,14 +142,17 @@ def resend_with_the_wrong_base(patch):
 
 
 def message_lacks_a_token(patch):
-    verify = Session._verify
+    """Target and draft are sent all but the first of several tokens."""
+    verify, tell = Session._verify, DraftSide.tell
 
-    def lacking(self):
-        request = verify(self)
-        is_longer = len(request.suffix) > 1 and request.base.num_tokens
-        return replace(request, suffix=request.suffix[1:]) if is_longer else request
+    def lacking(command):
+        is_request = isinstance(command, VerifyRequest | DraftRequest)
+        if is_request and len(command.suffix) > 1 and command.base.num_tokens:
+            return replace(command, suffix=command.suffix[1:])
+        return command
 
-    patch(Session, "_verify", lacking)
+    patch(Session, "_verify", lambda self: lacking(verify(self)))
+    patch(DraftSide, "tell", lambda self: [lacking(command) for command in tell(self)])
 
 
 def closed_session_revived(patch):
