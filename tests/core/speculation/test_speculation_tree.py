@@ -137,7 +137,7 @@ def test_what_was_told_already_changes_nothing(tree):
 
 
 def test_a_message_that_was_lost_is_noticed(tree):
-    with pytest.raises(ValueError, match="goes on at node 6 where 4"):
+    with pytest.raises(ValueError, match="begins at node 6, but 4"):
         tree.add(new_nodes(6, (0, 9, 0.5)))
 
 

@@ -127,7 +127,7 @@ def test_of_each_node_that_is_told_there_is_a_law_or_of_none(q):
     ids=["too few", "too many", "more probabilities", "fewer", "above 1", "below 0", "NaN", "a part", "nothing"],
 )
 def test_what_is_no_law_is_not_told(q):
-    with pytest.raises(ValueError, match="the law that it was drawn from"):
+    with pytest.raises(ValueError, match="the q that it was drawn from"):
         drawn(*q)
 
 
@@ -144,5 +144,5 @@ def test_columns_that_came_pickled_are_of_their_kind(column, kind):
     """A token of 2.5 must not pass into a block."""
     told = NewNodes(0, (ROOT, 0), (7, 9), (0, 0), (0.75, 1.0), (0.75, 1.0))
     object.__setattr__(told, column, getattr(told, column).astype(kind))
-    with pytest.raises(ValueError, match="which are numbers"):
+    with pytest.raises(ValueError, match="all numbers"):
         told.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,14 +49,7 @@ def reference(raw, place):
     row = place.row
     log_q = sampling.log_probs(raw, row.sampling, row.tokens, row.prompt_len)
     if place.kind is Kind.GREEDY:
-        at_one = Sampling(
-            repetition_penalty=row.sampling.repetition_penalty,
-            presence_penalty=row.sampling.presence_penalty,
-            frequency_penalty=row.sampling.frequency_penalty,
-            logit_bias=row.sampling.logit_bias,
-            min_tokens=row.sampling.min_tokens,
-            suppressed_ids=row.sampling.suppressed_ids,
-        )
+        at_one = replace(row.sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         law = sampling.log_probs(raw, at_one, row.tokens, row.prompt_len)
         return law, np.exp(law), np.exp(law), NO_TOKEN
     if place.kind is Kind.COUPLED:
