@@ -13,6 +13,8 @@ from orchestrator.guessers.corpus_index import CorpusIndex
 
 MIN_MATCH, MAX_MATCH = 2, 16
 """Tokens of the text's ending that are looked up. REST: 2 to 16."""
+MAX_TRIES = 2
+"""Where the longest ending is found at the end of documents alone, a shorter one is looked up."""
 MAX_PLACES = 8
 """Of the corpus, that are asked how they go on."""
 
@@ -28,9 +30,20 @@ class Retrieval:
         return f"<Retrieval from {self._index}>"
 
     def propose(self, text: Sequence[int]) -> Guesses:
-        match, places = self._index.find(text[-MAX_MATCH:], MIN_MATCH)
-        if not match:
-            return NO_GUESSES
+        length = MAX_MATCH
+        for _ in range(MAX_TRIES):
+            match, places = self._index.find(text[-length:], MIN_MATCH)
+            if not match:
+                break
+            found = self._continuations(match, places)
+            if len(found):
+                return found
+            length = match - 1
+            if length < MIN_MATCH:
+                break
+        return NO_GUESSES
+
+    def _continuations(self, match: int, places: range) -> Guesses:
         num = min(len(places), MAX_PLACES)
         # Suffixes are sorted, so those at equal distances are as frequent as they are in all of the range.
         chosen = [places[(2 * index + 1) * len(places) // (2 * num)] for index in range(num)]

@@ -76,6 +76,12 @@ def test_continuations_are_a_tree_by_how_often_they_come_and_end_with_their_docu
     assert set(found.matches) == {2, 3}
 
 
+def test_where_the_longest_ending_ends_its_document_a_shorter_one_counts():
+    found = Retrieval(index_of([1, 2, 3], [2, 3, 4]), max_depth=2).propose([1, 2, 3])
+    assert (found.tokens, found.matches) == ((4,), (2,))
+    assert Retrieval(index_of([1, 2]), max_depth=2).propose([1, 2]) == NO_GUESSES
+
+
 def test_of_many_places_those_asked_are_as_frequent_as_in_all():
     documents = [[1, 2, 7]] * 75 + [[1, 2, 8]] * 25
     found = Retrieval(index_of(*documents), max_depth=1).propose([1, 2])
