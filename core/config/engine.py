@@ -71,6 +71,10 @@ class EngineConfig:
     tensor_parallel: int = 1
     """Number of ranks that share the model, at least 1. Each is a process with its slices of the weights and of the KV.
     Raise it where the model does not fit into one device."""
+    max_grammars: int = 32
+    """Number of compiled grammars that are kept for later requests, at least 1; the least recently used one is dropped.
+    Each may take tens of megabytes at worst, and mostly takes less than one. Raise it where requests share many
+    schemas."""
     link_ports: tuple[int, int] | None = LINK_PORTS
     """First and last of the TCP ports at which the engine may listen for orchestrators, in ascending order below 65536;
     it takes the first free one, at the address of its node. [0, 0] takes any free port. With None, or without a free
@@ -96,6 +100,7 @@ class EngineConfig:
         check(self.prefill_stretch >= 1, "prefill_stretch", "at least 1", self.prefill_stretch)
         check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
         check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
+        check(self.max_grammars >= 1, "max_grammars", "at least 1", self.max_grammars)
         first, last = self.link_ports or (0, 0)
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS

@@ -22,17 +22,28 @@ TOP_P_SLACK = 1e-6
 """A mass that reaches top_p but for this much reaches it: what rounding of float32 logits can hide is a tie."""
 
 
-def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> Float64:
+def log_probs(
+    logits: Float32,
+    sampling: Sampling,
+    tokens: Sequence[int],
+    prompt_len: int,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Float64:
     """log p [V] of the token that follows `tokens` (prompt included), by the steps below in this fixed order.
 
-    allowed_token_ids, bad_words, logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty,
-    temperature, top-k, top-p, min-p.
-    Raises: ValueError when a logit is NaN or +inf, or none is finite; also of what bias and penalties make of them.
+    allowed_token_ids, bad_words, logit_bias, suppressed_ids, repetition penalty, presence and frequency penalty, the
+    mask of a grammar (`allowed` [V]), temperature, top-k, top-p, min-p. Where the grammar allows only suppressed_ids
+    they are not suppressed.
+    Raises: ValueError when a logit is NaN or +inf, or none is finite; also of what the steps up to the mask make of
+    them.
     """
     _check_finite(logits)
+    num_output = len(tokens) - prompt_len if _may_suppress(sampling, allowed) else sampling.min_tokens
     with np.errstate(over="ignore"):  # which is checked for
         logits = _masked(logits, sampling, tokens, prompt_len)
-        logits = _penalised(_biased(logits, sampling, len(tokens) - prompt_len), sampling, tokens, prompt_len)
+        logits = _penalised(_biased(logits, sampling, num_output), sampling, tokens, prompt_len)
+    if allowed is not None:
+        logits = np.where(allowed, logits, np.float32(-np.inf))
     _check_finite(logits)
     if sampling.is_greedy:
         return _one_hot(logits)
@@ -41,6 +52,11 @@ def log_probs(logits: Float32, sampling: Sampling, tokens: Sequence[int], prompt
     for cut in (_top_k, _top_p, _min_p):
         logits = cut(logits, sampling)
     return _log_softmax(logits)
+
+
+def _may_suppress(sampling: Sampling, allowed: NDArray[np.bool_] | None) -> bool:
+    """Whether something may come that does not end the output."""
+    return allowed is None or not {*np.flatnonzero(allowed).tolist()} <= {*sampling.suppressed_ids}
 
 
 def _check_finite(logits: Float32) -> None:

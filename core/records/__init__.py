@@ -23,7 +23,7 @@ from core.records.engine import (
 )
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
-from core.records.request import GenerationRequest, Policy, Sampling
+from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Sampling
 from core.records.statistics import EngineStats, SourceStats, SpeculationStats
 from core.records.trace import Call, CallTrace
 from core.rules import Verification
@@ -41,6 +41,8 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "GenerationRequest",
+    "Grammar",
+    "GrammarKind",
     "Missing",
     "ModelInfo",
     "Policy",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.records.request import GenerationRequest, Sampling
+from core.records.request import GenerationRequest, Grammar, Sampling
 from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
 
@@ -25,6 +25,8 @@ class SequenceSpec:
     """Alternatives to report for each emitted token; None reports nothing, 0 the emitted token alone."""
     num_prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first."""
+    grammar: Grammar | None = None
+    """Of the output, whose rows are masked by it on both sides."""
 
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
@@ -35,6 +37,7 @@ class SequenceSpec:
             verification=request.verification,
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
+            grammar=request.grammar,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from core import ranges
@@ -73,6 +74,23 @@ class Sampling:
         return found
 
 
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    """Lark's notation with llguidance's additions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must be a word of; as text, which each engine compiles by itself."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One completion to produce, with every check that needs no model."""
@@ -101,6 +119,8 @@ class GenerationRequest:
     include_stop: bool = False
     wants_trace: bool = False
     """Report each call to an engine with the chunk that it led to."""
+    grammar: Grammar | None = None
+    """An output that does not end before is a word of it; one that max_tokens or a stop cuts short may be a part."""
     deadline: float | None = None
     """Seconds on the service's clock."""
     priority: int = 0

@@ -9,6 +9,8 @@ from core.records import (
     Base,
     Continuation,
     DraftRequest,
+    Grammar,
+    GrammarKind,
     Sampling,
     SequenceSpec,
     Stamp,
@@ -23,6 +25,12 @@ Request = VerifyRequest | Continuation | DraftRequest
 
 VERIFICATION_PREFIX = "VERIFICATION_"
 """Of the names of rules on the wire."""
+_GRAMMAR_KINDS = {
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
+}
+_KINDS_BY_NUMBER = {number: kind for kind, number in _GRAMMAR_KINDS.items()}
 
 
 def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
@@ -120,6 +128,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         verification=VERIFICATION_PREFIX + spec.verification.name,
         num_logprobs=spec.num_logprobs,
         num_prompt_logprobs=spec.num_prompt_logprobs,
+        grammar=_encode_grammar(spec.grammar),
     )
 
 
@@ -130,7 +139,16 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         Verification[pb.Verification.Name(message.verification).removeprefix(VERIFICATION_PREFIX)],
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _encode_grammar(grammar: Grammar | None) -> pb.Grammar | None:
+    return None if grammar is None else pb.Grammar(kind=_GRAMMAR_KINDS[grammar.kind], text=grammar.text)
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    return Grammar(_KINDS_BY_NUMBER[message.kind], message.text)
 
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:

@@ -25,10 +25,14 @@ from workers.engine.prefill_pace import PrefillPace
 from workers.engine.prefix_cache import Prefixes
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence, SequenceStore
+from workers.grammar import GrammarCompiler, Grammars
 from workers.runtime import Findings, ModelRuntime
 from workers.step import OutOfBlocks, StepRows
 
 logger = logging.getLogger(__name__)
+
+COMPILATION_WAIT_S = 0.005
+"""While nothing but a grammar is waited for, messages are looked at as often as this."""
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Answer = tuple[int, Reply | DraftUpdate | Missing | Refused]
@@ -50,6 +54,12 @@ class Engine(ABC, Generic[Request, Reply]):
         self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
+        info = runtime.info
+        self._grammars = Grammars(
+            lambda: GrammarCompiler.of_model(config.model, info.vocab_size, info.eos_token_ids),
+            info.vocab_size,
+            config.max_grammars,
+        )
         self._jobs: list[Job[Request]] = []
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
@@ -68,6 +78,7 @@ class Engine(ABC, Generic[Request, Reply]):
         `known` are the findings of an engine before this one; `machine` names this machine.
         """
         progress("warming up")
+        self._grammars.prepare()
         findings = self._runtime.warm_up(progress, machine, known)
         if self._pacer is not None:
             self._pacer.warn_of_overruns(findings.step_times_s)
@@ -77,6 +88,7 @@ class Engine(ABC, Generic[Request, Reply]):
 
     def close(self) -> None:
         """End the other ranks of the model, if there are any; no step follows."""
+        self._grammars.close()
         self._runtime.close()
 
     def stats(self) -> EngineStats:
@@ -111,6 +123,7 @@ class Engine(ABC, Generic[Request, Reply]):
             return
         if request.base.num_tokens == 0 and request.spec is not None:
             held = self._store.open(request.stamp.session, request.spec)
+            held.grammar = self._grammars.state(request.spec.grammar, held.grammar)
         assert held is not None, "else its base is missing"
         self._supersede(held)
         held.last_round, held.last_used_s = request.stamp.round, monotonic()
@@ -166,12 +179,19 @@ class Engine(ABC, Generic[Request, Reply]):
         """One forward pass over the jobs that are ready; returns the replies that are complete after it."""
         if self._jobs:
             started_s = monotonic()
-            jobs = self._prefixes.ready(self._jobs) if self._prefixes else list(self._jobs)
+            jobs = self._ready_jobs()
             shares = scheduler.plan(jobs, self._config.max_step_tokens, self._pace.chunk_rows)
             self._run(self._make_room([(jobs[share.index], share) for share in shares]), started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
         return answers
+
+    def _ready_jobs(self) -> list[Job[Request]]:
+        """Who may take part in the next step; who waits for a grammar to be compiled holds up nobody else."""
+        jobs = [job for job in self._jobs if job.is_ready]
+        if not jobs:
+            self._jobs[0].wait_until_ready(COMPILATION_WAIT_S)
+        return self._prefixes.ready(jobs) if self._prefixes else jobs
 
     def _run(self, work: Sequence[tuple[Job[Request], Share]], started_s: float) -> None:
         if not work:

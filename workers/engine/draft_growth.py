@@ -9,6 +9,7 @@ from time import monotonic
 from core.records import DraftDone, DraftRequest, DraftUpdate, Timing
 from core.speculation import MAX_TOLD, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
+from workers.grammar import Mask
 from workers.sampling import Kind, Place, Row
 from workers.step import StepRows
 
@@ -69,17 +70,22 @@ class TreeJob(Job[DraftRequest]):
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
     def places(self) -> list[Place]:
-        """The sampling context of each row of logits. Unless tokens are read, nodes of equal depth share it."""
+        """The sampling context of each row of logits. Unless tokens are read or a grammar masks
+        them, nodes of equal depth share it."""
         log, builder = self.held.log, self.builder
         nodes = builder.being_fed
-        if self.held.spec.sampling.reads_tokens:
-            return [self._place(builder.depths[node], [*log.tokens, *builder.path(node)]) for node in nodes]
+        masks = self.held.masks(lambda: [builder.path(node) for node in nodes])
+        if self.held.spec.sampling.reads_tokens or masks is not None:
+            return [
+                self._place(builder.depths[node], [*log.tokens, *builder.path(node)], mask)
+                for node, mask in zip(nodes, masks or [None] * len(nodes), strict=True)
+            ]
         at = {depth: self._place(depth) for depth in {builder.depths[node] for node in nodes}}
         return [at[builder.depths[node]] for node in nodes]
 
-    def _place(self, depth: int, seen: Sequence[int] = ()) -> Place:
+    def _place(self, depth: int, seen: Sequence[int] = (), mask: Mask | None = None) -> Place:
         spec = self.held.spec
-        row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len)
+        row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len, mask)
         sample = depth if spec.needs_q else None
         # the others share the rest of the probability
         return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)

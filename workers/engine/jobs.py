@@ -44,6 +44,16 @@ class Job(ABC, Generic[Request]):
         return True
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the grammar of its output has been compiled, if it has one."""
+        return self.held.grammar is None or self.held.grammar.is_ready
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Or for so long."""
+        if self.held.grammar is not None:
+            self.held.grammar.wait(timeout_s)
+
+    @property
     def has_begun(self) -> bool:
         """Whether earlier steps have taken a part of it."""
         return self.num_passes > 0

@@ -6,12 +6,13 @@ Makes KV follow the decisions of `core.protocol`. Must not know when rows are co
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.protocol import EndedSessions, HeldTokens
 from core.records import SequenceSpec
 from core.text import BlockHash, block_hashes
+from workers.grammar import GrammarState, Mask
 from workers.step import KVCache, SequenceKV
 
 
@@ -27,6 +28,14 @@ class HeldSequence(HeldTokens):
     hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the first blocks of the log, as far as computed."""
     last_used_s: float = 0.0
+    grammar: GrammarState | None = None
+    """Of the output, where its spec has one."""
+
+    def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
+        """Which tokens may come after each of these paths below the log; None where no grammar says."""
+        if self.grammar is None:
+            return None
+        return self.grammar.masks(self.log.tokens[self.spec.prompt_len :], paths())
 
 
 class SequenceStore:

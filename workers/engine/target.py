@@ -173,7 +173,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._runtime.cache.suspect(item.job.held.kv)
             if root or (item.job.scores is not None and item.job.scores.is_unsound):
                 self._roll_back(item.job, ())
-                self._answer(item.job, Refused(item.job.request.stamp, _UNSOUND, is_final=True))
+                self._answer(item.job, Refused(item.job.request.stamp, _why_unsound(item), is_final=True))
             elif any(guesses):
                 again.append(_without_guesses(item))
             else:
@@ -238,6 +238,11 @@ def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:
         start += 1 + len(job.block)
 
 
+def _why_unsound(item: _Judged) -> str:
+    grammar, mask = item.job.held.grammar, item.rows[0].mask
+    return _UNSOUND if grammar is None or mask is None or mask.any() else grammar.problem or _UNSOUND
+
+
 def _without_guesses(item: _Judged) -> _Judged:
     """The root alone: plain decoding might never reach the guess that led the model to NaN."""
     return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
@@ -246,20 +251,23 @@ def _without_guesses(item: _Judged) -> _Judged:
 def _rows(job: VerifyJob) -> list[Row]:
     """The token that the root and each node draw, one position further."""
     spec, num_committed = job.held.spec, len(job.held.log)
-    if sampler.is_argmax(spec.sampling):
+    masks = job.held.masks(lambda: _paths(job.block, ()))
+    if sampler.is_argmax(spec.sampling) and masks is None:
         return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
-    paths = _paths(job) if spec.sampling.reads_tokens else [()] * (1 + len(job.block))
+    unread: list[Sequence[int]] = [()] * (1 + len(job.block))
+    paths = _paths(job.block, job.held.log.tokens) if spec.sampling.reads_tokens else unread
     depths = (0, *job.block.depths)
     return [
-        Row(spec.sampling, num_committed + depth, path, spec.prompt_len)
-        for depth, path in zip(depths, paths, strict=True)
+        Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask)
+        for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
     ]
 
 
-def _paths(job: VerifyJob) -> list[Sequence[int]]:
-    """All tokens before the draw of the root and of each node: penalties count them, and bad words end in them."""
-    paths: list[Sequence[int]] = [list(job.held.log.tokens)]
-    for token, parent in zip(job.block.tokens, job.block.parents, strict=True):
+def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
+    """What leads to the root and to each node: penalties and bad words read all of it, a grammar what is
+    below the committed text."""
+    paths: list[Sequence[int]] = [list(committed)]
+    for token, parent in zip(block.tokens, block.parents, strict=True):
         paths.append([*paths[parent + 1 if parent != ROOT else 0], token])
     return paths
 

@@ -20,6 +20,7 @@ from core.exact import TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
 from core.speculation import SparseDistribution
+from workers.grammar import Mask
 from workers.sampling.gumbel import gumbel_rows
 from workers.sampling.masks import has_masks, masked
 from workers.step import Readback, upload
@@ -41,6 +42,8 @@ class Row:
     """All before `position`, guesses on the path to this row included; read only if `sampling.reads_tokens`."""
     prompt_len: int
     """With the position, read only unless `is_argmax`."""
+    mask: Mask | None = None
+    """Of the tokens that may come, where a grammar says which."""
 
     @property
     def num_output(self) -> int:
@@ -65,12 +68,12 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits [R, V] in float32 after masks, bias and penalties: the first half of `process`. The very tensor that was
-    given, if it is float32 and no row asks for any."""
+    """Logits [R, V] in float32 after masks, bias, penalties and grammars: the first half of `process`. The very tensor
+    that was given, if it is float32 and no row asks for any."""
     logits = logits.float()
-    if not any(map(_is_adjusted, _samplings(rows))):
-        return logits
-    return _penalised(_biased(masked(logits, rows), rows), rows)
+    if any(map(_is_adjusted, _samplings(rows))):
+        logits = _penalised(_biased(masked(logits, rows), rows), rows)
+    return _held_to_grammars(logits, rows)
 
 
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -109,7 +112,7 @@ def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         (index, token_id)
         for index, row in enumerate(rows)
         if row.num_output < row.sampling.min_tokens
-        for token_id in row.sampling.suppressed_ids
+        for token_id in _suppressed(row)
         if 0 <= token_id < vocab_size
     ]
     if biases:
@@ -119,6 +122,32 @@ def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         index, ids = upload(suppressed, logits.device).T
         logits = logits.index_put((index, ids), logits.new_full((), _NEVER))
     return logits
+
+
+def _suppressed(row: Row) -> Sequence[int]:
+    """What may not end the output yet: nothing, where a grammar allows only what ends it."""
+    ids = row.sampling.suppressed_ids
+    if row.mask is None:
+        return ids
+    others = row.mask.copy()
+    for token_id in ids:
+        if token_id >> 3 < len(others):
+            others[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
+    return ids if others.any() else ()
+
+
+def _held_to_grammars(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """A row whose mask allows nothing becomes one of `bad_rows`."""
+    chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
+    if not chosen:
+        return logits
+    masks = upload(np.stack([mask for _, mask in chosen]), logits.device)  # [M, ceil(V / 8)]
+    bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+    is_forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    if len(chosen) == len(rows):
+        return logits.masked_fill(is_forbidden, _NEVER)
+    index = upload([index for index, _ in chosen], logits.device)
+    return logits.index_copy(0, index, logits[index].masked_fill(is_forbidden, _NEVER))
 
 
 def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:

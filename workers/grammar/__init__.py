@@ -1,0 +1,10 @@
+"""Grammars of outputs: compiled, kept, and asked which tokens may come.
+
+Knows llguidance; must not know torch, models or sessions.
+"""
+
+from workers.grammar.cache import Grammars
+from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem, Mask
+from workers.grammar.state import GrammarState
+
+__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarProblem", "GrammarState", "Grammars", "Mask"]

@@ -1,0 +1,76 @@
+"""The grammars of one engine: those used last are kept compiled, and new ones are compiled beside its steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from core.records import Grammar
+from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem
+from workers.grammar.state import GrammarState
+
+logger = logging.getLogger(__name__)
+
+
+class Grammars:
+    """Compiled once each, in one thread. Any thread may ask."""
+
+    def __init__(self, make_compiler: Callable[[], GrammarCompiler], vocab_size: int, max_kept: int) -> None:
+        self._make_compiler = make_compiler
+        self._vocab_size = vocab_size
+        self._max_kept = max_kept
+        self._compiler: GrammarCompiler | None = None
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def prepare(self) -> None:
+        """Read the tokenizer, so that no request waits for it; without one that serves, each grammar is refused."""
+        try:
+            self._ready_compiler()
+        except GrammarProblem as problem:
+            logger.warning("structured output is not served: %s", problem)
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """At once. Raises: GrammarProblem."""
+        if (compiled := self._find(grammar)) is None:
+            compiled = self._ready_compiler().compile(grammar)
+            with self._lock:
+                self._kept[grammar] = compiled
+                self._kept.move_to_end(grammar)
+                while len(self._kept) > self._max_kept:
+                    self._kept.popitem(last=False)
+        return compiled
+
+    def state(self, grammar: Grammar | None, held: GrammarState | None) -> GrammarState | None:
+        """Where a sequence of this grammar stands: `held`, if it is of the same."""
+        if grammar is None or (held is not None and held.grammar == grammar):
+            return None if grammar is None else held
+        return GrammarState(grammar, lambda: self._compiled(grammar), self._vocab_size)
+
+    def _compiled(self, grammar: Grammar) -> Future[CompiledGrammar]:
+        if (compiled := self._find(grammar)) is None:
+            return self._thread.submit(self.compile, grammar)
+        done: Future[CompiledGrammar] = Future()
+        done.set_result(compiled)
+        return done
+
+    def _find(self, grammar: Grammar) -> CompiledGrammar | None:
+        with self._lock:
+            compiled = self._kept.get(grammar)
+            if compiled is None or compiled.is_spent:
+                return None
+            self._kept.move_to_end(grammar)
+            return compiled
+
+    def _ready_compiler(self) -> GrammarCompiler:
+        if self._compiler is None:
+            self._compiler = self._make_compiler()
+        return self._compiler
+
+    def close(self) -> None:
+        """Nothing is compiled after this."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

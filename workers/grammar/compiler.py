@@ -1,0 +1,155 @@
+"""From the text of a grammar to what says which tokens may come; the one place that asks llguidance to compile.
+
+What it costs is bounded by the library's own limits, not by a clock: they stop it at the same place each time.
+(docs/adr/0037-llguidance-masks-every-row.md has what was measured.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from core.records import Grammar, GrammarKind
+
+Mask: TypeAlias = NDArray[np.uint8]
+"""Of the tokens that may come: one bit for each, the lowest of a byte first."""
+
+LIMITS = LLParserLimits(max_grammar_size=100_000, max_lexer_states=20_000, verbose_errors=False)
+"""A lexer state takes one or two kilobytes. What has no entry is as the library has it: a step of a mask ends after
+20 ms or so of work, and is refused."""
+WHITESPACE = r" |\n[ \t]{0,20}"
+"""Between the parts of JSON: as people and libraries write it, but never without end."""
+JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False}
+MAX_PROBLEM_CHARS = 300
+"""Of a library's message, which may quote all of the grammar."""
+
+
+DEAD_END = "NoExtensionBias"
+"""What the library calls it."""
+NO_WORD = "no output that begins so satisfies it"
+
+
+class GrammarProblem(ValueError):
+    """Why a grammar does not compile, or cannot be followed any further."""
+
+
+@dataclass(eq=False, slots=True)
+class CompiledGrammar:
+    """What is common to all sequences of one grammar: the state before the first token, to be copied for each."""
+
+    start: LLMatcher
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    is_spent: bool = False
+    """Whether it has run into a limit that later sequences would run into at once: what is kept for all is full."""
+
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Whether a word of it may begin with these."""
+        return self.start.deep_copy().try_consume_tokens(list(tokens)) == len(tokens)
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    @classmethod
+    def of_model(cls, directory: str | Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
+        """By the tokenizer of a checkpoint. Holds the interpreter's lock, for seconds if the vocabulary is large.
+
+        Raises: GrammarProblem where the model has no tokenizer that the library can read, or nothing ends its outputs.
+        """
+        if not eos_token_ids:
+            raise GrammarProblem("the model has no end-of-sequence token, which has to end what a grammar allows")
+        try:
+            text = (Path(directory) / "tokenizer.json").read_text(encoding="utf-8")
+            tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        except (OSError, ValueError) as error:
+            raise GrammarProblem(f"the tokenizer of {directory} does not serve grammars: {error}") from error
+        return cls(tokenizer, vocab_size, eos_token_ids)
+
+    @classmethod
+    def of_bytes(cls) -> GrammarCompiler:
+        """For a vocabulary of all bytes: whether a grammar compiles can be asked without a model's tokenizer."""
+        return cls(LLTokenizer(TokenizerWrapper(_Bytes()), slices=[]), _Bytes.eos_token_id + 1, [_Bytes.eos_token_id])
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Gives up the interpreter's lock for most of the time. Raises: GrammarProblem."""
+        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise problem_of(matcher)
+        if warnings := matcher.get_grammar_warnings():  # what a schema asks to be ignored would be
+            raise GrammarProblem(_shortened(warnings[0]))
+        compiled = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids)
+        self._check_beginning(compiled)
+        return compiled
+
+    @staticmethod
+    def _check_beginning(compiled: CompiledGrammar) -> None:
+        """Whether there is a first token, and the work of finding it is within limits."""
+        first = mask_of(compiled.start.deep_copy(), compiled)
+        if not first.any():
+            raise GrammarProblem(NO_WORD)
+
+
+def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
+    """Which tokens may come, one bit for each; what ends the output among them where what stands is a whole word.
+
+    Raises: GrammarProblem.
+    """
+    packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: -(-compiled.vocab_size // 8)].copy()
+    if matcher.is_error():
+        raise problem_of(matcher)
+    is_whole = matcher.is_accepting()
+    for token_id in compiled.eos_token_ids:
+        bit = np.uint8(1 << (token_id & 7))
+        packed[token_id >> 3] = packed[token_id >> 3] | bit if is_whole else packed[token_id >> 3] & ~bit
+    return packed
+
+
+def problem_of(matcher: LLMatcher) -> GrammarProblem:
+    """Why it says nothing any more."""
+    problem = matcher.get_error()
+    return GrammarProblem(NO_WORD if problem.startswith(DEAD_END) else _shortened(problem))
+
+
+def _source(grammar: Grammar) -> str:
+    """In the library's own form. Raises: GrammarProblem."""
+    match grammar.kind:
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+    try:
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise GrammarProblem(_shortened(str(error))) from None
+
+
+def _shortened(problem: str) -> str:
+    """The first line, and what a regular expression's parser names: other lines quote the grammar."""
+    first, *others = problem.strip().split("\n")
+    named = next((line for line in others if line.startswith("error: ")), None)
+    line = first if named is None else f"{first.removesuffix(' regex parse error:')} {named.removeprefix('error: ')}"
+    return line if len(line) <= MAX_PROBLEM_CHARS else line[:MAX_PROBLEM_CHARS] + "..."
+
+
+class _Bytes:
+    """A tokenizer with a token for each byte, as the library asks for one."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
