@@ -137,6 +137,9 @@ class Limits:
     max_scored_tokens: int = 4096
     """Most tokens of a prompt whose own log probabilities are reported, at least 0. Each costs a row of logits, and a
     hundred bytes or more of the reply."""
+    max_grammar_bytes: int = 64 * 1024
+    """Longest JSON schema, regular expression, grammar or list of choices for structured output, in bytes, at least 0;
+    0 refuses all of them. Raise it where schemas are large: each may take a fraction of a second of a processor."""
     max_message_bytes: int = 4 * 1024 * 1024
     """Longest request in bytes, at least 1; longer ones are refused unread. Raise it where prompts of more characters
     are sent."""
@@ -159,7 +162,14 @@ class Limits:
         for name in ("max_queued", "max_requests_per_minute", "max_tokens_per_minute"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         counts = ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words")
-        for name in (*counts, "max_bad_word_tokens", "max_logprobs", "max_scored_tokens", "max_target_retries"):
+        for name in (
+            *counts,
+            "max_bad_word_tokens",
+            "max_logprobs",
+            "max_scored_tokens",
+            "max_target_retries",
+            "max_grammar_bytes",
+        ):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)
         for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):

@@ -4,7 +4,7 @@ from deploy.api.authentication import Authenticator, tokens_path
 from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
 from deploy.api.hosted import Completions, Hosted, Models, Served
-from deploy.api.offload import Offload
+from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
 from deploy.api.request import (
@@ -16,12 +16,15 @@ from deploy.api.request import (
 from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
 from deploy.api.stopping import STOP_FILE, is_to_stop
+from deploy.api.structured import STRUCTURES, Structure
 
 __all__ = [
     "GIVEN_SAMPLING",
+    "LONG_BYTES",
     "MODEL_SAMPLING",
     "RETRY_S",
     "STOP_FILE",
+    "STRUCTURES",
     "Authenticator",
     "Completions",
     "Given",
@@ -33,6 +36,7 @@ __all__ = [
     "Samples",
     "SamplesUsage",
     "Served",
+    "Structure",
     "admission_behind",
     "check_length",
     "completed",

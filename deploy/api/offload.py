@@ -15,6 +15,8 @@ from core.errors import Overloaded
 
 SHORT_BYTES = 16_384
 """Work on at most this input, in bytes, runs at once: a few milliseconds."""
+LONG_BYTES = SHORT_BYTES + 1
+"""Input, in bytes, to state for work that takes longer than its input suggests."""
 MAX_WAITING_BYTES = 16 * 2**20
 """Most input of all waiting and running work, in bytes; further work is refused."""
 RETRY_S = 1.0

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.records import GenerationRequest, ModelInfo, Policy, Sampling, Verification
+from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
 from deploy.api.checks import (
     allowed_token_ids,
     bad_words,
@@ -28,6 +28,7 @@ from deploy.api.checks import (
     require,
     token_ids,
 )
+from deploy.api.structured import FIELD, Structure, grammar_of
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
@@ -84,6 +85,7 @@ class Given:
     priority: int = 0
     caller: str = ""
     """Known by its token, not by what it says."""
+    structure: Structure | None = None
 
     @property
     def prompt_field(self) -> str:
@@ -151,6 +153,7 @@ def to_generation_request(
         num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(prompt), limits),
         include_stop=given.include_stop,
         wants_trace=given.wants_trace,
+        grammar=_grammar(given, info, limits),
         deadline=_deadline(given.timeout_s, now),
         priority=_priority(given.priority),
         caller=given.caller,
@@ -310,6 +313,22 @@ def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> 
 def _priority(given: int) -> int:
     require(-MAX_PRIORITY - 1 <= given <= MAX_PRIORITY, "priority", f"in [{-MAX_PRIORITY - 1}, {MAX_PRIORITY}]", given)
     return given
+
+
+def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:
+    if given.structure is None:
+        return None
+    if not info.eos_token_ids:
+        raise InvalidRequest(
+            FIELD, "cannot be given: the model has no end-of-sequence token, which has to end the output"
+        )
+    if given.ignore_eos:
+        raise InvalidRequest("stopping.ignore_eos", f"must be false beside {FIELD}: nothing else ends the output")
+    if given.allowed_token_ids is not None:
+        raise InvalidRequest(
+            "sampling.allowed_token_ids", f"must not be given beside {FIELD}, which says what may come"
+        )
+    return grammar_of(given.structure, limits)
 
 
 def _deadline(timeout_s: float | None, now: float) -> float | None:

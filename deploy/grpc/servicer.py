@@ -19,7 +19,7 @@ from core.errors import InvalidRequest, Overloaded, UnknownService
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
 from deploy import api, calls
-from deploy.api import Authenticator, Models, Offload, Places, SamplesUsage, Served
+from deploy.api import LONG_BYTES, Authenticator, Models, Offload, Places, SamplesUsage, Served
 from deploy.grpc import responses, translate
 from deploy.grpc.status import status_of
 from deploy.grpc.wire import fault_in
@@ -231,8 +231,9 @@ class Servicer:
 
     async def _check(self, message: pb.GenerateRequest, served: Served) -> list[GenerationRequest]:
         _check_size(message, served)
+        size = message.ByteSize()
         return await self._offload.run(
-            message.ByteSize(),
+            max(size, LONG_BYTES) if message.HasField("structured_output") else size,  # a grammar is compiled
             translate.to_requests,
             message,
             calls.current(),

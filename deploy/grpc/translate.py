@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from core.config import ServiceConfig
+from core.errors import InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, require
+from deploy.api import GIVEN_SAMPLING, STRUCTURES, Given, Structure, require
 from deploy.calls import CallId
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
@@ -76,7 +77,15 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         num_samples=_given(message, "n"),
         resume_samples=[output.ids for output in message.resume_samples],
         timeout_s=_given(message, "timeout_s"),
+        structure=_structure(message.structured_output) if message.HasField("structured_output") else None,
     )
+
+
+def _structure(message: pb.StructuredOutput) -> Structure:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequest("structured_output", f"one of {', '.join(STRUCTURES)} must be given")
+    return Structure(kind, message.choice.choices if kind == "choice" else getattr(message, kind))
 
 
 def _given(message: Any, name: str) -> Any:

@@ -111,6 +111,35 @@ class Speculation(Part):
     guessers: Annotated[list[str] | None, BeforeValidator(_few)] = None
 
 
+class JsonSchema(Part):
+    """Of OpenAI's `response_format`. An output keeps to the schema whether `strict` is given or not."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: _Ignored = None
+    description: _Ignored = None
+    strict: _Ignored = None
+
+
+class ResponseFormat(Part):
+    """As OpenAI has it."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+_Choice = Annotated[list[str] | None, BeforeValidator(_few)]
+
+
+class StructuredOutputs(Part):
+    """As vLLM has it."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: _Choice = None
+    grammar: str | None = None
+
+
 class Body(Part):
     """What completions and chat completions have in common."""
 
@@ -128,6 +157,7 @@ class Body(Part):
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few)] = None
     seed: int | None = None
     stop: Annotated[list[str], PlainValidator(_strings)] = []
+    response_format: ResponseFormat | None = None
 
     # This project's own, by the names of the proto and of vLLM.
     top_k: int | None = None
@@ -144,6 +174,11 @@ class Body(Part):
     timeout_s: float | None = None
     return_token_ids: bool | None = None
     priority: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: _Choice = None
+    guided_grammar: str | None = None
 
     # Hints for other servers, which change no output.
     user: _Ignored = None
@@ -199,7 +234,6 @@ class ChatBody(Body):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: _Ignored = None
-    response_format: _neutral({"type": "text"}, reason="must be text: this server holds output to no schema") = None  # type: ignore[valid-type]
     tools: _neutral([], reason=NO_TOOLS) = None  # type: ignore[valid-type]
     tool_choice: _neutral("none", "auto", reason=NO_TOOLS) = None  # type: ignore[valid-type]
     functions: _neutral([], reason=NO_TOOLS) = None  # type: ignore[valid-type]

@@ -15,10 +15,11 @@ from core.errors import Unavailable
 from core.ports import Clock
 from core.records import Chunk, GenerationRequest
 from deploy import calls
-from deploy.api import Authenticator, Hosted, Models, Offload, Samples, completed
+from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Samples, completed
 from deploy.http.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
 from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, code_of, failure_of
 from deploy.http.responses import ChatReply, CompletionReply, Reply, model_card
+from deploy.http.structured import structure_of
 from deploy.http.translate import to_requests
 from deploy.http.wire import DONE, EVENTS, Call, Head, encoded, event
 
@@ -113,10 +114,11 @@ class HttpServicer:
 
     async def _requests(self, body: AnyBody, call: Call, caller: str, model: Hosted) -> list[GenerationRequest]:
         served, size = model.served, len(call.body)
+        work = max(size, LONG_BYTES) if structure_of(body) is not None else size  # a grammar is compiled
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)
         return await self._offload.run(
-            size,
+            work,
             to_requests,
             body,
             call.name.request_id,

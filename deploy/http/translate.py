@@ -14,9 +14,11 @@ from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, require
 from deploy.http.bodies import MAX_SHOWN_CHARS, AnyBody, Body, ChatBody, CompletionBody, Speculation
+from deploy.http.structured import structure_of
 from orchestrator.text import Tokenizer
 
 MAX_ID_DIGITS = 20
+STRUCTURE = "structured_output"
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
     (re.compile(r"^(text|token_ids(\.ids)?)\b"), "prompt"),
@@ -51,6 +53,7 @@ def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
     _check_combinations(body)
     prompt = body.prompt if isinstance(body, CompletionBody) else None
     speculation = body.speculation or Speculation()
+    structure = structure_of(body)
     return Given(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=prompt if isinstance(prompt, list) else None,
@@ -78,6 +81,7 @@ def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
         num_prompt_logprobs=body.num_logprobs if isinstance(body, CompletionBody) and body.echo else None,
         num_samples=body.n,
         timeout_s=body.timeout_s,
+        structure=structure and structure[1],
     )
 
 
@@ -85,6 +89,8 @@ def param_of(field: str, body: Body) -> str:
     """The body's own path of a field that is named by its path in the proto."""
     for pattern, replacement in _PARAMS:
         field = pattern.sub(replacement, field)
+    if field.startswith(STRUCTURE) and (structure := structure_of(body)) is not None:
+        return structure[0] + field.removeprefix(structure[1].field).removeprefix(STRUCTURE)
     if isinstance(body, ChatBody):
         if field == "logprobs":
             return "top_logprobs"

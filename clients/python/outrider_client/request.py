@@ -5,6 +5,7 @@ Knows names and types of fields; the server checks values.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import uuid
@@ -72,6 +73,14 @@ class GenerateFields(TypedDict, total=False):
     ignore_eos: bool | None
     include_stop: bool | None
 
+    json_schema: str | Mapping[str, Any] | None
+    """What the whole output must look like is said by one of these five."""
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    """In Lark's notation; the start symbol is `start`."""
+
     max_draft_tokens: int | None
     """Longest draft, in tokens from the last one down; 0 decodes plainly."""
     verification: Verification | None
@@ -107,6 +116,15 @@ def _put_stop(message: pb.GenerateRequest, stop: str | Sequence[str]) -> None:
     message.stopping.stop.extend([stop] if isinstance(stop, str) else stop)
 
 
+def _put_json_schema(message: pb.GenerateRequest, schema: str | Mapping[str, Any]) -> None:
+    message.structured_output.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def _put_choice(message: pb.GenerateRequest, choices: Sequence[str]) -> None:
+    message.structured_output.choice.SetInParent()  # none at all is the server's to refuse
+    message.structured_output.choice.choices.extend([choices] if isinstance(choices, str) else choices)
+
+
 def _put_verification(message: pb.GenerateRequest, verification: Verification) -> None:
     if verification not in _VERIFICATIONS:
         raise ValueError(f"must be one of {', '.join(_VERIFICATIONS)}, got {verification!r}")
@@ -114,6 +132,7 @@ def _put_verification(message: pb.GenerateRequest, verification: Verification) -
     message.speculation.MergeFrom(named)
 
 
+_STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
 _PATHS = {
     name: f"{group}{name}"
     for group, names in {
@@ -143,6 +162,7 @@ _PATHS = {
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
         "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "guessers", "trace"),
+        "structured_output.": _STRUCTURES,
     }.items()
     for name in names
 } | {
@@ -150,6 +170,7 @@ _PATHS = {
     "messages": "chat.messages",
     "resume_samples": "resume_samples.ids",
     "bad_word_ids": "sampling.bad_word_ids.ids",
+    "choice": "structured_output.choice.choices",
 }
 """Where in the message each argument goes: the path that the server, too, names it by."""
 _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
@@ -159,6 +180,8 @@ _SPECIAL: dict[str, Callable[[pb.GenerateRequest, Any], None]] = {
     "bad_word_ids": _put_bad_word_ids,
     "stop": _put_stop,
     "verification": _put_verification,
+    "json_schema": _put_json_schema,
+    "choice": _put_choice,
 }
 _PROMPTS = ("text", "token_ids", "messages")
 
@@ -173,6 +196,8 @@ def to_message(prompt: str | None, fields: Mapping[str, Any]) -> pb.GenerateRequ
         raise TypeError(f"there is no argument {min(unknown)!r}")
     if sum(name in given for name in _PROMPTS) != 1:
         raise _invalid("prompt", "exactly one of prompt, token_ids and messages must be given")
+    if sum(name in given for name in _STRUCTURES) > 1:
+        raise _invalid("structured_output", f"at most one of {', '.join(_STRUCTURES)} may be given")
     message = pb.GenerateRequest()
     for name, value in given.items():
         _put(message, name, value)

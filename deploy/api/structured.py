@@ -1,0 +1,110 @@
+"""What an output must look like, as a caller gives it, becomes a grammar, which is compiled here to refuse it early.
+
+Knows llguidance by `workers.grammar`, for a vocabulary of bytes: whether a grammar compiles can be said without a
+model's tokenizer. Every refusal names the field by its path in the proto.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from core.config import Limits
+from core.errors import InvalidRequest
+from core.ranges import shown
+from core.records import Grammar, GrammarKind
+from workers.grammar import GrammarCompiler, GrammarProblem, Grammars
+
+FIELD = "structured_output"
+STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
+"""As the proto names them."""
+MAX_KEPT = 64
+"""Grammars that are known to compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One way to say what the output must look like: a name in STRUCTURES, and what is given under it."""
+
+    kind: str
+    value: Any
+    """Of json_schema a text or a mapping, of choice texts, of json_object whether it is wanted; of others a text."""
+
+    @property
+    def field(self) -> str:
+        return f"{FIELD}.{self.kind}"
+
+
+def grammar_of(structure: Structure, limits: Limits) -> Grammar:
+    """The grammar, which compiles. It takes a fraction of a second at worst, and mostly a millisecond.
+
+    Raises: InvalidRequest.
+    """
+    if limits.max_grammar_bytes == 0:
+        raise InvalidRequest(FIELD, "is not served here: the service is set to refuse it")
+    grammar = _written(structure, limits)
+    try:
+        _compiled().compile(grammar)
+    except GrammarProblem as problem:
+        raise InvalidRequest(structure.field, f"cannot be followed: {problem}") from None
+    return grammar
+
+
+@cache
+def _compiled() -> Grammars:
+    return Grammars(GrammarCompiler.of_bytes, GrammarCompiler.of_bytes().vocab_size, MAX_KEPT)
+
+
+def _written(structure: Structure, limits: Limits) -> Grammar:
+    match structure.kind:
+        case "json_schema":
+            return Grammar(GrammarKind.JSON_SCHEMA, _schema(structure, limits))
+        case "json_object":
+            if structure.value is not True:
+                raise InvalidRequest(structure.field, "must be true where it is given")
+            return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "object"}))
+        case "choice":
+            return Grammar(GrammarKind.REGEX, _alternatives(structure, limits))
+        case "regex":
+            return Grammar(GrammarKind.REGEX, _bounded(structure.value, structure.field, limits))
+    return Grammar(GrammarKind.LARK, _bounded(structure.value, structure.field, limits))
+
+
+def _schema(structure: Structure, limits: Limits) -> str:
+    """As JSON that this has written itself: what is pasted into a grammar has to be one value."""
+    value = structure.value
+    try:
+        if isinstance(value, str):
+            value = json.loads(_bounded(value, structure.field, limits))
+        text = json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise InvalidRequest(structure.field, "is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidRequest(structure.field, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(structure.field, f"must be a JSON object, got {shown(text)}")
+    return _bounded(text, structure.field, limits)
+
+
+def _alternatives(structure: Structure, limits: Limits) -> str:
+    choices: Sequence[str] = structure.value
+    if not choices:
+        raise InvalidRequest(structure.field, "must hold at least one text")
+    for index, choice in enumerate(choices):
+        if not choice:
+            raise InvalidRequest(f"{structure.field}[{index}]", "must not be empty")
+    _bounded("".join(choices), structure.field, limits)
+    return "|".join(map(re.escape, choices))
+
+
+def _bounded(text: str, field: str, limits: Limits) -> str:
+    most, size = limits.max_grammar_bytes, len(text.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise InvalidRequest(field, f"must be at most {most} bytes long, got {size}")
+    if not text:
+        raise InvalidRequest(field, "must not be empty")
+    return text
