@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from core.records import GenerationRequest, Sampling, Verification
+from core.records import GenerationRequest, Grammar, GrammarKind, Sampling, Verification
 from deploy.grpc import translate
 from outrider_client import InvalidRequest, records
 from outrider_client._proto import generation_pb2 as pb
@@ -97,6 +97,20 @@ def test_several_samples_arrive():
     )
     assert (first.sampling.seed, first.resume_tokens, second.resume_tokens) == (5, (11,), ())
     assert not to_message("hello", {"n": 2, "resume_samples": [[11], []]}).sampling.HasField("seed")
+
+
+def test_what_the_output_must_look_like_arrives():
+    assert received(json_schema='{"type":"null"}').grammar == Grammar(GrammarKind.JSON_SCHEMA, '{"type": "null"}')
+    assert received(json_schema={"type": "null"}).grammar == Grammar(GrammarKind.JSON_SCHEMA, '{"type": "null"}')
+    assert received(json_object=True).grammar == Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
+    assert received(regex="a+").grammar == Grammar(GrammarKind.REGEX, "a+")
+    assert (
+        received(choice=["a", "b"]).grammar == received(choice=("a", "b")).grammar == Grammar(GrammarKind.REGEX, "a|b")
+    )
+    assert received(grammar='start: "a"').grammar == Grammar(GrammarKind.LARK, 'start: "a"')
+    assert to_message("hello", {"choice": []}).structured_output.WhichOneof("kind") == "choice"
+    with pytest.raises(InvalidRequest, match="at most one of"):
+        to_message("hello", {"regex": "a", "json_object": True})
 
 
 def test_none_leaves_a_field_to_the_server():

@@ -10,7 +10,7 @@ import pytest
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import CheckpointError, InvalidRequest
 from core.ranges import SAMPLING
-from core.records import GenerationRequest, ModelInfo, Sampling, Verification
+from core.records import GenerationRequest, Grammar, GrammarKind, ModelInfo, Sampling, Verification
 from deploy.api import sample_seed
 from deploy.api.checks import bad_words
 from deploy.api.request import sampling_defaults
@@ -456,3 +456,50 @@ def test_what_is_too_long_in_any_case_is_refused_before_it_is_tokenized(wrong, f
         to_requests(wrong, tokenizer=Untouched(TOKENIZER), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
     assert caught.value.field.startswith(field)
     assert f"{LONGEST + 1} bytes" in caught.value.problem
+
+
+# Structured output
+
+
+@pytest.mark.parametrize(
+    ("structured", "grammar"),
+    [
+        ({"json_schema": '{"type":"null"}'}, Grammar(GrammarKind.JSON_SCHEMA, '{"type": "null"}')),
+        ({"json_object": True}, Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')),
+        ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"choice": pb.Choices(choices=["a", "b"])}, Grammar(GrammarKind.REGEX, "a|b")),
+        ({"grammar": 'start: "a"'}, Grammar(GrammarKind.LARK, 'start: "a"')),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_what_the_output_must_look_like_arrives(structured, grammar):
+    assert translate(message(structured_output=pb.StructuredOutput(**structured))).grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("structured", "field"),
+    [
+        ({}, "structured_output"),
+        ({"json_schema": "{"}, "structured_output.json_schema"),
+        ({"json_object": False}, "structured_output.json_object"),
+        ({"regex": "(a"}, "structured_output.regex"),
+        ({"choice": pb.Choices()}, "structured_output.choice"),
+        ({"grammar": "start: b"}, "structured_output.grammar"),
+    ],
+)
+def test_what_it_cannot_be_held_to_is_refused(structured, field):
+    with pytest.raises(InvalidRequest) as refused:
+        translate(message(structured_output=pb.StructuredOutput(**structured)))
+    assert refused.value.field == field
+
+
+def test_nothing_but_an_end_of_sequence_token_ends_it():
+    structured = pb.StructuredOutput(regex="a+")
+    with pytest.raises(InvalidRequest, match=r"stopping\.ignore_eos: must be false"):
+        translate(message(structured_output=structured, stopping=pb.StoppingParams(ignore_eos=True)))
+    masked = pb.SamplingParams(allowed_token_ids=[5])
+    with pytest.raises(InvalidRequest, match=r"sampling\.allowed_token_ids: must not be given"):
+        translate(message(structured_output=structured, sampling=masked))
+    endless = ModelInfo("target", "Llama", "float32", "cpu", 0, VOCAB, CONTEXT, 10_000, ())
+    with pytest.raises(InvalidRequest, match="no end-of-sequence token"):
+        translate(message(structured_output=structured), info=endless)

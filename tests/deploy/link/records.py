@@ -14,6 +14,8 @@ from core.records import (
     DraftDone,
     DraftRequest,
     DraftUpdate,
+    Grammar,
+    GrammarKind,
     Missing,
     Refused,
     Sampling,
@@ -70,6 +72,7 @@ specs = st.builds(
     verification=st.sampled_from(Verification),
     num_logprobs=st.none() | st.integers(0, 20),
     num_prompt_logprobs=st.none() | st.integers(0, 20),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text()),
 )
 
 

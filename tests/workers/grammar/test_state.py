@@ -205,3 +205,13 @@ def test_a_compiled_grammar_says_which_outputs_may_begin_so():
     assert not compiled.allows(ids('{"name": "x", "age": 331'))
     assert issubclass(GrammarProblem, ValueError)
     assert workers.grammar.compiler.LIMITS.max_lexer_states == 20_000
+
+
+def test_an_expression_that_explodes_is_stopped_by_name():
+    """It compiles, since what it costs comes with the text."""
+    current, output = state(regex("(((a{0,500}){0,500}){0,500}){0,500}")), []
+    while current.problem is None and len(output) < 200:
+        (mask,) = current.masks(output, [()])
+        output.append(next((token for token in allowed(mask) if token != EOS), EOS))
+    assert current.problem is not None
+    assert "too many expressions" in current.problem

@@ -48,7 +48,18 @@ samplings = st.builds(
 @st.composite
 def rows(draw):
     output = draw(st.lists(st.integers(0, 1) | st.integers(0, VOCAB_SIZE - 1), max_size=6))  # often in a bad word
-    return Row(draw(samplings), len(PROMPT) + len(output), [*PROMPT, *output], len(PROMPT))
+    allowed = draw(st.none() | st.sets(st.integers(0, VOCAB_SIZE - 1), min_size=1))
+    mask = None if allowed is None else mask_of(allowed)
+    return Row(draw(samplings), len(PROMPT) + len(output), [*PROMPT, *output], len(PROMPT), mask)
+
+
+def mask_of(allowed):
+    return np.packbits([token in allowed for token in range(VOCAB_SIZE)], bitorder="little")
+
+
+def allowed_by(row):
+    """As the reference has it."""
+    return None if row.mask is None else np.unpackbits(row.mask, bitorder="little")[:VOCAB_SIZE].astype(bool)
 
 
 def random_logits(num_rows, seed=0):
@@ -73,6 +84,17 @@ def test_of_several_that_are_alike_the_lowest_is_drawn():
     assert twin.argmax(scores).tolist() == [1, 1]
 
 
+def reference(raw, row):
+    """None where the mask lets through only what has no logit: a bad row."""
+    try:
+        return sampling.log_probs(raw, row.sampling, row.tokens, row.prompt_len, allowed_by(row))
+    except ValueError:
+        scores = twin.adjusted(torch.from_numpy(raw)[None], [row])
+        assert twin.bad_rows(scores).tolist() == [True]
+        assert row.mask is not None
+        return None
+
+
 @settings(deadline=None, max_examples=200)
 @given(batch=st.lists(rows(), min_size=1, max_size=5), seed=st.integers(0, 10**6))
 def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
@@ -82,7 +104,9 @@ def test_every_row_of_a_mixed_batch_equals_the_reference(batch, seed):
     assert log_p.dtype == torch.float32
     assert torch.equal(logits, untouched)
     for row, raw, ours in zip(batch, logits.numpy(), log_p.numpy(), strict=True):
-        expected = sampling.log_probs(raw, row.sampling, row.tokens, row.prompt_len)
+        expected = reference(raw, row)
+        if expected is None:
+            continue
         assert np.array_equal(np.isfinite(ours), np.isfinite(expected))
         kept = np.isfinite(expected)
         assert ours[kept] == pytest.approx(expected[kept], abs=2e-5, rel=1e-5)
@@ -200,3 +224,27 @@ def test_logprobs_are_those_of_the_raw_model():
         assert all(value == pytest.approx(float(expected[index, token_id])) for token_id, value in entry.top)
         assert entry.top[0][1] == pytest.approx(float(expected[index].max()))
     assert at_once(twin.logprobs, logits, [4, 9], 0)[0].top == ()
+
+
+def test_a_row_is_masked_by_its_own_mask_and_others_are_left_as_they_are():
+    row = Row(Sampling(temperature=0.0), 4, [], 3)
+    logits = random_logits(4)
+    batch = [row, replace(row, mask=mask_of({3, 22})), row, replace(row, mask=mask_of({0}))]
+    scores = twin.adjusted(logits, batch)
+    assert torch.equal(scores[[0, 2]], logits[[0, 2]])
+    assert [np.flatnonzero(scores[index].isfinite()).tolist() for index in (1, 3)] == [
+        [token for token in allowed if logits[index, token].isfinite()] for index, allowed in ((1, [3, 22]), (3, [0]))
+    ]
+    assert twin.adjusted(logits, [row] * 4) is logits, "who asks for nothing pays for nothing"
+
+
+def test_min_tokens_holds_until_a_grammar_lets_only_the_end_come():
+    row = Row(Sampling(temperature=0.0, min_tokens=5, suppressed_ids=(1, 2)), 4, [], 3)
+    logits = torch.zeros(2, VOCAB_SIZE)
+    batch = [replace(row, mask=mask_of({1, 2, 7})), replace(row, mask=mask_of({1, 2}))]
+    assert twin.draw(twin.adjusted(logits, batch), batch).tolist() == [7, 1]
+
+
+def test_a_mask_that_lets_nothing_through_makes_a_bad_row():
+    row = Row(Sampling(), 4, [], 3, mask_of(set()))
+    assert twin.bad_rows(twin.adjusted(torch.zeros(1, VOCAB_SIZE), [row])).tolist() == [True]

@@ -1,0 +1,132 @@
+"""Engines with grammars: who waits for a compilation waits alone, and state follows the log, not what was guessed."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.config import EngineConfig
+from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict
+from core.speculation.token_tree import TokenTree, TreeSpec
+from tests.workers.engine.driving import EPOCH, Driver, answer
+from workers.engine.draft import DraftEngine
+from workers.engine.target import TargetEngine
+from workers.grammar.compiler import GrammarCompiler
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+PROMPT = [376, 221, 257, 300]
+WORDS = Grammar(GrammarKind.REGEX, "(ab|ac[0-9]{1,3}|x+y){2,9}")
+SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=1.3, seed=5)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    config = EngineConfig(str(DEMO / "target"), kv_cache_tokens=4096, deterministic=True)
+    return TargetEngine.load(config, EPOCH, lambda _: None)
+
+
+def driver(engine, session, sampling=SAMPLINGS[0], grammar=WORDS):
+    driver = Driver(engine, PROMPT, sampling, session=session)
+    object.__setattr__(driver.spec, "grammar", grammar)
+    return driver
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
+def test_verdicts_are_those_of_plain_decoding_whatever_was_guessed(engine, sampling):
+    """Right guesses beside wrong ones, forbidden ones and their children; each rolled back before the next round."""
+    plain = driver(engine, f"plain {sampling}", sampling).run(14)
+    ours = driver(engine, f"guessed {sampling}", sampling)
+    num_done, round_ = 0, 0
+    while num_done < len(plain) - 4:
+        right = plain[num_done : num_done + 1 + round_ % 3]
+        wrong, forbidden = (right[0] + 1) % 4096, 5
+        tokens = (wrong, right[0], forbidden, forbidden, *right[1:])
+        parents = (-1, -1, 1, 2, *range(1, 2), *range(4, 2 + len(right)))[: len(tokens)]
+        verdict = ours.verify(TokenTree(tokens, parents))
+        emitted = [*(tokens[node] for node in verdict.path), verdict.next_token]
+        assert emitted == plain[num_done : num_done + len(emitted)]
+        assert len(verdict.path) >= len(right)
+        num_done, round_ = num_done + len(emitted), round_ + 1
+    engine.release([f"plain {sampling}", f"guessed {sampling}"])
+
+
+def test_a_session_that_comes_back_with_its_whole_text_stands_where_it_stood(engine):
+    """After a failover, or when its KV was taken from it: the state is made of the tokens."""
+    plain = driver(engine, "whole").run(10)
+    ours = driver(engine, "moved")
+    for token in ours.run(5):
+        assert token in plain
+    back = driver(engine, "moved to")
+    back.log.extend(plain[:5])
+    assert back.run(5) == plain[5:]
+    engine.release(["whole", "moved", "moved to"])
+
+
+def test_who_waits_for_a_grammar_holds_up_nobody_else(engine, monkeypatch):
+    may_go_on, compile_it = threading.Event(), GrammarCompiler.compile
+
+    def slowly(self, grammar):
+        assert may_go_on.wait(30)
+        return compile_it(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+    waiting = driver(engine, "waiting", grammar=Grammar(GrammarKind.REGEX, "[ab]{3}"))
+    engine.add(77, waiting.verify_request())
+    free = Driver(engine, PROMPT, session="free")
+    free.run(4)
+    may_go_on.set()
+    replies = []
+    while not replies:
+        replies = [reply for ticket, reply in engine.step() if ticket == 77]
+    assert isinstance(replies[0], Verdict)
+    engine.release(["waiting", "free"])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        (Grammar(GrammarKind.REGEX, "(a"), "unclosed group"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}'), "Unimplemented keys"),
+    ],
+)
+def test_a_grammar_that_does_not_compile_is_refused_for_good_and_others_go_on(engine, grammar, problem):
+    refused = answer(engine, driver(engine, f"bad {problem}", grammar=grammar).verify_request())
+    assert isinstance(refused, Refused)
+    assert refused.is_final
+    assert problem in refused.reason
+    assert len(driver(engine, f"good {problem}").run(3)) == 3
+    engine.release([f"bad {problem}", f"good {problem}"])
+
+
+def test_a_text_that_the_grammar_forbids_is_refused(engine):
+    ours = driver(engine, "forbidden")
+    ours.log.extend([5])
+    refused = answer(engine, ours.verify_request())
+    assert isinstance(refused, Refused)
+    assert "forbids what the output already has" in refused.reason
+    engine.release(["forbidden"])
+
+
+def test_a_draft_guesses_what_the_grammar_allows_and_draws_from_no_other():
+    config = EngineConfig(str(DEMO / "draft"), kv_cache_tokens=4096, deterministic=True)
+    draft = DraftEngine.load(config, EPOCH, 64, lambda _: None)
+    grammar = Grammar(GrammarKind.REGEX, "[ab]{8}")
+    ours = driver(draft, "drafted", SAMPLINGS[1], grammar)
+    draft.add(1, ours.draft_request(TreeSpec(rows_per_pass=8, max_depth=5, tail=(0.3, 0.2))))
+    updates = []
+    for _ in range(200):
+        updates += [reply for _, reply in draft.step() if isinstance(reply, DraftUpdate)]
+        if sum(len(update.new_nodes.tokens) for update in updates) >= 12:
+            break
+    compiled = GrammarCompiler.of_model(DEMO / "draft", 4096, (0,)).compile(grammar)
+    tokens = np.concatenate([update.new_nodes.tokens for update in updates]).tolist()
+    assert len(tokens) >= 12
+    assert all(compiled.allows([token]) for token in tokens)
+    drawn = driver(draft, "drawn", SAMPLINGS[1], grammar)
+    object.__setattr__(drawn.spec, "verification", "rejection")
+    block = drawn.draft(4)
+    assert compiled.allows(block.tokens)
+    assert all(
+        compiled.allows([*block.tokens[:depth], token]) for depth, q in enumerate(block.q) for token in q.token_ids
+    )
