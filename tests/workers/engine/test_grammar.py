@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from core.config import EngineConfig
-from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict
+from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict, Verification
 from core.speculation.token_tree import TokenTree, TreeSpec
 from tests.workers.engine.driving import EPOCH, Driver, answer
 from workers.engine.draft import DraftEngine
@@ -113,7 +113,7 @@ def test_a_draft_guesses_what_the_grammar_allows_and_draws_from_no_other():
     draft = DraftEngine.load(config, EPOCH, 64, lambda _: None)
     grammar = Grammar(GrammarKind.REGEX, "[ab]{8}")
     ours = driver(draft, "drafted", SAMPLINGS[1], grammar)
-    draft.add(1, ours.draft_request(TreeSpec(rows_per_pass=8, max_depth=5, tail=(0.3, 0.2))))
+    draft.add(99, ours.draft_request(TreeSpec(rows_per_pass=8, max_depth=5, tail=(0.3, 0.2))))
     updates = []
     for _ in range(200):
         updates += [reply for _, reply in draft.step() if isinstance(reply, DraftUpdate)]
@@ -124,7 +124,8 @@ def test_a_draft_guesses_what_the_grammar_allows_and_draws_from_no_other():
     assert len(tokens) >= 12
     assert all(compiled.allows([token]) for token in tokens)
     drawn = driver(draft, "drawn", SAMPLINGS[1], grammar)
-    object.__setattr__(drawn.spec, "verification", "rejection")
+    object.__setattr__(drawn.spec, "verification", Verification.REJECTION)
+    draft.release(["drafted"])
     block = drawn.draft(4)
     assert compiled.allows(block.tokens)
     assert all(
