@@ -57,7 +57,7 @@ KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY":
 Each takes a megabyte or two; with their default of 1,024 an engine's memory grows for long. Decoding needs a hundred or
 so."""
 IMPORTS = (
-    "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
+    "llguidance", "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
 )  # fmt: skip
 """Libraries that the engines import: most of the duration of their start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from contextlib import asynccontextmanager
 
@@ -53,6 +54,22 @@ async def test_a_completion_is_served(methods):
     (whole,) = await methods["Generate"](completion(methods))
     assert [token for chunk in chunks for token in chunk.token_ids] == list(whole.token_ids)
     assert all(chunk.token_ids or chunk.HasField("finish") for chunk in chunks)
+
+
+async def test_a_completion_is_held_to_what_it_must_look_like(methods):
+    """By a client that reflection alone has told; refused by name before any model work."""
+    request = methods["Generate"].request
+    given = {"text": "x = ", "sampling": {"temperature": 1.0, "seed": 5}, "stopping": {"max_tokens": 64}}
+    (whole,) = await methods["Generate"](request(**given, structured_output={"regex": "[a-f]{3}-[0-9]{2}"}))
+    assert re.fullmatch("[a-f]{3}-[0-9]{2}", whole.text)
+    assert whole.finish.reason == 1, "it has ended by itself"
+    plain = request(**given, structured_output={"regex": "[a-f]{3}-[0-9]{2}"}, speculation={"max_draft_tokens": 0})
+    assert (await methods["Generate"](plain))[0].token_ids == whole.token_ids
+    (chosen,) = await methods["Generate"](request(**given, structured_output={"choice": {"choices": ["yes", "no"]}}))
+    assert chosen.text in ("yes", "no")
+    error = await methods["Generate"].error(request(**given, structured_output={"json_schema": '{"not": {}}'}))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == "structured_output.json_schema"
 
 
 # What cannot be decoded

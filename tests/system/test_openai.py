@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import jsonschema
 import openai
 import pytest
 import ray
@@ -142,6 +143,44 @@ def test_a_chat_streamed_and_whole(client):
     assert len(entries) == whole.usage.completion_tokens
     assert all(entry.top_logprobs[0].token == entry.token for entry in entries), "greedy"
     assert b"".join(bytes(entry.bytes) for entry in entries).decode().startswith(text)
+
+
+def test_output_is_held_to_a_schema(client):
+    person = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "age": {"type": "integer", "maximum": 130, "minimum": 0},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    given = {
+        "model": "outrider-demo",
+        "messages": [{"role": "user", "content": "a person"}],
+        "temperature": 1,
+        "seed": 3,
+    }
+    given["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "strict": True, "schema": person},
+    }
+    choice = client.chat.completions.create(**given, max_completion_tokens=100).choices[0]
+    assert choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(choice.message.content), person)
+    plain = client.chat.completions.create(**given, extra_body={"speculation": {"max_draft_tokens": 0}})
+    assert plain.choices[0].message.content == choice.message.content
+    extra = {"ignore_eos": False, "guided_choice": ["yes", "no", "perhaps"]}
+    texts = {each.text for each in complete(client, temperature=1, n=4, extra_body=extra).choices}
+    assert texts <= {"yes", "no", "perhaps"}
+    for fields, param in (
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"guided_json": {"not": {}}}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(client, extra_body={"ignore_eos": False, **fields})
+        assert refused.value.param == param
 
 
 def test_logprobs_of_a_completion(client):
