@@ -90,15 +90,8 @@ class GrammarCompiler:
         if warnings := matcher.get_grammar_warnings():  # what a schema asks to be ignored would be
             raise GrammarProblem(_shortened(warnings[0]))
         compiled = CompiledGrammar(matcher, self.vocab_size, self._eos_token_ids)
-        self._check_beginning(compiled)
+        mask_of(compiled.start.deep_copy(), compiled)  # there is a first token, and to find it is within limits
         return compiled
-
-    @staticmethod
-    def _check_beginning(compiled: CompiledGrammar) -> None:
-        """Whether there is a first token, and the work of finding it is within limits."""
-        first = mask_of(compiled.start.deep_copy(), compiled)
-        if not first.any():
-            raise GrammarProblem(NO_WORD)
 
 
 def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
@@ -113,6 +106,8 @@ def mask_of(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
     for token_id in compiled.eos_token_ids:
         bit = np.uint8(1 << (token_id & 7))
         packed[token_id >> 3] = packed[token_id >> 3] | bit if is_whole else packed[token_id >> 3] & ~bit
+    if not packed.any():
+        raise GrammarProblem(NO_WORD)
     return packed
 
 

@@ -93,12 +93,14 @@ def test_the_end_may_come_only_after_a_whole_word_and_must_where_nothing_else_ma
     assert following(regex("a+"), [*ids("a"), EOS]) is None
 
 
-def test_a_grammar_that_names_no_end_of_its_own_cannot_smuggle_one_in():
-    """The library offers the end where a lexer has come to a dead end, too."""
-    dead = lark('start: "a" X\nX: /b/ & /c/')
-    current = state(dead)
+@pytest.mark.parametrize(
+    "grammar", [lark('start: "a" X\nX: /b/ & /c/'), lark('start: "a" <[0]> "b"')], ids=["a dead end", "named by its id"]
+)
+def test_the_end_does_not_come_in_the_middle_whatever_the_grammar_says(grammar):
+    current = state(grammar)
     (mask,) = current.masks(ids("a"), [()])
-    assert EOS not in allowed(mask)
+    assert allowed(mask) == []
+    assert current.problem == "the output's grammar: no output that begins so satisfies it"
 
 
 def test_an_output_that_the_grammar_forbids_is_followed_by_nothing():
