@@ -1,10 +1,12 @@
 """Engines with grammars: who waits for a compilation waits alone, and state follows the log, not what was guessed."""
 
+import re
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from core.config import EngineConfig
 from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict, Verification
@@ -134,3 +136,13 @@ def test_a_draft_guesses_what_the_grammar_allows_and_draws_from_no_other():
     assert all(
         compiled.allows([*block.tokens[:depth], token]) for depth, q in enumerate(block.q) for token in q.token_ids
     )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
+def test_each_token_is_masked_by_all_that_stands_before_it(engine, sampling):
+    """No two places of this text let the same characters come."""
+    places = Grammar(GrammarKind.REGEX, "[0-4]{2}[a-c]{2}[5-9]{2}[d-f]{2}[+*]{2}[g-i]{2}")
+    tokens = driver(engine, f"places {sampling}", sampling, places).run(13)
+    text = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json")).decode(tokens[: tokens.index(0)])
+    assert re.fullmatch(places.text, text)
+    engine.release([f"places {sampling}"])
