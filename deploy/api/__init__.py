@@ -16,7 +16,6 @@ from deploy.api.request import (
 from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
 from deploy.api.stopping import STOP_FILE, is_to_stop
-from deploy.api.structured import STRUCTURES, Structure
 
 __all__ = [
     "GIVEN_SAMPLING",
@@ -24,7 +23,6 @@ __all__ = [
     "MODEL_SAMPLING",
     "RETRY_S",
     "STOP_FILE",
-    "STRUCTURES",
     "Authenticator",
     "Completions",
     "Given",
@@ -36,7 +34,6 @@ __all__ = [
     "Samples",
     "SamplesUsage",
     "Served",
-    "Structure",
     "admission_behind",
     "check_length",
     "completed",

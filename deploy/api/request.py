@@ -28,10 +28,10 @@ from deploy.api.checks import (
     require,
     token_ids,
 )
-from deploy.api.structured import FIELD, Structure, grammar_of
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
+from workers.grammar import FIELD, Structure, grammar_of
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_PRIORITY = 2**31 - 1

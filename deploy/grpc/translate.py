@@ -12,10 +12,11 @@ from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, STRUCTURES, Given, Structure, require
+from deploy.api import GIVEN_SAMPLING, Given, require
 from deploy.calls import CallId
 from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
+from workers.grammar import STRUCTURES, Structure
 
 VERIFICATION_PREFIX = "VERIFICATION_"
 VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each for each in Verification}

@@ -6,8 +6,9 @@ Pure functions. Must not know which values are allowed: `deploy.api` does.
 from __future__ import annotations
 
 from core.errors import InvalidRequest
-from deploy.api import Structure, require
+from deploy.api import require
 from deploy.http.bodies import Body, ResponseFormat
+from workers.grammar import Structure
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 

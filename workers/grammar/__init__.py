@@ -6,5 +6,17 @@ Knows llguidance; must not know torch, models or sessions.
 from workers.grammar.cache import Grammars
 from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem, Mask
 from workers.grammar.state import GrammarState
+from workers.grammar.structure import FIELD, STRUCTURES, Structure, grammar_of
 
-__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarProblem", "GrammarState", "Grammars", "Mask"]
+__all__ = [
+    "FIELD",
+    "STRUCTURES",
+    "CompiledGrammar",
+    "GrammarCompiler",
+    "GrammarProblem",
+    "GrammarState",
+    "Grammars",
+    "Mask",
+    "Structure",
+    "grammar_of",
+]

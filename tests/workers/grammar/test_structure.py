@@ -7,8 +7,8 @@ import pytest
 from core.config import Limits
 from core.errors import InvalidRequest
 from core.records import Grammar, GrammarKind
-from deploy.api.structured import Structure, grammar_of
 from workers.grammar.compiler import GrammarCompiler
+from workers.grammar.structure import Structure, grammar_of
 
 LIMITS = Limits()
 

@@ -1,7 +1,7 @@
 """What an output must look like, as a caller gives it, becomes a grammar, which is compiled here to refuse it early.
 
-Knows llguidance by `workers.grammar`, for a vocabulary of bytes: whether a grammar compiles can be said without a
-model's tokenizer. Every refusal names the field by its path in the proto.
+For a vocabulary of bytes: whether a grammar compiles can be said without a model's tokenizer, where requests are
+checked. Every refusal names the field by its path in the proto.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from core.config import Limits
 from core.errors import InvalidRequest
 from core.ranges import shown
 from core.records import Grammar, GrammarKind
-from workers.grammar import GrammarCompiler, GrammarProblem, Grammars
+from workers.grammar.cache import Grammars
+from workers.grammar.compiler import GrammarCompiler, GrammarProblem
 
 FIELD = "structured_output"
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
