@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core import ranges
 from core.records.request import GenerationRequest, Sampling
 from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
@@ -25,6 +26,11 @@ class SequenceSpec:
     """Alternatives to report for each emitted token; None reports nothing, 0 the emitted token alone."""
     num_prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first."""
+    lenience: float = 1.0
+    """Of a rule that takes one: how much less likely than the best a guess may be, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        ranges.check("lenience", self.lenience, ranges.LENIENCE)
 
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
@@ -35,6 +41,7 @@ class SequenceSpec:
             verification=request.verification,
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
+            lenience=request.lenience,
         )
 
     @property
@@ -154,6 +161,8 @@ class Verdict:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token of the prompt but the first, if the message brought the whole prompt and a spec asks for
     them."""
+    num_relaxed: int = 0
+    """Of the accepted nodes, those that the exact rule would have rejected in their place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         verification=VERIFICATION_PREFIX + spec.verification.name,
         num_logprobs=spec.num_logprobs,
         num_prompt_logprobs=spec.num_prompt_logprobs,
+        lenience=spec.lenience if spec.lenience != 1.0 else None,
     )
 
 
@@ -130,6 +131,7 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         Verification[pb.Verification.Name(message.verification).removeprefix(VERIFICATION_PREFIX)],
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        lenience=message.lenience if message.HasField("lenience") else 1.0,
     )
 
 

@@ -41,6 +41,8 @@ class Row:
     """All before `position`, guesses on the path to this row included; read only if `sampling.reads_tokens`."""
     prompt_len: int
     """With the position, read only unless `is_argmax`."""
+    lenience: float = 1.0
+    """Of its sequence's rule, where that has one."""
 
     @property
     def num_output(self) -> int:
