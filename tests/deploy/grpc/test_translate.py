@@ -268,6 +268,15 @@ def test_relaxed_rules_are_served_where_they_are_allowed_and_named():
     assert translate(message(), config=RELAXED).rule.is_lossless
 
 
+def test_samples_of_a_relaxed_rule_are_not_resumed_either():
+    wrong = relaxed("typical")
+    wrong.n = 2
+    wrong.resume_samples.extend([pb.TokenIds(), pb.TokenIds(ids=[3])])
+    with pytest.raises(InvalidRequest) as caught:
+        to_requests(wrong, tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=RELAXED, now=NOW)
+    assert caught.value.field == "resume_samples"
+
+
 def test_what_is_not_drafted_is_resumed_whatever_the_rule():
     request = translate(relaxed("lenient_coupled", resumed=1, lenience=0.5, max_draft_tokens=0), config=RELAXED)
     assert request.resume_tokens == (5,)
