@@ -197,13 +197,13 @@ class Continuations(Generic[Caller]):
         """
         following: list[tuple[Caller, VerifyRequest]] = []
         refused: list[tuple[Caller, Refused]] = []
-        for request, log, (path, next_token) in verified:
+        for request, log, outcome in verified:
             offer = self._offers.get(request.stamp.session)
             if offer is None or offer[1].after != request.stamp.round:
                 continue
             caller, continuation = self._offers.pop(request.stamp.session)
-            message = next_message(continuation, request, log, (path, next_token))
-            committed = [*(request.block.tokens[node] for node in path), next_token]
+            message = next_message(continuation, request, log, outcome)
+            committed = [*(request.block.tokens[node] for node in outcome.path), outcome.next_token]
             if message is not None and can_take(committed, message):
                 following.append((caller, message))
             else:
@@ -255,7 +255,7 @@ def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, out
 
     `log`: the engine's tokens after the verdict.
     """
-    block, tree, (path, next_token) = request.block, offer.tree, outcome
+    block, tree, (path, next_token, _) = request.block, offer.tree, outcome
     if tree.prefix(len(block)) != block:
         return None
     node = tree.child(path[-1] if path else ROOT, next_token)

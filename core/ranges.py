@@ -54,6 +54,8 @@ SAMPLING: Mapping[str, Range] = {
 """Of the fields of `core.records.Sampling`. A temperature below the range is refused, not taken for greedy: greedy is
 0."""
 LOGIT_BIAS = Range(-100.0, 100.0)
+LENIENCE = Range(0.0, 1.0, excludes_low=True)
+"""Of `GenerationRequest.lenience`."""
 
 
 def check(field: str, value: float, allowed: Range) -> None:

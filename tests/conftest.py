@@ -105,7 +105,13 @@ def running(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     corpus = DEMO_DIRECTORY.parents[1] / "core"
     given = ["index", str(corpus), "--tokenizer", str(DEMO_DIRECTORY / "target"), "--out", str(index)]
     assert main([*given, "--glob", "**/*.py"]) == 0
-    speculation = ("max_draft_tokens=8", "policy=static", "draft_timeout_s=30", f"retrieval_index={index}")
+    speculation = (
+        "max_draft_tokens=8",
+        "policy=static",
+        "draft_timeout_s=30",
+        "allow_relaxed=true",
+        f"retrieval_index={index}",
+    )
     settings = [
         *(f"speculation.{each}" for each in speculation),
         f"limits.max_sessions={MAX_SESSIONS}",

@@ -64,8 +64,11 @@ class SpeculationConfig:
     """File made by `outrider index`, from which the guesser "retrieval" guesses; None, and there is no such guesser. It
     must be at this path wherever an orchestrator runs, and is refused if it was made with another tokenizer."""
     verification: Verification = Verification.COUPLED
-    """Method of verification for requests that name none: "coupled", "rejection" or "block" (docs/exactness.md), or a
-    lossy one. Change it where acceptance matters more than output that depends on prompt, parameters and seed alone."""
+    """Method of verification for requests that name none: "coupled", "rejection" or "block" (docs/exactness.md). Change
+    it where acceptance matters more than output that depends on prompt, parameters and seed alone."""
+    allow_relaxed: bool = False
+    """Whether requests may name a relaxed rule ("lenient_coupled", "lenient_rejection" or "typical"), whose output does
+    not have the target's own law (docs/exactness.md, section 6). Set it where callers may trade the law for speed."""
     q_top_tokens: int = 64
     """Tokens to which q is cut before the draft samples, in rejection and block mode, in [1, 4096]; q of these alone is
     sent. Raise it where acceptance suffers at high temperature; each token adds bytes to every draft."""
@@ -80,6 +83,8 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)
+        lossless = [each for each in Verification if each.rule.is_lossless]
+        check(self.verification in lossless, "verification", f"one of {', '.join(lossless)}", self.verification)
         check(0 <= self.max_draft_tokens <= 64, "max_draft_tokens", "in [0, 64]", self.max_draft_tokens)
         check(1 <= self.max_block_tokens <= 256, "max_block_tokens", "in [1, 256]", self.max_block_tokens)
         check(0 <= self.min_confidence <= 1, "min_confidence", "in [0, 1]", self.min_confidence)

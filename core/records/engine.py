@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core import ranges
 from core.records.request import GenerationRequest, Grammar, Sampling
 from core.rules import Rule, Verification
 from core.speculation import EMPTY_BLOCK, NewNodes, TokenTree, TreeSpec
@@ -27,6 +28,11 @@ class SequenceSpec:
     """The same for each token of the prompt but the first."""
     grammar: Grammar | None = None
     """Of the output, whose rows are masked by it on both sides."""
+    lenience: float = 1.0
+    """Of a rule that takes one: how much less likely than the best a guess may be, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        ranges.check("lenience", self.lenience, ranges.LENIENCE)
 
     @classmethod
     def of(cls, request: GenerationRequest) -> SequenceSpec:
@@ -38,6 +44,7 @@ class SequenceSpec:
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
             grammar=request.grammar,
+            lenience=request.lenience,
         )
 
     @property
@@ -157,6 +164,8 @@ class Verdict:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token of the prompt but the first, if the message brought the whole prompt and a spec asks for
     them."""
+    num_relaxed: int = 0
+    """Of the accepted nodes, those that the exact rule would have rejected in their place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class GenerationRequest:
     sampling: Sampling
     max_tokens: int
     verification: Verification = Verification.COUPLED
+    lenience: float = 1.0
+    """Of a rule that takes one (`Rule.takes_lenience`), in (0, 1]; of others 1."""
     max_draft_tokens: int | None = None
     """Upper bound on the draft length, from the root down; 0 decodes plainly; None takes the service's setting."""
     policy: Policy | None = None
@@ -127,6 +129,16 @@ class GenerationRequest:
     """Of those who wait for a place, who has a lower one is served first."""
     caller: str = ""
     """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
+
+    def __post_init__(self) -> None:
+        ranges.check("lenience", self.lenience, ranges.LENIENCE)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether what has been output can be gone on with elsewhere, so that it is a text of the target's own law: not
+        where a rule is lossy and there may be guesses, for then the text depends on the blocks that were verified.
+        """
+        return self.rule.is_lossless or self.max_draft_tokens == 0
 
     @property
     def rule(self) -> Rule:

@@ -33,6 +33,8 @@ class SpeculationStats:
     """Number of the drafted tokens that were guessed without a draft model."""
     sources: tuple[SourceStats, ...] = ()
     """By name: those that guessed something, or failed."""
+    num_relaxed_tokens: int = 0
+    """Number of the accepted tokens that the exact rule would have rejected in their place."""
     num_continued: int = 0
     """Number of rounds that the target began by itself (`Continuation`)."""
     num_hits: int = 0

@@ -7,14 +7,14 @@ functions below that take a few numbers for each guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from core import noise
 from core.noise import Purpose
 from core.rules.coupled import GREEDY
-from core.rules.rule import Decide, Float64, Outcome, Rule, draw
+from core.rules.rule import Float64, Outcome, Rule, draw
 from core.speculation import SparseDistribution, TokenTree
 
 NEGLIGIBLE_MASS = 1e-12
@@ -22,19 +22,19 @@ NEGLIGIBLE_MASS = 1e-12
 _Q_SUM_TOLERANCE = 1e-3
 
 
-def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
+def verify_rejection(block: TokenTree, p: Float64, seed: int, num_committed: int, lenience: float = 1.0) -> Outcome:
     """Accept guess x with probability min(1, p(x) / q(x)) until one fails; then draw from (p - q)+, or p if none did.
 
+    With a `lenience` below 1, with min(1, p(x) / (lenience q(x))): `core.rules.lenient_rejection`.
     `p` is [K+1, V]; row i is the target's law after i guesses and sums to 1. Raises: ValueError unless `block` is a
     chain. Source: Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1; Chen et al. 2023 (arXiv 2302.01318).
     """
     block = sound_prefix(block, p.shape[1])
     p_guess = [float(p[row, token]) for row, token in enumerate(block.tokens)]
     residuals, masses = _residuals(block, p, [1.0] * (len(block) + 1))
-    accepted = count_by_rejection(
-        p_guess, q_of_guesses(block), masses, accept_uniforms(len(block), seed, num_committed)
-    )
-    return tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed)
+    uniforms = accept_uniforms(len(block), seed, num_committed)
+    accepted, num_relaxed = count_leniently(p_guess, q_of_guesses(block), masses, uniforms, lenience)
+    return Outcome(tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed), num_relaxed)
 
 
 def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
@@ -56,7 +56,7 @@ def verify_block(block: TokenTree, p: Float64, seed: int, num_committed: int) ->
     weights = prefix_weights(p_guess, q_of_guesses(block))
     residuals, masses = _residuals(block, p, weights)
     accepted = count_by_block(weights, masses, accept_uniforms(len(block), seed, num_committed))
-    return tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed)
+    return Outcome(tuple(range(accepted)), _next_token(residuals, accepted, seed, num_committed))
 
 
 def sound_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
@@ -111,14 +111,24 @@ def accept_uniforms(length: int, seed: int, num_committed: int) -> list[float]:
     return [noise.uniform(seed, num_committed + row, row, Purpose.ACCEPT) for row in range(length)]
 
 
-def count_by_rejection(
-    p_guess: Sequence[float], q_guess: Sequence[float], masses: Sequence[float], uniforms: Sequence[float]
-) -> int:
-    """Guesses that rejection accepts. Where p = q nothing is left to draw a residual from, so the guess stands."""
+def count_leniently(
+    p_guess: Sequence[float],
+    q_guess: Sequence[float],
+    masses: Sequence[float],
+    uniforms: Sequence[float],
+    lenience: float,
+) -> tuple[int, int]:
+    """Guesses that rejection with this lenience accepts, and those of them that it would not accept with lenience 1.
+
+    Where p = q nothing is left to draw a residual from, so the guess stands.
+    """
+    num_relaxed = 0
     for row, (p_x, q_x, u) in enumerate(zip(p_guess, q_guess, uniforms, strict=True)):
-        if u * q_x >= p_x and masses[row] > NEGLIGIBLE_MASS:
-            return row
-    return len(p_guess)
+        is_relaxed = u * q_x >= p_x and masses[row] > NEGLIGIBLE_MASS
+        if is_relaxed and lenience * u * q_x >= p_x:
+            return row, num_relaxed
+        num_relaxed += is_relaxed
+    return len(p_guess), num_relaxed
 
 
 def count_by_block(weights: Sequence[float], masses: Sequence[float], uniforms: Sequence[float]) -> int:
@@ -158,24 +168,22 @@ def _next_token(residuals: Float64, accepted: int, seed: int, num_committed: int
     return draw(log_residual, seed, num_committed + accepted, accepted, purpose)
 
 
-def _by_p(verify: Callable[[TokenTree, Float64, int, int], Outcome]) -> Decide:
-    """`verify`, given log p."""
+def law_of(log_p: Float64) -> Float64:
+    """p, of rows of log p."""
+    p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
+    law: Float64 = p / p.sum(axis=1, keepdims=True)
+    return law
 
-    def decide(block: TokenTree, log_p: Float64, seed: int, num_committed: int) -> Outcome:
-        p = np.exp(log_p - log_p.max(axis=1, keepdims=True))
-        return verify(block, p / p.sum(axis=1, keepdims=True), seed, num_committed)
 
-    return decide
+def _decide_rejection(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
+    return verify_rejection(block, law_of(log_p), seed, num_committed)
+
+
+def _decide_block(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
+    return verify_block(block, law_of(log_p), seed, num_committed)
 
 
 REJECTION = Rule(
-    name="rejection",
-    needs_q=True,
-    takes_trees=False,
-    is_lossless=True,
-    decide=_by_p(verify_rejection),
-    at_zero=GREEDY,
+    name="rejection", needs_q=True, takes_trees=False, is_lossless=True, decide=_decide_rejection, at_zero=GREEDY
 )
-BLOCK = Rule(
-    name="block", needs_q=True, takes_trees=False, is_lossless=True, decide=_by_p(verify_block), at_zero=GREEDY
-)
+BLOCK = Rule(name="block", needs_q=True, takes_trees=False, is_lossless=True, decide=_decide_block, at_zero=GREEDY)

@@ -22,16 +22,16 @@ def verify_coupled(block: TokenTree, samples: Sequence[int]) -> Outcome:
     while (child := block.child(node, sample)) is not None:
         path.append(child)
         node, sample = child, samples[child + 1]
-    return tuple(path), sample
+    return Outcome(tuple(path), sample)
 
 
-def _decide_coupled(block: TokenTree, log_p: Float64, seed: int, num_committed: int) -> Outcome:
+def _decide_coupled(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
     positions = [num_committed + depth for depth in (0, *block.depths)]
     samples = [draw(row, seed, at, 0, Purpose.SHARED) for row, at in zip(log_p, positions, strict=True)]
     return verify_coupled(block, samples)
 
 
-def _decide_greedy(block: TokenTree, log_p: Float64, seed: int, num_committed: int) -> Outcome:  # noqa: ARG001
+def _decide_greedy(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
     return verify_coupled(block, log_p.argmax(axis=1).tolist())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,21 @@ from core.noise import Purpose
 from core.speculation import TokenTree
 
 Float64: TypeAlias = NDArray[np.float64]
-Outcome: TypeAlias = tuple[tuple[int, ...], int]
-"""(accepted nodes from the root downwards, the target's next token)."""
-Decide: TypeAlias = Callable[[TokenTree, Float64, int, int], Outcome]
-"""(block, log p, seed, number of committed tokens) -> outcome: the reference, one block at a time.
+
+
+class Outcome(NamedTuple):
+    """What becomes of a block."""
+
+    path: tuple[int, ...]
+    """Accepted nodes, from the root downwards."""
+    next_token: int
+    """The target's own."""
+    num_relaxed: int = 0
+    """Of the accepted nodes, those that the exact rule would have rejected in their place."""
+
+
+Decide: TypeAlias = Callable[[TokenTree, Float64, int, int, float], Outcome]
+"""(block, log p, seed, number of committed tokens, lenience) -> outcome: the reference, one block at a time.
 
 `log_p` is [1 + nodes, V], the root's row and then each node's; a row is the law of the token *after* its node. At
 temperature 0 it is the law at temperature 1, whose likeliest token is the target's.
@@ -38,6 +49,8 @@ class Rule:
     """Whether a node may have several children."""
     is_lossless: bool
     """Whether the output has the target's own law."""
+    takes_lenience: bool = False
+    """Whether a request says how lenient it is."""
     decide: Decide
     at_zero: Rule | None = None
     """The rule that it is at temperature 0; None: itself."""

@@ -7,7 +7,10 @@ from typing import Self
 
 from core.rules.chains import BLOCK, REJECTION
 from core.rules.coupled import COUPLED
+from core.rules.lenient import LENIENT_COUPLED
+from core.rules.lenient_rejection import LENIENT_REJECTION
 from core.rules.rule import Rule
+from core.rules.typical import TYPICAL
 
 
 class Verification(StrEnum):
@@ -25,6 +28,9 @@ class Verification(StrEnum):
     COUPLED = "coupled", COUPLED
     REJECTION = "rejection", REJECTION
     BLOCK = "block", BLOCK
+    LENIENT_COUPLED = "lenient_coupled", LENIENT_COUPLED
+    LENIENT_REJECTION = "lenient_rejection", LENIENT_REJECTION
+    TYPICAL = "typical", TYPICAL
 
     def at(self, *, is_greedy: bool) -> Rule:
         """The rule that decides, by the sampling that it decides for."""

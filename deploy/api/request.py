@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
+from core.ranges import LENIENCE
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
 from deploy.api.checks import (
     allowed_token_ids,
@@ -70,6 +71,7 @@ class Given:
     ignore_eos: bool = False
     include_stop: bool = False
     verification: Verification | None = None
+    lenience: float | None = None
     max_draft_tokens: int | None = None
     policy: str = ""
     pipelining: bool | None = None
@@ -135,12 +137,13 @@ def to_generation_request(
         suppressed_ids=_ending_ids(given, stop_token_ids, info),
     )
     check_masks(sampling)
-    return GenerationRequest(
+    request = GenerationRequest(
         request_id=_request_id(given.request_id),
         prompt=prompt,
         sampling=sampling,
         max_tokens=max_tokens,
-        verification=given.verification or config.speculation.verification,
+        verification=_verification(given, config),
+        lenience=_lenience(given, config),
         max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
         policy=_policy(given.policy),
         pipelining=given.pipelining,
@@ -158,6 +161,8 @@ def to_generation_request(
         priority=_priority(given.priority),
         caller=given.caller,
     )
+    _check_resumable(request)
+    return request
 
 
 def _request_id(given: str) -> str:
@@ -270,6 +275,39 @@ def _sampling(given: Given, defaults: Sampling, tokenizer: Tokenizer, info: Mode
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None
+
+
+def _verification(given: Given, config: ServiceConfig) -> Verification:
+    """Relaxed rules have to be named by the request, and allowed."""
+    verification = given.verification or config.speculation.verification
+    if not (verification.rule.is_lossless or config.speculation.allow_relaxed):
+        problem = "is a relaxed rule, which this service does not allow (its setting speculation.allow_relaxed)"
+        raise InvalidRequest("speculation.verification", f"{verification} {problem}")
+    return verification
+
+
+def _lenience(given: Given, config: ServiceConfig) -> float:
+    """That of a rule which takes one: given with it, and with no other."""
+    field, rule = "speculation.lenience", (given.verification or config.speculation.verification).rule
+    if given.lenience is None:
+        if rule.takes_lenience:
+            raise InvalidRequest(field, f"must be given with {rule.name} verification")
+        return 1.0
+    if not rule.takes_lenience:
+        lenient = ", ".join(each for each in Verification if each.rule.takes_lenience)
+        raise InvalidRequest(field, f"must not be given with {rule.name} verification: it is for {lenient}")
+    require(given.lenience in LENIENCE, field, str(LENIENCE), given.lenience)
+    return given.lenience
+
+
+def _check_resumable(request: GenerationRequest) -> None:
+    if request.resume_tokens and not request.is_repeatable:
+        raise InvalidRequest("resume_token_ids", not_repeatable(request))
+
+
+def not_repeatable(request: GenerationRequest) -> str:
+    """Why its output cannot be resumed."""
+    return f"must be empty with {request.verification} verification: its output depends on the guesses it saw"
 
 
 def _max_draft_tokens(given: int | None) -> int | None:

@@ -17,7 +17,7 @@ from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
 from deploy.api.checks import require
 from deploy.api.hosted import Hosted
-from deploy.api.request import SEED_BITS, Given, resume_tokens, to_generation_request
+from deploy.api.request import SEED_BITS, Given, not_repeatable, resume_tokens, to_generation_request
 from deploy.metrics import RequestMeter
 from orchestrator.text import Tokenizer
 
@@ -60,6 +60,8 @@ def _resumed(given: Given, num_samples: int, request: GenerationRequest, info: M
         raise InvalidRequest("resume_token_ids", "must be empty where n is above 1: send resume_samples")
     if not outputs:
         return []
+    if any(outputs) and not request.is_repeatable:
+        raise InvalidRequest("resume_samples", not_repeatable(request))
     require(len(outputs) == num_samples, "resume_samples", f"empty or {num_samples} outputs (n)", len(outputs))
     if given.resume_token_ids:
         raise InvalidRequest("resume_samples", "must be empty beside resume_token_ids")

@@ -24,6 +24,7 @@ def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
         "lookup_tokens": stats.num_lookup_tokens,
         "continued_passes": stats.num_continued,
         "sources": [_source_fields(source) for source in stats.sources],
+        "relaxed_tokens": stats.num_relaxed_tokens,
     }
 
 

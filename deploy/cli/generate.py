@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import grpc
 from typer import Argument, Option
 
-from core.ranges import SAMPLING, Range
+from core.ranges import LENIENCE, SAMPLING, Range
 from core.records import Policy
 from deploy.cli import terminal
 from deploy.cli.jobs import Job
@@ -53,7 +53,7 @@ class GenerateOptions:
         int | None,
         number(
             SAMPLING["seed"],
-            "The same seed gives the same text, except with --verification rejection or block",
+            "The same seed gives the same text, except with a --verification other than coupled",
             metavar="S",
         ),
     ] = None
@@ -63,6 +63,10 @@ class GenerateOptions:
     verification: Annotated[Verification | None, Option(help="How the target checks what the draft has guessed.")] = (
         None
     )
+    lenience: Annotated[
+        float | None,
+        number(LENIENCE, "Of lenient rules: how much less likely than the best a guess may be", metavar="L"),
+    ] = None
     policy: Annotated[Policy | None, Option(help="How to decide how far to draft.")] = None
     pipelining: Annotated[
         bool | None,
@@ -101,6 +105,7 @@ class GenerateOptions:
             "seed": self.seed,
             "stop": self.stop,
             "verification": self.verification,
+            "lenience": self.lenience,
             "policy": self.policy,
             "pipelining": self.pipelining,
             "guessers": self.guesser,

@@ -67,6 +67,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         ignore_eos=stopping.ignore_eos,
         include_stop=stopping.include_stop,
         verification=_verification(speculation.verification),
+        lenience=_given(speculation, "lenience"),
         max_draft_tokens=_given(speculation, "max_draft_tokens"),
         policy=speculation.policy,
         pipelining=_given(speculation, "pipelining"),

@@ -106,6 +106,7 @@ class Speculation(Part):
 
     max_draft_tokens: int | None = None
     verification: str | None = None
+    lenience: float | None = None
     policy: str | None = None
     pipelining: bool | None = None
     guessers: Annotated[list[str] | None, BeforeValidator(_few)] = None

@@ -73,6 +73,7 @@ def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
         ignore_eos=bool(body.ignore_eos),
         include_stop=bool(body.include_stop_str_in_output),
         verification=_verification(speculation.verification),
+        lenience=speculation.lenience,
         max_draft_tokens=speculation.max_draft_tokens,
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,

@@ -82,6 +82,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         timing=_encode_timing(verdict.timing),
         continued=verdict.continued,
         prompt_logprobs=map(_encode_logprobs, verdict.prompt_logprobs),
+        num_relaxed=verdict.num_relaxed,
     )
 
 
@@ -95,6 +96,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         _decode_timing(message.timing) if message.HasField("timing") else None,
         message.continued,
         tuple(map(_decode_logprobs, message.prompt_logprobs)),
+        message.num_relaxed,
     )
 
 

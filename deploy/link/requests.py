@@ -129,6 +129,7 @@ def _encode_spec(spec: SequenceSpec | None) -> pb.SequenceSpec | None:
         num_logprobs=spec.num_logprobs,
         num_prompt_logprobs=spec.num_prompt_logprobs,
         grammar=_encode_grammar(spec.grammar),
+        lenience=spec.lenience if spec.lenience != 1.0 else None,
     )
 
 
@@ -140,6 +141,7 @@ def _decode_spec(message: pb.SequenceSpec) -> SequenceSpec:
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
+        lenience=message.lenience if message.HasField("lenience") else 1.0,
     )
 
 

@@ -102,6 +102,9 @@ REQUEST_LATENCY = Metric(
 NUM_DRAFTS = Metric("spec_decode_num_drafts_total", "Rounds that had guesses to verify.")
 NUM_DRAFT_TOKENS = Metric("spec_decode_num_draft_tokens_total", "Guesses that were verified.")
 NUM_ACCEPTED_TOKENS = Metric("spec_decode_num_accepted_tokens_total", "Guesses that were accepted.")
+RELAXED_TOKENS = Metric(
+    "relaxed_tokens_total", "Of the accepted guesses, those that only a relaxed rule lets stand.",
+)  # fmt: skip
 ACCEPTED_PER_POSITION = Metric(
     "spec_decode_num_accepted_tokens_per_pos_total", "Rounds that accepted a guess at this position, counted from 0.",
     label="position",

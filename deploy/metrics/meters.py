@@ -138,6 +138,7 @@ class RequestMeter:
             (m.NUM_DRAFTS, stats.num_draft_rounds),
             (m.NUM_DRAFT_TOKENS, stats.num_drafted_tokens),
             (m.NUM_ACCEPTED_TOKENS, stats.num_accepted_tokens),
+            (m.RELAXED_TOKENS, stats.num_relaxed_tokens),
             (m.CONTINUED_PASSES, stats.num_continued),
             (m.LOOKUP_TOKENS, stats.num_lookup_tokens),
             (m.DRAFT_HITS, stats.num_hits),

@@ -24,7 +24,7 @@ CATCH_UP = TreeSpec.chain(1)
 def kind_of(request: GenerationRequest) -> str:
     """The name under which observations of this request are learned, since acceptance differs by verification."""
     rule = request.rule
-    return "rejection" if rule.needs_q else rule.name
+    return "rejection" if rule.needs_q and rule.is_lossless else rule.name
 
 
 class TreeView(Protocol):

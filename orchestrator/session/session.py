@@ -307,7 +307,7 @@ class Session:
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)
-        self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up)
+        self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up, verdict.num_relaxed)
         self.stats.record_sources(guess.sources, verdict.path)
         self.stats.record_verify(event.sent_s, event.received_s)
         self.stats.trace_call(

@@ -45,6 +45,7 @@ class Statistics:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_lookup_tokens: int = 0
+    num_relaxed_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -64,13 +65,14 @@ class Statistics:
     _verified: deque[Interval] = field(default_factory=_recent)
     _drafted: deque[Interval] = field(default_factory=_recent)
 
-    def record_round(self, num_guesses: int, num_accepted: int, num_looked_up: int = 0) -> None:
+    def record_round(self, num_guesses: int, num_accepted: int, num_looked_up: int = 0, num_relaxed: int = 0) -> None:
         """Count one verdict; position k counts the rounds in which at least k + 1 guesses were accepted."""
         self.num_rounds += 1
         self.num_draft_rounds += num_guesses > 0
         self.num_drafted_tokens += num_guesses
         self.num_accepted_tokens += num_accepted
         self.num_lookup_tokens += num_looked_up
+        self.num_relaxed_tokens += num_relaxed
         missing = num_accepted - len(self.accepted_per_position)
         self.accepted_per_position += [0] * missing
         for position in range(num_accepted):
@@ -128,6 +130,7 @@ class Statistics:
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             num_lookup_tokens=self.num_lookup_tokens,
+            num_relaxed_tokens=self.num_relaxed_tokens,
             accepted_per_position=tuple(self.accepted_per_position),
             sources=self._by_source(),
             num_hits=self.num_hits,

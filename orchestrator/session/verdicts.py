@@ -40,6 +40,8 @@ def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_siz
         if not 0 <= node < len(block) or block.parents[node] != parent:
             return "its accepted path is not a path of the block"
         parent = node
+    if not 0 <= verdict.num_relaxed <= len(verdict.path):
+        return "it has relaxed more than it has accepted"
     if not 0 <= verdict.next_token < vocab_size:
         return "its next token is outside the vocabulary"
     if not 0 <= verdict.held <= num_committed + len(verdict.path):

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
-from core.records import Call, Chunk, FinishReason
+from core.records import Call, Chunk, FinishReason, SequenceSpec
+from core.text import TokenLog
 from orchestrator.service import Service
 from simulation.chaos.faults import CallFault, Happened
-from simulation.chaos.script import StreamScript
+from simulation.chaos.script import StreamScript, ending_of
 from simulation.clock import VirtualLoop
 from simulation.engines import logprob_of
 from simulation.rig import Rig, SimTokenizer
@@ -41,8 +42,10 @@ class Stream:
     """One completion as its client sees it. Every chunk is compared with the plain continuation."""
 
     script: StreamScript
-    num_tokens: int = field(init=False)
+    tokens: list[int] = field(init=False)
     """Output so far, what was resumed included."""
+    num_relaxed: int = 0
+    """Of them, those that are not the target's own."""
     text: str = ""
     is_live: bool = False
     """Being read."""
@@ -52,11 +55,15 @@ class Stream:
     was_cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self.num_tokens = len(self.script.request.resume_tokens)
+        self.tokens = list(self.script.request.resume_tokens)
 
     @property
     def name(self) -> str:
         return self.script.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     @property
     def is_over(self) -> bool:
@@ -66,9 +73,10 @@ class Stream:
         """Raises: Violation."""
         require(not self.is_over, f"{self.name}: a chunk came after the end")
         begin = self.num_tokens
-        self.num_tokens += len(chunk.token_ids)
         self.text += chunk.text
-        right = self.script.expected[begin : self.num_tokens]
+        is_exact = self.script.request.rule.is_lossless
+        right = self.script.expected[begin : begin + len(chunk.token_ids)] if is_exact else self._allowed(chunk)
+        self.tokens += chunk.token_ids
         require(chunk.token_ids == right, f"{self.name}: tokens {chunk.token_ids} at {begin}, should be {right}")
         require(len(chunk.is_guess) == len(right), f"{self.name}: tokens and marks of guesses differ in number")
         require(chunk.usage.completion_tokens == self.num_tokens, f"{self.name}: usage is {chunk.usage}")
@@ -80,6 +88,30 @@ class Stream:
         if chunk.finish_reason is not None:
             self._finish(chunk)
 
+    def _allowed(self, chunk: Chunk) -> tuple[int, ...]:
+        """What a relaxed rule may say here: its tokens as far as each is the target's own after those before it, or a
+        guess that the target tolerates there."""
+        request, allowed = self.script.request, list[int]()
+        spec = SequenceSpec(len(request.prompt), request.sampling, request.verification, lenience=request.lenience)
+        for token, is_guess in zip(chunk.token_ids, chunk.is_guess, strict=False):
+            place = self.script.text.place(TokenLog((*request.prompt, *self.tokens, *allowed)), spec)
+            is_own = token == place.next_token
+            if not (is_own or (is_guess and self.script.text.tolerates(place, token, spec))):
+                break
+            self.num_relaxed += not is_own
+            allowed.append(token)
+        return tuple(allowed)
+
+    def _ending(self) -> tuple[tuple[int, ...], FinishReason]:
+        """What the output ought to be in all, and why it ends there."""
+        request = self.script.request
+        if request.rule.is_lossless:
+            return self.script.expected, self.script.reason
+        expected, reason = ending_of(self.tokens, request.stop_token_ids, request.ignore_eos)
+        is_long = reason is FinishReason.STOP or len(expected) == request.max_tokens
+        require(is_long, f"{self.name}: ended after {len(expected)} of {request.max_tokens} tokens")
+        return expected, reason
+
     def fail(self, error: OutriderError) -> None:
         """Raises: Violation."""
         require(not self.is_over, f"{self.name}: {error!r} came after the end")
@@ -87,14 +119,16 @@ class Stream:
 
     def _finish(self, chunk: Chunk) -> None:
         self.last, script = chunk, self.script
-        num_right = len(script.expected)
+        expected, reason = self._ending()
+        num_right = len(expected)
         require(self.num_tokens == num_right, f"{self.name}: ended after {self.num_tokens} of {num_right} tokens")
-        require(
-            chunk.finish_reason is script.reason, f"{self.name}: ended by {chunk.finish_reason}, not {script.reason}"
-        )
+        require(chunk.finish_reason is reason, f"{self.name}: ended by {chunk.finish_reason}, not {reason}")
         require(chunk.stats is not None, f"{self.name}: ended without statistics")
-        num_shown = num_right - (script.reason is FinishReason.STOP)
-        right = SimTokenizer().decode(script.expected[len(script.request.resume_tokens) : num_shown])
+        num_told = chunk.stats.num_relaxed_tokens if chunk.stats is not None else 0
+        is_told = num_told >= self.num_relaxed and (num_told == 0 or not script.request.rule.is_lossless)
+        require(is_told, f"{self.name}: {self.num_relaxed} tokens are relaxed, and {num_told} told")
+        num_shown = num_right - (reason is FinishReason.STOP)
+        right = SimTokenizer().decode(expected[len(script.request.resume_tokens) : num_shown])
         require(self.text == right, f"{self.name}: its text is {self.text!r}, should be {right!r}")
 
 

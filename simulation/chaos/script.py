@@ -6,6 +6,7 @@ uneven, so that drafts are early, late and absent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import get_args
@@ -19,6 +20,8 @@ from simulation.engines import EOS, EngineLaw, HopLaw, SteadyLaw, Text
 from simulation.rig import Blueprint
 
 FAULTS_UNTIL_S = 2.0
+RELAXED_SHARE = 0.15
+EXACT_CHOICES = (*[Verification.COUPLED] * 3, Verification.REJECTION, Verification.BLOCK)
 INFALLIBLE = SteadyLaw((1.0,), (1.0,), alpha=1.0)
 
 
@@ -28,12 +31,13 @@ class StreamScript:
 
     request: GenerationRequest
     expected: tuple[int, ...]
-    """The whole output, resumed tokens included."""
+    """The whole output, resumed tokens included; with a relaxed rule that of plain decoding."""
     reason: FinishReason
     start_s: float
     pause_s: float
     """Between chunks: a slow reader."""
     cancel_after_s: float | None
+    text: Text
     has_infallible_draft: bool
     """Whether the draft always guesses right, in chains alone: then no guess may ever be rejected."""
 
@@ -64,7 +68,9 @@ def script_of(seed: int) -> Script:
         blueprint,
         replace(rates, draft_lies=False) if is_infallible else rates,
         tuple(_outbreak(random, blueprint) for _ in range(random.choice((0, 0, 1, 2, 4)))),
-        tuple(_stream(random, blueprint.text, n, is_infallible, seed) for n in range(random.randrange(2, 6))),
+        _relaxed(
+            seed, [_stream(random, blueprint.text, n, is_infallible, seed) for n in range(random.randrange(2, 6))]
+        ),
         shutdown_s=random.uniform(0.0, 1.0) if random.random() < 0.05 else None,
     )
 
@@ -148,14 +154,14 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool,
     max_tokens, start_s = random.randrange(1, 36), random.choice((0.0, random.uniform(0.0, 0.5)))
     stop_ids = frozenset({random.randrange(1, 16)}) if random.random() < 0.1 else frozenset[int]()
     ignore_eos = random.random() < 0.2
-    expected, reason = _expected(text.plain(prompt, sampling.seed, max_tokens), stop_ids, ignore_eos)
+    expected, reason = ending_of(text.plain(prompt, sampling.seed, max_tokens), stop_ids, ignore_eos)
     num_resumed = random.randrange(len(expected) + 1) if random.random() < 0.15 else 0
     request = GenerationRequest(
         f"stream-{number}",
         prompt,
         sampling,
         max_tokens,
-        verification=random.choice((Verification.COUPLED, Verification.COUPLED, *Verification)),
+        verification=random.choice(EXACT_CHOICES),
         max_draft_tokens=random.choice((*[None] * 8, 0, 2)),
         policy=None if has_infallible_draft else random.choice((*[None] * 8, *get_args(Policy))),
         pipelining=None if has_infallible_draft else random.choice((*[None] * 4, True, False)),
@@ -169,7 +175,7 @@ def _stream(random: Random, text: Text, number: int, has_infallible_draft: bool,
     )
     pause_s = random.choice((0.0, 0.0, 0.0, random.uniform(0.0, 0.2)))
     cancel_after_s = random.uniform(0.0, 1.0) if random.random() < 0.15 else None
-    return StreamScript(request, expected, reason, start_s, pause_s, cancel_after_s, has_infallible_draft)
+    return StreamScript(request, expected, reason, start_s, pause_s, cancel_after_s, text, has_infallible_draft)
 
 
 def _own_guessers(random: Random) -> tuple[str, ...]:
@@ -177,8 +183,23 @@ def _own_guessers(random: Random) -> tuple[str, ...]:
     return _guessers(random.random(), SOURCES) if random.random() < 0.2 else ()
 
 
-def _expected(tokens: list[int], stop_ids: frozenset[int], ignore_eos: bool) -> tuple[tuple[int, ...], FinishReason]:
-    """Where the plain continuation ends, and why."""
+def _relaxed(seed: int, streams: Sequence[StreamScript]) -> tuple[StreamScript, ...]:
+    """Now and then a stream has a relaxed rule instead: by dice of their own, so that all else is as it was without."""
+    random = Random(f"relaxed {seed}")  # noqa: S311  as above
+    return tuple(_with_relaxed_rule(random, each) if random.random() < RELAXED_SHARE else each for each in streams)
+
+
+def _with_relaxed_rule(random: Random, stream: StreamScript) -> StreamScript:
+    verification = random.choice([each for each in Verification if not each.rule.is_lossless])
+    lenience = random.choice((1.0, 0.5, 0.2)) if verification.rule.takes_lenience else 1.0
+    request = replace(stream.request, verification=verification, lenience=lenience, resume_tokens=())
+    return replace(stream, request=request)
+
+
+def ending_of(
+    tokens: Sequence[int], stop_ids: frozenset[int], ignore_eos: bool
+) -> tuple[tuple[int, ...], FinishReason]:
+    """Where this output ends, and why."""
     ending = stop_ids if ignore_eos else stop_ids | {EOS}
     for index, token in enumerate(tokens):
         if token in ending:

@@ -8,19 +8,19 @@ from typing import Any
 
 from core.errors import WorkerLost
 from core.protocol import Continuations, HeldTokens, refusal_of_offer
-from core.records import Continuation, Refused, TokenLogprobs, Verdict, VerifyReply, VerifyRequest
+from core.records import Continuation, Refused, SequenceSpec, TokenLogprobs, Verdict, VerifyReply, VerifyRequest
 from core.rules import Outcome
-from core.speculation import ROOT
+from core.speculation import ROOT, TokenTree
 from simulation.engines.base import Job, SimEngine
 from simulation.engines.hardware import EngineLaw
-from simulation.engines.texts import Text
+from simulation.engines.texts import Place, Text
 
 VerifyJob = Job[VerifyRequest, VerifyReply]
 Answer = asyncio.Future[VerifyReply | WorkerLost]
 
 
 class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
-    """Under all three verifications it follows the block down its own text.
+    """Under all lossless verifications it follows the block down its own text; a relaxed one may leave it.
 
     In rejection and block mode the draft has run the acceptance test already: its sample is the text's token exactly
     where a real target would accept it (`simulation.engines.draft`).
@@ -40,9 +40,8 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         judged = [(job, *self._judge(job)) for job in jobs]
         verified = [(job.request, job.held.log, outcome) for job, outcome, _ in judged]
         continued, following, refused = self._continuations.after_pass(verified, lambda *_: True)
-        for (job, (path, next_token), logprobs), number in zip(judged, continued, strict=True):
-            stamp, timing = job.request.stamp, job.timing(now_s)
-            self._conclude(job, Verdict(stamp, path, next_token, len(job.held.log), logprobs, timing, number))
+        for (job, outcome, logprobs), number in zip(judged, continued, strict=True):
+            self._conclude(job, _verdict(job, outcome, logprobs, number, now_s))
         self._refuse(refused)
         for answer, request in following:
             self._put(request, answer)
@@ -51,14 +50,25 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         block, log, spec = job.request.block, job.held.log, job.held.spec
         place = self._text.place(log, spec)
         path: list[int] = []
-        tokens = [place.next_token]
-        while (node := block.child(path[-1] if path else ROOT, place.next_token)) is not None:
+        tokens: list[int] = []
+        num_relaxed = 0
+        while (node := self._accepted(block, path[-1] if path else ROOT, place, spec)) is not None:
             path.append(node)
-            place = self._text.after(place, place.next_token)
-            tokens.append(place.next_token)
+            tokens.append(block.tokens[node])
+            num_relaxed += tokens[-1] != place.next_token
+            place = self._text.accepted(place, tokens[-1])
+        tokens.append(place.next_token)
         log.extend(tokens[:-1])
         logprobs = tuple(map(logprob_of, tokens)) if spec.num_logprobs is not None else ()
-        return (tuple(path), tokens[-1]), logprobs
+        return Outcome(tuple(path), tokens[-1], num_relaxed), logprobs
+
+    def _accepted(self, block: TokenTree, parent: int, place: Place, spec: SequenceSpec) -> int | None:
+        """The child that stands: the text's own token, or else one that a relaxed rule tolerates."""
+        own = block.child(parent, place.next_token)
+        if own is not None or spec.rule.is_lossless:
+            return own
+        children = (node for node in range(parent + 1, len(block)) if block.parents[node] == parent)
+        return next((node for node in children if self._text.tolerates(place, block.tokens[node], spec)), None)
 
     # Continuations
 
@@ -95,6 +105,21 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         for answer in self._continuations.clear():
             if not answer.done():
                 answer.set_result(WorkerLost(f"{self.engine_id} died"))
+
+
+def _verdict(
+    job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int, now_s: float
+) -> Verdict:
+    return Verdict(
+        job.request.stamp,
+        outcome.path,
+        outcome.next_token,
+        len(job.held.log),
+        logprobs,
+        job.timing(now_s),
+        continued,
+        num_relaxed=outcome.num_relaxed,
+    )
 
 
 def logprob_of(token: int) -> TokenLogprobs:

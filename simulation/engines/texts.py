@@ -18,6 +18,8 @@ from core.speculation import Candidates, SparseDistribution
 from core.text import TokenLog, extended
 
 EOS = 0
+TYPICAL_SHARE = 0.3
+"""Of other guesses, those that typical acceptance lets stand."""
 _WORD = 2**64 - 1
 
 
@@ -156,6 +158,15 @@ class Text:
         sample = place.next_token if is_right and place.is_true else self._filler(place, self.vocab_size - 3)
         q = SparseDistribution.certain(sample)
         return Candidates((sample,), agreement.plain_confidence, agreement.entropy, sample, q)
+
+    def accepted(self, place: Place, token: int) -> Place:
+        """The place behind a token that the target lets stand, be it its own or not."""
+        return self._place(extended(place.prefix_hash, token), place.index + 1, place.seed, True)
+
+    def tolerates(self, place: Place, token: int, spec: SequenceSpec) -> bool:
+        """Whether a relaxed rule lets a guess stand that is not the target's own token."""
+        share = 1.0 - spec.lenience if spec.rule.takes_lenience else TYPICAL_SHARE
+        return not spec.rule.is_lossless and fraction(mix(place.prefix_hash, place.seed, token)) < share
 
     def is_accepted(self, place: Place) -> bool:
         """Whether rejection accepts the draft's sample at a place of the target's text: a random draw."""

@@ -112,6 +112,25 @@ def test_a_sample_that_was_not_asked_for_or_goes_on_after_its_end_is_inconsisten
         stream.take(wrong)
 
 
+@pytest.mark.parametrize("name", ["LENIENT_COUPLED", "LENIENT_REJECTION", "TYPICAL"])
+def test_a_stream_of_a_relaxed_rule_begins_again_but_does_not_go_on(name):
+    """What it has output depends on the guesses that were seen, so no server goes on with it; plainly it does not."""
+    speculation = pb.SpeculationParams(verification=f"VERIFICATION_{name}")
+    stream = resumption(pb.GenerateRequest(text="x", speculation=speculation))
+    stream.begin()
+    stream.broke(LOST)
+    stream.begin()
+    stream.take(chunk([5], 1))
+    with pytest.raises(ServiceError, match="gone"):
+        stream.broke(LOST)
+    speculation.max_draft_tokens = 0
+    plain = resumption(pb.GenerateRequest(text="x", speculation=speculation))
+    plain.begin()
+    plain.take(chunk([5], 1))
+    plain.broke(LOST)
+    assert list(plain.begin().request.resume_token_ids) == [5]
+
+
 def test_after_the_last_chunk_no_failure_matters():
     stream = resumption(max_retries=0)
     stream.begin()

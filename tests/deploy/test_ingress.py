@@ -91,6 +91,33 @@ def test_a_refused_stream_says_the_field_and_nothing_else(client):
     assert caught.value.message == "sampling.top_p: must be in (0, 1], got 2.0"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_relaxed_rule_is_served_by_its_name_and_tells_how_often_it_was_lenient(client, temperature):
+    fields = GenerateFields(**LENGTH, temperature=temperature, seed=7, verification="lenient_coupled")
+    exact = client.generate(PROMPT, **{**fields, "verification": "coupled"})
+    assert exact.finish.speculation.relaxed_tokens == 0
+    assert client.generate(PROMPT, **fields, lenience=1.0).token_ids == exact.token_ids
+    assert client.generate(PROMPT, **fields, lenience=1e-9, max_draft_tokens=0).token_ids == exact.token_ids
+    streams = (client.generate(PROMPT, **fields, lenience=1e-9) for _ in range(20))
+    relaxed = next(stream for stream in streams if stream.finish.speculation.relaxed_tokens)
+    assert relaxed.finish.speculation.relaxed_tokens <= relaxed.finish.speculation.accepted_tokens
+    assert len(relaxed.token_ids) == 24
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"verification": "lenient_rejection"}, "speculation.lenience: must be given with lenient_rejection"),
+        ({"lenience": 0.5}, "speculation.lenience: must not be given with coupled"),
+        ({"verification": "typical", "resume_token_ids": [5]}, "resume_token_ids: must be empty with typical"),
+    ],
+)
+def test_a_relaxed_rule_is_refused_by_the_field_that_is_wrong(client, fields, message):
+    with pytest.raises(OutriderError, match=message) as caught:
+        client.generate(PROMPT, **SAMPLED, **fields)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_an_unknown_model_is_not_found(client):
     with pytest.raises(NotFound, match=r"NOT_FOUND.*'outrider-demo'"):
         client.generate(PROMPT, model="gpt")

@@ -77,6 +77,10 @@ def test_every_level_can_be_set():
             "target.engine.num_threads must be at least 1, got 0",
         ),
         ({**MINIMAL, "model_name": ""}, "model_name must be not empty"),
+        (
+            {**MINIMAL, "speculation": {"verification": "typical", "allow_relaxed": True}},
+            "speculation.verification must be one of coupled, rejection, block, got",
+        ),
     ],
 )
 def test_a_mistake_is_named_by_its_path(settings, message):

@@ -159,11 +159,10 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         """
         readback = Readback()
         is_bad = readback.ask(scored.is_bad)
-        asked = [
-            (of_rule, self._ask(name, of_rule, scored.scores, readback))
-            for name in verify.TWINS
-            if (of_rule := [item for item in items if item.rule.name == name])
-        ]
+        by_rule: dict[str, list[_Judged]] = {}
+        for item in items:
+            by_rule.setdefault(item.rule.name, []).append(item)
+        asked = [(of_rule, self._ask(name, of_rule, scored.scores, readback)) for name, of_rule in by_rule.items()]
         readback.wait()
         sound: list[tuple[_Judged, Outcome]] = []
         again: list[_Judged] = []
@@ -183,7 +182,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     @staticmethod
     def _ask(rule: str, items: Sequence[_Judged], scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
-        """What one rule makes of these. Of greedy sampling, all of which is then, nothing but scores is asked."""
+        """What one rule makes of these: all of them are greedy, or none is, and greedy rules go by scores alone."""
         rows = [row for item in items for row in item.rows]
         if len(rows) < len(scores):
             index = [item.start + row for item in items for row in range(len(item.rows))]
@@ -196,8 +195,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         readback = Readback()
         asked = [_logprobs(item, outcome, logits, readback) for item, outcome in judged]
         readback.wait()
-        for item, (path, _) in judged:
-            self._roll_back(item.job, path)
+        for item, outcome in judged:
+            self._roll_back(item.job, outcome.path)
             self._publish(item.job.held)
         verified = [(item.job.request, item.job.held.log, outcome) for item, outcome in judged]
         self.take_offers()
@@ -210,10 +209,17 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     @staticmethod
     def _verdict(job: VerifyJob, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...], continued: int) -> Verdict:
-        path, next_token = outcome
-        scores = tuple(job.scores.found) if job.scores is not None else ()
-        held = len(job.held.log)
-        return Verdict(job.request.stamp, path, next_token, held, logprobs, job.timing(), continued, scores)
+        return Verdict(
+            job.request.stamp,
+            outcome.path,
+            outcome.next_token,
+            len(job.held.log),
+            logprobs,
+            job.timing(),
+            continued,
+            tuple(job.scores.found) if job.scores is not None else (),
+            outcome.num_relaxed,
+        )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
         """Not after an end-of-sequence token: only the orchestrator knows whether the text continues after it."""
@@ -253,12 +259,12 @@ def _rows(job: VerifyJob) -> list[Row]:
     spec, num_committed = job.held.spec, len(job.held.log)
     masks = job.held.masks(lambda: _paths(job.block, ()))
     if sampler.is_argmax(spec.sampling) and masks is None:
-        return [Row(spec.sampling, num_committed, (), spec.prompt_len)] * (1 + len(job.block))
+        return [Row(spec.sampling, num_committed, (), spec.prompt_len, lenience=spec.lenience)] * (1 + len(job.block))
     unread: list[Sequence[int]] = [()] * (1 + len(job.block))
     paths = _paths(job.block, job.held.log.tokens) if spec.sampling.reads_tokens else unread
     depths = (0, *job.block.depths)
     return [
-        Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask)
+        Row(spec.sampling, num_committed + depth, path, spec.prompt_len, mask, spec.lenience)
         for depth, path, mask in zip(depths, paths, masks or [None] * len(paths), strict=True)
     ]
 
@@ -279,7 +285,6 @@ def _logprobs(
     spec: SequenceSpec = item.job.held.spec
     if spec.num_logprobs is None:
         return tuple
-    path, next_token = outcome
-    index = [item.start, *(item.start + 1 + node for node in path)]
-    tokens = [*(item.job.block.tokens[node] for node in path), next_token]
+    index = [item.start, *(item.start + 1 + node for node in outcome.path)]
+    tokens = [*(item.job.block.tokens[node] for node in outcome.path), outcome.next_token]
     return sampler.logprobs(logits[upload(index, logits.device)], tokens, spec.num_logprobs, readback)

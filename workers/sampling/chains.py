@@ -25,26 +25,45 @@ from workers.step import Readback, upload
 
 def reject(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
     """The twin of rejection. Raises: ValueError for a block that is not a chain."""
-    return _verify(blocks, log_p, rows, readback, is_block=False)
+    return _verify(blocks, log_p, rows, readback, is_block=False, is_lenient=False)
+
+
+def reject_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+    """The twin of rejection with lenience. Raises: ValueError for a block that is not a chain."""
+    return _verify(blocks, log_p, rows, readback, is_block=False, is_lenient=True)
 
 
 def reject_blocks(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
     """The twin of block verification. Raises: ValueError for a block that is not a chain."""
-    return _verify(blocks, log_p, rows, readback, is_block=True)
+    return _verify(blocks, log_p, rows, readback, is_block=True, is_lenient=False)
 
 
 def _verify(
-    blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback, *, is_block: bool
+    blocks: Sequence[TokenTree],
+    log_p: Tensor,
+    rows: Sequence[Row],
+    readback: Readback,
+    *,
+    is_block: bool,
+    is_lenient: bool,
 ) -> Outcomes:
     starts = starts_of(blocks)
     chains = [reference.sound_prefix(block, log_p.shape[1]) for block in blocks]
     kept = [start + depth for chain, start in zip(chains, starts, strict=True) for depth in range(len(chain) + 1)]
     p = log_p[upload(kept, log_p.device)].double().softmax(dim=-1)
-    return _verify_chains(chains, p, [rows[start] for start in starts], readback, is_block=is_block)
+    roots = [rows[start] for start in starts]
+    leniences = [root.lenience if is_lenient else 1.0 for root in roots]
+    return _verify_chains(chains, p, roots, leniences, readback, is_block=is_block)
 
 
 def _verify_chains(
-    chains: Sequence[TokenTree], p: Tensor, roots: Sequence[Row], readback: Readback, *, is_block: bool
+    chains: Sequence[TokenTree],
+    p: Tensor,
+    roots: Sequence[Row],
+    leniences: Sequence[float],
+    readback: Readback,
+    *,
+    is_block: bool,
 ) -> Outcomes:
     q_guess = [reference.q_of_guesses(chain) for chain in chains]
     tokens = [token for chain in chains for token in (*chain.tokens, 0)]  # nothing is guessed after the last row
@@ -60,11 +79,13 @@ def _verify_chains(
         found = []
         for i, (p_x, mass, candidate) in enumerate(by_chain):
             uniforms = reference.accept_uniforms(len(chains[i]), roots[i].sampling.seed, roots[i].position)
+            num_relaxed = 0
             if of_prefixes is not None:
                 accepted = reference.count_by_block(of_prefixes[i], mass, uniforms)
             else:
-                accepted = reference.count_by_rejection(p_x[:-1], q_guess[i], mass, uniforms)
-            found.append((tuple(range(accepted)), int(candidate[accepted])))
+                of_guesses = (p_x[:-1], q_guess[i], mass, uniforms)
+                accepted, num_relaxed = reference.count_leniently(*of_guesses, leniences[i])
+            found.append(Outcome(tuple(range(accepted)), int(candidate[accepted]), num_relaxed))
         return found
 
     return outcomes

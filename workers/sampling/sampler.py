@@ -44,6 +44,8 @@ class Row:
     """With the position, read only unless `is_argmax`."""
     mask: Mask | None = None
     """Of the tokens that may come, where a grammar says which."""
+    lenience: float = 1.0
+    """Of its sequence's rule, where that has one."""
 
     @property
     def num_output(self) -> int:

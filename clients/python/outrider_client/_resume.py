@@ -22,6 +22,9 @@ from outrider_client._replies import to_chunk
 from outrider_client.errors import Inconsistent, OutriderError, ServiceError
 from outrider_client.records import Chunk
 
+RELAXED = (pb.VERIFICATION_LENIENT_COUPLED, pb.VERIFICATION_LENIENT_REJECTION, pb.VERIFICATION_TYPICAL)
+"""Rules whose output a server does not go on with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -102,7 +105,18 @@ class Resumption:
 
         Once the stream is finished, the end of its call makes no difference.
         """
-        return 0.0 if self.is_finished else self._attempts.failed(error)
+        if self.is_finished:
+            return 0.0
+        if any(self._received) and not self._is_repeatable:
+            raise error
+        return self._attempts.failed(error)
+
+    @property
+    def _is_repeatable(self) -> bool:
+        """Whether a server goes on with output that it is sent: not with a relaxed rule, unless nothing is drafted."""
+        speculation = self._request.speculation
+        is_plain = speculation.HasField("max_draft_tokens") and speculation.max_draft_tokens == 0
+        return is_plain or speculation.verification not in RELAXED
 
     def _check(self, message: pb.GenerateChunk) -> None:
         """The server's own count of the output tells whether a token was lost or repeated on the way."""

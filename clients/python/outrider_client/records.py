@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
-Verification = Literal["coupled", "rejection", "block"]
+Verification = Literal["coupled", "rejection", "block", "lenient_coupled", "lenient_rejection", "typical"]
+"""The last three are relaxed rules, whose output has not the target's own law."""
 Call = Literal["verify", "block", "growth", "prefill"]
 """The kind of a call to an engine: the target is asked to verify (with no guesses: prefill, or a plain step); the draft
 to guess the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""
@@ -69,6 +70,8 @@ class Speculation:
     """Number of target passes that the target began by itself, without a message for them."""
     sources: tuple[Source, ...]
     """By name: those that guessed something, or failed."""
+    relaxed_tokens: int
+    """Number of the accepted tokens that the exact rule would have rejected: of relaxed rules alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class Finish:
     """
     seed: int
     """With this seed the same request gives the same output: when greedy, with coupled verification, or with
-    `max_draft_tokens=0`. With rejection or block verification and drafting on it gives another of the same law."""
+    `max_draft_tokens=0`. With rejection or block verification and drafting on it gives another of the same law, with a
+    relaxed rule any other that the rule allows."""
     speculation: Speculation | None
 
 

@@ -84,6 +84,10 @@ class GenerateFields(TypedDict, total=False):
     max_draft_tokens: int | None
     """Longest draft, in tokens from the last one down; 0 decodes plainly."""
     verification: Verification | None
+    """How guesses are checked. A stream with a relaxed rule (`lenient_coupled`, `lenient_rejection`, `typical`) is not
+    resumed when it breaks after its first chunk: the error is raised."""
+    lenience: float | None
+    """Of the lenient rules, which need one, in (0, 1]: how much less likely than the best a guess may be."""
     policy: str | None
     """How to decide how far to draft: "adaptive", "static", "static_tree", "heuristic", "confidence",
     "path_probability" or "entropy"."""
@@ -161,7 +165,7 @@ _PATHS = {
             "bad_words",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
-        "speculation.": ("max_draft_tokens", "verification", "policy", "pipelining", "guessers", "trace"),
+        "speculation.": ("max_draft_tokens", "verification", "lenience", "policy", "pipelining", "guessers", "trace"),
         "structured_output.": _STRUCTURES,
     }.items()
     for name in names

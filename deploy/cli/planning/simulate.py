@@ -167,6 +167,8 @@ def scenario_of(options: SimulateOptions) -> Scenario:
     recorded = ", ".join(f"{temperature:g}" for temperature in RECORDED_TEMPERATURES)
     given = f"--temperature {options.temperature:g}"
     _require(is_recorded, f"{given} was not recorded ({recorded} were): give --acceptance")
+    is_lossless = options.verification.rule.is_lossless
+    _require(is_lossless, f"--verification {options.verification}: nothing was recorded of it")
     _require(options.streams is None or options.arrivals is None, "--streams and --arrivals exclude each other")
     return Scenario(
         hardware=_hardware(options),

@@ -13,6 +13,9 @@ class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_COUPLED: _ClassVar[Verification]
     VERIFICATION_REJECTION: _ClassVar[Verification]
     VERIFICATION_BLOCK: _ClassVar[Verification]
+    VERIFICATION_LENIENT_COUPLED: _ClassVar[Verification]
+    VERIFICATION_LENIENT_REJECTION: _ClassVar[Verification]
+    VERIFICATION_TYPICAL: _ClassVar[Verification]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,6 +34,9 @@ VERIFICATION_UNSPECIFIED: Verification
 VERIFICATION_COUPLED: Verification
 VERIFICATION_REJECTION: Verification
 VERIFICATION_BLOCK: Verification
+VERIFICATION_LENIENT_COUPLED: Verification
+VERIFICATION_LENIENT_REJECTION: Verification
+VERIFICATION_TYPICAL: Verification
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -168,20 +174,22 @@ class StoppingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers")
+    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience")
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PIPELINING_FIELD_NUMBER: _ClassVar[int]
     GUESSERS_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
     max_draft_tokens: int
     verification: Verification
     trace: bool
     policy: str
     pipelining: bool
     guessers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ...) -> None: ...
+    lenience: float
+    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "top")
@@ -222,7 +230,7 @@ class SourceStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("target_passes", "draft_passes", "drafted_tokens", "accepted_tokens", "accepted_per_position", "draft_failures", "target_failures", "hits", "misses", "draft_time_s", "hidden_draft_time_s", "lookup_tokens", "continued_passes", "sources")
+    __slots__ = ("target_passes", "draft_passes", "drafted_tokens", "accepted_tokens", "accepted_per_position", "draft_failures", "target_failures", "hits", "misses", "draft_time_s", "hidden_draft_time_s", "lookup_tokens", "continued_passes", "relaxed_tokens", "sources")
     TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +244,7 @@ class SpeculationStats(_message.Message):
     HIDDEN_DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_PASSES_FIELD_NUMBER: _ClassVar[int]
+    RELAXED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     target_passes: int
     draft_passes: int
@@ -250,8 +259,9 @@ class SpeculationStats(_message.Message):
     hidden_draft_time_s: float
     lookup_tokens: int
     continued_passes: int
+    relaxed_tokens: int
     sources: _containers.RepeatedCompositeFieldContainer[SourceStats]
-    def __init__(self, target_passes: _Optional[int] = ..., draft_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., draft_failures: _Optional[int] = ..., target_failures: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., hidden_draft_time_s: _Optional[float] = ..., lookup_tokens: _Optional[int] = ..., continued_passes: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ...) -> None: ...
+    def __init__(self, target_passes: _Optional[int] = ..., draft_passes: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., draft_failures: _Optional[int] = ..., target_failures: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., hidden_draft_time_s: _Optional[float] = ..., lookup_tokens: _Optional[int] = ..., continued_passes: _Optional[int] = ..., relaxed_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("waited_s", "computed_s", "passes", "rows")

@@ -123,10 +123,10 @@ class Decoder:
         tokens = [FIRST_TOKEN]
         while len(tokens) <= num_tokens:
             if verify is None:
-                block, (path, next_token) = self.coupled_round(seed, len(tokens), tokens[-1])
+                block, (path, next_token, _) = self.coupled_round(seed, len(tokens), tokens[-1])
             else:
                 block = self.chain(seed, len(tokens), tokens[-1])
-                path, next_token = verify(block, self.p[[tokens[-1], *block.tokens]], seed, len(tokens))
+                path, next_token, _ = verify(block, self.p[[tokens[-1], *block.tokens]], seed, len(tokens))
             tokens += [block.tokens[node] for node in path]
             tokens.append(next_token)
         return tuple(tokens[1 : num_tokens + 1])
@@ -143,13 +143,19 @@ def count(decoder, num_tokens, monkeypatch, verify=None):
 
 
 def p_value(counts, p):
-    """Of the hypothesis that the tokens follow the target: Pearson's chi-squared, cells that expect under 10 pooled."""
-    expected = np.zeros_like(counts)
+    """Of the hypothesis that the tokens follow the target."""
+    law = np.zeros_like(counts)
     for tokens in product(range(VOCAB_SIZE), repeat=counts.ndim):
         lasts = (FIRST_TOKEN, *tokens)
-        expected[tokens] = counts.sum() * np.prod([p[last, token] for last, token in zip(lasts, tokens, strict=False)])
+        law[tokens] = np.prod([p[last, token] for last, token in zip(lasts, tokens, strict=False)])
+    return p_value_of(counts, law)
+
+
+def p_value_of(counts, law):
+    """Of the hypothesis that they follow this law: Pearson's chi-squared, cells that expect under 10 pooled."""
+    expected = counts.sum() * law
     if counts[expected == 0].any():
-        return 0.0  # a token that the target never emits
+        return 0.0  # what never comes
     is_rare = expected < 10
     observed = [*counts[~is_rare], counts[is_rare].sum()]
     expected = [*expected[~is_rare], expected[is_rare].sum()]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.rules import Outcome
 from core.rules import chains as acceptance
 from core.rules.chains import sound_prefix, verify_block, verify_rejection
 from core.rules.coupled import verify_coupled
@@ -39,10 +40,10 @@ def set_uniforms(monkeypatch, *values):
 def test_coupled_follows_matching_children_and_stops_at_the_correction():
     #        root -> 0: 5, 1: 7;  1 -> 2: 5, 3: 8;  3 -> 4: 1
     tree = TokenTree((5, 7, 5, 8, 1), (ROOT, ROOT, 1, 1, 3))
-    assert verify_coupled(tree, [7, 0, 8, 0, 2, 0]) == ((1, 3), 2)
-    assert verify_coupled(tree, [7, 0, 8, 0, 1, 6]) == ((1, 3, 4), 6)
-    assert verify_coupled(tree, [9, 0, 0, 0, 0, 0]) == ((), 9)
-    assert verify_coupled(TokenTree(), [4]) == ((), 4)
+    assert verify_coupled(tree, [7, 0, 8, 0, 2, 0]) == Outcome((1, 3), 2)
+    assert verify_coupled(tree, [7, 0, 8, 0, 1, 6]) == Outcome((1, 3, 4), 6)
+    assert verify_coupled(tree, [9, 0, 0, 0, 0, 0]) == Outcome((), 9)
+    assert verify_coupled(TokenTree(), [4]) == Outcome((), 4)
 
 
 @st.composite
@@ -63,7 +64,7 @@ def test_coupled_emits_the_targets_own_sequence_whatever_the_tree(tree, key):
     contexts = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         contexts.append((*contexts[parent + 1], token))
-    path, next_token = verify_coupled(tree, [target(context) for context in contexts])
+    path, next_token, _ = verify_coupled(tree, [target(context) for context in contexts])
     emitted = (*(tree.tokens[node] for node in path), next_token)
     assert all(token == target(emitted[:n]) for n, token in enumerate(emitted))
 
@@ -75,7 +76,7 @@ def test_rejection_stops_at_the_first_guess_that_fails(monkeypatch):
     set_uniforms(monkeypatch, 0.39, 0.39)  # p / q = 0.4
     assert verify_rejection(block, p, 0, 3)[0] == (0, 1)
     set_uniforms(monkeypatch, 0.41, 0.39)
-    assert verify_rejection(block, p, 0, 3) == ((), 1)  # the residual is all on token 1
+    assert verify_rejection(block, p, 0, 3) == Outcome((), 1)  # the residual is all on token 1
 
 
 def test_block_verification_accepts_past_a_failing_prefix(monkeypatch):
@@ -87,7 +88,7 @@ def test_block_verification_accepts_past_a_failing_prefix(monkeypatch):
     assert verify_block(TokenTree.chain([0, 1], [q, q]), p, 0, 3)[0] == (0, 1)
     # Guesses 0, 0: weights 1, 1/2, 1/4; h_1 = m / (m + 1/2), m = (1/6 - 2/3)+ + (1/3 - 1/3)+ = 0.
     set_uniforms(monkeypatch, 0.001, 0.26)
-    assert verify_block(TokenTree.chain([0, 0], [q, q]), p, 0, 3) == ((), 1)
+    assert verify_block(TokenTree.chain([0, 0], [q, q]), p, 0, 3) == Outcome((), 1)
     set_uniforms(monkeypatch, 0.999, 0.24)
     assert verify_block(TokenTree.chain([0, 0], [q, q]), p, 0, 3)[0] == (0, 1)
 
@@ -100,7 +101,7 @@ def test_identical_laws_accept_everything(verify):
 
 @pytest.mark.parametrize("verify", CHAIN_RULES)
 def test_without_guesses_the_token_is_the_targets(verify):
-    assert verify(TokenTree(), np.array([[0, 0, 1.0, 0]]), 5, 9) == ((), 2)
+    assert verify(TokenTree(), np.array([[0, 0, 1.0, 0]]), 5, 9) == Outcome((), 2)
 
 
 @pytest.mark.parametrize("verify", CHAIN_RULES)
@@ -143,7 +144,7 @@ def test_nothing_impossible_is_emitted(data):
     q = [SparseDistribution((0, 1, 2, 3), tuple(data.draw(laws).tolist())) for _ in range(length)]
     tokens = [data.draw(st.sampled_from([t for t in range(4) if row.probs[t] > 0])) for row in q]
     verify = data.draw(st.sampled_from(CHAIN_RULES))
-    path, next_token = verify(TokenTree.chain(tokens, q), p, data.draw(st.integers(0, 2**64 - 1)), 7)
+    path, next_token, _ = verify(TokenTree.chain(tokens, q), p, data.draw(st.integers(0, 2**64 - 1)), 7)
     emitted = [*(tokens[node] for node in path), next_token]
     assert path == tuple(range(len(path)))
     assert all(p[row, token] > 0 for row, token in enumerate(emitted))

@@ -48,10 +48,10 @@ def test_lossless_rules_that_differ():
 def test_a_rule_takes_trees_or_refuses_them_as_it_says(rule):
     log_p = np.full((3, 4), -np.log(4.0))
     if rule.takes_trees:
-        rule.decide(FORK, log_p, 3, 5)
+        rule.decide(FORK, log_p, 3, 5, 1.0)
     else:
         with pytest.raises(ValueError, match="chains only"):
-            rule.decide(FORK, log_p, 3, 5)
+            rule.decide(FORK, log_p, 3, 5, 1.0)
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.name)
@@ -59,5 +59,5 @@ def test_without_guesses_every_rule_says_what_plain_decoding_says(rule):
     """One that is certain of its token: then no noise can tell them apart."""
     log_p = np.full((1, 4), -np.inf)
     log_p[0, 2] = 0.0
-    path, next_token = rule.decide(TokenTree(), log_p, 3, 5)[:2]
+    path, next_token = rule.decide(TokenTree(), log_p, 3, 5, 0.5)[:2]
     assert (path, next_token) == ((), 2)

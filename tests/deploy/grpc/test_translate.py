@@ -250,6 +250,61 @@ def test_an_output_that_was_received_whole_but_for_its_end_is_resumed():
     assert translate(request).resume_tokens == (5, 6)
 
 
+RELAXED = ServiceConfig(CONFIG.target, speculation=SpeculationConfig(allow_relaxed=True))
+
+
+def relaxed(name: str, resumed: int = 0, **fields: Any) -> pb.GenerateRequest:
+    speculation = pb.SpeculationParams(verification=f"VERIFICATION_{name.upper()}", **fields)
+    return message(
+        speculation=speculation, resume_token_ids=[5] * resumed, sampling=pb.SamplingParams(temperature=1.0, seed=1)
+    )
+
+
+def test_relaxed_rules_are_served_where_they_are_allowed_and_named():
+    request = translate(relaxed("lenient_coupled", lenience=0.5), config=RELAXED)
+    assert (request.verification, request.lenience) == (Verification.LENIENT_COUPLED, 0.5)
+    assert not request.is_repeatable
+    assert translate(relaxed("typical"), config=RELAXED).lenience == 1.0
+    assert translate(message(), config=RELAXED).rule.is_lossless
+
+
+def test_samples_of_a_relaxed_rule_are_not_resumed_either():
+    wrong = relaxed("typical")
+    wrong.n = 2
+    wrong.resume_samples.extend([pb.TokenIds(), pb.TokenIds(ids=[3])])
+    with pytest.raises(InvalidRequest) as caught:
+        to_requests(wrong, tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=RELAXED, now=NOW)
+    assert caught.value.field == "resume_samples"
+
+
+def test_what_is_not_drafted_is_resumed_whatever_the_rule():
+    request = translate(relaxed("lenient_coupled", resumed=1, lenience=0.5, max_draft_tokens=0), config=RELAXED)
+    assert request.resume_tokens == (5,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "config", "field", "problem"),
+    [
+        (relaxed("lenient_coupled", lenience=0.5), CONFIG, "speculation.verification", "speculation.allow_relaxed"),
+        (relaxed("typical"), CONFIG, "speculation.verification", "speculation.allow_relaxed"),
+        (relaxed("lenient_rejection"), RELAXED, "speculation.lenience", "must be given with lenient_rejection"),
+        (relaxed("coupled", lenience=0.5), RELAXED, "speculation.lenience", "for lenient_coupled, lenient_rejection"),
+        (relaxed("typical", lenience=0.5), RELAXED, "speculation.lenience", "must not be given with typical"),
+        *[
+            (relaxed("lenient_coupled", lenience=wrong), RELAXED, "speculation.lenience", "in (0, 1]")
+            for wrong in (0.0, -0.5, 1.01, math.nan, math.inf)
+        ],
+        (relaxed("lenient_coupled", 1, lenience=0.5), RELAXED, "resume_token_ids", "with lenient_coupled"),
+        (relaxed("typical", 1), RELAXED, "resume_token_ids", "with typical"),
+    ],
+)
+def test_relaxed_rules_are_refused_by_name_where_they_promise_nothing(wrong, config, field, problem):
+    with pytest.raises(InvalidRequest) as caught:
+        translate(wrong, config=config)
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
 # What is refused, and how it is named
 
 CHAT = pb.ChatMessages

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.config import EngineConfig, Limits, ServiceConfig, TargetConfig
+from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import InvalidRequest
 from core.records import ModelInfo, Sampling, Verification
 from deploy.api import sample_seed
@@ -122,6 +122,15 @@ def test_every_field_arrives(make):
     assert (request.ignore_eos, request.include_stop, request.deadline) == (True, True, NOW + 2.5)
     assert (request.verification, request.max_draft_tokens) == (Verification.BLOCK, 3)
     assert (request.policy, request.pipelining, request.guessers) == ("static", False, ("prompt_lookup",))
+
+
+def test_a_relaxed_rule_is_taken_where_the_service_allows_it():
+    config = replace(CONFIG, speculation=SpeculationConfig(allow_relaxed=True))
+    body = parse(
+        CompletionBody, b'{"prompt": "say", "speculation": {"verification": "lenient_coupled", "lenience": 0.5}}'
+    )
+    (request,) = to_requests(body, "mine", tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=config, now=NOW)
+    assert (request.verification, request.lenience) == (Verification.LENIENT_COUPLED, 0.5)
 
 
 @pytest.mark.parametrize("make", [completion, chat])
@@ -302,6 +311,9 @@ BOTH = [
     ({"speculation": {"max_draft_tokens": 65}}, "speculation.max_draft_tokens"),
     ({"speculation": {"max_draft_tokens": "4"}}, "speculation.max_draft_tokens"),
     ({"speculation": {"verification": "lenient"}}, "speculation.verification"),
+    ({"speculation": {"verification": "typical"}}, "speculation.verification"),
+    ({"speculation": {"lenience": 0.5}}, "speculation.lenience"),
+    ({"speculation": {"lenience": "little"}}, "speculation.lenience"),
     ({"speculation": {"policy": "brave"}}, "speculation.policy"),
     ({"speculation": {"pipelining": 1}}, "speculation.pipelining"),
     ({"speculation": {"guessers": ["draft", "oracle"]}}, "speculation.guessers[1]"),

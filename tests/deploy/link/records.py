@@ -73,6 +73,7 @@ specs = st.builds(
     num_logprobs=st.none() | st.integers(0, 20),
     num_prompt_logprobs=st.none() | st.integers(0, 20),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text()),
+    lenience=st.floats(0.0, 1.0, exclude_min=True),
 )
 
 
@@ -142,6 +143,7 @@ replies = st.one_of(
         logprobs=tuples(logprobs),
         timing=st.none() | timings,
         continued=st.integers(0, 2**63),
+        num_relaxed=counts,
     ),
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
     st.builds(DraftDone, stamps, all_new_nodes(), counts, st.none() | timings),

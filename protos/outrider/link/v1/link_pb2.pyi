@@ -20,6 +20,9 @@ class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_COUPLED: _ClassVar[Verification]
     VERIFICATION_REJECTION: _ClassVar[Verification]
     VERIFICATION_BLOCK: _ClassVar[Verification]
+    VERIFICATION_LENIENT_COUPLED: _ClassVar[Verification]
+    VERIFICATION_LENIENT_REJECTION: _ClassVar[Verification]
+    VERIFICATION_TYPICAL: _ClassVar[Verification]
 
 class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +38,9 @@ VERIFICATION_UNSPECIFIED: Verification
 VERIFICATION_COUPLED: Verification
 VERIFICATION_REJECTION: Verification
 VERIFICATION_BLOCK: Verification
+VERIFICATION_LENIENT_COUPLED: Verification
+VERIFICATION_LENIENT_REJECTION: Verification
+VERIFICATION_TYPICAL: Verification
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
@@ -209,20 +215,22 @@ class TreeSpec(_message.Message):
     def __init__(self, rows_per_pass: _Optional[int] = ..., max_depth: _Optional[int] = ..., min_path_prob: _Optional[float] = ..., calibration_offset: _Optional[float] = ..., calibration_slope: _Optional[float] = ..., tail: _Optional[_Iterable[float]] = ..., is_anew: _Optional[bool] = ..., num_passes: _Optional[int] = ..., fanout: _Optional[int] = ..., measure: _Optional[_Union[Measure, str]] = ..., min_confidence: _Optional[float] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "num_prompt_logprobs", "grammar")
+    __slots__ = ("prompt_len", "sampling", "verification", "num_logprobs", "lenience", "num_prompt_logprobs", "grammar")
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     prompt_len: int
     sampling: Sampling
     verification: Verification
     num_logprobs: int
+    lenience: float
     num_prompt_logprobs: int
     grammar: Grammar
-    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    def __init__(self, prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., num_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., num_prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text")
@@ -293,13 +301,14 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "prompt_logprobs")
+    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "prompt_logprobs")
     PATH_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RELAXED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
@@ -307,8 +316,9 @@ class Verdict(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     timing: Timing
     continued: int
+    num_relaxed: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftUpdate(_message.Message):
     __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "confidences", "timing", "root", "is_over", "q")

@@ -1,0 +1,64 @@
+"""Lenient verification: a guess nearly as likely as what the target draws stands. Lossy, with a bound.
+
+With shared noise G, a guess x stands if log p(x) + G(x) > max_y (log p(y) + G(y)) + log l, where l is the lenience.
+Then no text z is emitted with more than prod_i p(z_i) / l, whoever guesses (docs/exactness.md); lenience 1 is coupled
+verification. At temperature 0 there is no noise, and p is the law at temperature 1: x stands if p(x) > l max p.
+Source of the second: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5, which prints the inequality the other way
+round. The first is its counterpart for shared noise. Batched twin: `workers.sampling.lenient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from core import noise
+from core.noise import Purpose
+from core.rules.relaxed import values_of_guesses, verify_relaxed
+from core.rules.rule import Float64, Outcome, Rule
+from core.speculation import TokenTree
+
+
+def merits(block: TokenTree, of_guesses: Sequence[float], largest: Sequence[float], lenience: float) -> list[float]:
+    """How far each guess's score is above what it has to exceed; `largest` is each row's largest score."""
+    return [
+        score - (largest[parent + 1] + math.log(lenience))
+        for score, parent in zip(of_guesses, block.parents, strict=True)
+    ]
+
+
+def _verify(block: TokenTree, scores: Float64, lenience: float) -> Outcome:
+    found = merits(block, values_of_guesses(block, scores), scores.max(axis=1).tolist(), lenience)
+    return verify_relaxed(block, scores.argmax(axis=1).tolist(), found)
+
+
+def _decide_coupled(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:
+    gumbel = [
+        noise.gumbel(seed, num_committed + depth, 0, Purpose.SHARED, log_p.shape[1]) for depth in (0, *block.depths)
+    ]
+    return _verify(block, (log_p.astype(np.float32) + np.stack(gumbel)).astype(np.float64), lenience)
+
+
+def _decide_greedy(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
+    return _verify(block, log_p, lenience)
+
+
+LENIENT_GREEDY = Rule(
+    name="lenient_greedy",
+    needs_q=False,
+    takes_trees=True,
+    is_lossless=False,
+    takes_lenience=True,
+    decide=_decide_greedy,
+)
+LENIENT_COUPLED = Rule(
+    name="lenient_coupled",
+    needs_q=False,
+    takes_trees=True,
+    is_lossless=False,
+    takes_lenience=True,
+    decide=_decide_coupled,
+    at_zero=LENIENT_GREEDY,
+)

@@ -1,0 +1,48 @@
+"""Lenient verification of a batch of trees: the twin of `core.rules.lenient`, with noise and, greedily, without.
+
+Of each row two numbers come to the host, and one of each guess; the reference's own functions decide by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from core.rules import Outcome
+from core.rules import lenient as reference
+from core.rules.relaxed import verify_relaxed
+from core.speculation import TokenTree
+from workers.sampling import sampler
+from workers.sampling.sampler import Row
+from workers.sampling.twin import Outcomes, at_guesses, of_nodes, starts_of
+from workers.step import Readback
+
+
+def follow_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+    """The twin of lenient coupled verification."""
+    return _follow(blocks, sampler.perturbed(log_p, rows), rows, readback)
+
+
+def follow_argmax_leniently(
+    blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback
+) -> Outcomes:
+    """The twin of lenient greedy verification, which asks for no distribution: differences of log p are scores'."""
+    return _follow(blocks, scores, rows, readback)
+
+
+def _follow(blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+    asked = [readback.ask(part) for part in (sampler.argmax(scores), scores.amax(dim=-1), at_guesses(scores, blocks))]
+
+    def outcomes() -> list[Outcome]:
+        samples, largest, of_guesses = (of_nodes(wanted.values, blocks) for wanted in asked)
+        return [
+            verify_relaxed(
+                block,
+                samples[i],
+                reference.merits(block, of_guesses[i][1:], largest[i], rows[start].lenience),
+            )
+            for i, (block, start) in enumerate(zip(blocks, starts_of(blocks), strict=True))
+        ]
+
+    return outcomes
