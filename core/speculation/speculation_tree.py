@@ -245,7 +245,7 @@ class SpeculationTree:
             path_prob.append(chance * node.likely)
         return Part(nodes, path_prob, block.parents)
 
-    def outcomes(self, block: Part, num: int) -> list[Outcome]:
+    def outcomes(self, block: Part, num: int) -> list[BlockOutcome]:
         """Where the text is likeliest to go on below `block` otherwise than by one of its nodes."""
         own = set(map(id, block._nodes))
         ends = zip(
@@ -263,7 +263,7 @@ class SpeculationTree:
         ]
         tops.sort(key=lambda top: -top[0])
         return [
-            Outcome(end, Part([node], [path_prob], [ROOT]), depth, self._at(node))
+            BlockOutcome(end, Part([node], [path_prob], [ROOT]), depth, self._at(node))
             for path_prob, depth, end, node in tops[:num]
         ]
 
@@ -324,7 +324,7 @@ class SpeculationTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BlockOutcome:
     """Where the text may go on below a block."""
 
     end: int

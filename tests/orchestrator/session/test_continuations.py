@@ -8,6 +8,7 @@ import pytest
 
 from core.protocol import UNUSED, Continuations
 from core.records import Chunk, Continuation, DraftRequest, Refused, Timing, VerifyRequest
+from core.rules import Outcome
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.policy.adaptive import OFFERED_OUTCOMES, AdaptivePolicy
 from orchestrator.policy.shared_estimates import SharedEstimates
@@ -44,7 +45,7 @@ class OfferingStage(Stage):
         self.now_s += 0.1
         asked = self.made or self.last(VerifyRequest)
         verdict = replace(self.target.verify(asked), timing=Timing(0.0, 0.05, 1, 1 + len(asked.block)))
-        verified = [(asked, self.target.logs[asked.stamp.session], (verdict.path, verdict.next_token))]
+        verified = [(asked, self.target.logs[asked.stamp.session], Outcome(verdict.path, verdict.next_token))]
         (continued,), following, refused = self.offers.after_pass(verified, lambda *_: True)
         self.refused += [refusal for _, refusal in refused]
         self.made = following[0][1] if following else None

@@ -51,7 +51,7 @@ def case(generator, rule, is_greedy):
     block = drawn_chain(generator, log_p, seed, position) if rule.needs_q else tree(generator, num_nodes)
     sampling = Sampling(seed=seed, temperature=0.0 if is_greedy else 1.0)
     lenience = float(generator.choice([1.0, 0.7, 0.2])) if rule.takes_lenience else 1.0
-    return block, log_p, [Row(sampling, position + depth, [], 1, lenience) for depth in (0, *block.depths)]
+    return block, log_p, [Row(sampling, position + depth, [], 1, lenience=lenience) for depth in (0, *block.depths)]
 
 
 def test_the_tables_have_the_same_names():
