@@ -3,26 +3,20 @@
 from deploy.api.authentication import Authenticator, tokens_path
 from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
+from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given
 from deploy.api.hosted import Completions, Hosted, Models, Served
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
-from deploy.api.request import (
-    GIVEN_SAMPLING,
-    MODEL_SAMPLING,
-    Given,
-    sampling_defaults,
-)
+from deploy.api.request import sampling_defaults
 from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
-from deploy.api.stopping import STOP_FILE, is_to_stop
 
 __all__ = [
     "GIVEN_SAMPLING",
     "LONG_BYTES",
     "MODEL_SAMPLING",
     "RETRY_S",
-    "STOP_FILE",
     "Authenticator",
     "Completions",
     "Given",
@@ -37,7 +31,6 @@ __all__ = [
     "admission_behind",
     "check_length",
     "completed",
-    "is_to_stop",
     "require",
     "sample_seed",
     "sampling_defaults",

@@ -11,10 +11,10 @@ import json
 import math
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
@@ -29,10 +29,11 @@ from deploy.api.checks import (
     require,
     token_ids,
 )
+from deploy.api.given import MODEL_SAMPLING, Chat, Given
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
-from workers.grammar import FIELD, Structure, grammar_of
+from workers.grammar import FIELD, grammar_of
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_PRIORITY = 2**31 - 1
@@ -40,62 +41,6 @@ MAX_DRAFT_TOKENS = 64
 """What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
 SEED_BITS = 64
 POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
-MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Sampling fields for which a model may bring its own defaults."""
-GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
-"""Sampling fields that callers may give as they are."""
-
-Chat = Sequence[Mapping[str, str]]
-"""Messages, each with `role` and `content`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a caller gives, before it is checked; None, or nothing, where it gives nothing."""
-
-    text: str | None = None
-    """The prompt; or it is one of the next two."""
-    token_ids: Sequence[int] | None = None
-    chat: Chat | None = None
-    request_id: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """By names in GIVEN_SAMPLING."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    bad_word_ids: Sequence[Sequence[int]] = ()
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    include_stop: bool = False
-    verification: Verification | None = None
-    lenience: float | None = None
-    max_draft_tokens: int | None = None
-    policy: str = ""
-    pipelining: bool | None = None
-    guessers: Sequence[str] = ()
-    wants_trace: bool = False
-    num_logprobs: int | None = None
-    num_prompt_logprobs: int | None = None
-    resume_token_ids: Sequence[int] = ()
-    num_samples: int | None = None
-    resume_samples: Sequence[Sequence[int]] = ()
-    """Of each sample."""
-    timeout_s: float | None = None
-    priority: int = 0
-    caller: str = ""
-    """Known by its token, not by what it says."""
-    structure: Structure | None = None
-
-    @property
-    def prompt_field(self) -> str:
-        """Which of the three the prompt is. Raises: InvalidRequest when it is none."""
-        for name in ("text", "token_ids", "chat"):
-            if getattr(self, name) is not None:
-                return name
-        raise InvalidRequest("prompt", "one of text, token_ids and chat must be given")
 
 
 def sampling_defaults(model_dir: str | Path) -> Sampling:
@@ -142,13 +87,7 @@ def to_generation_request(
         prompt=prompt,
         sampling=sampling,
         max_tokens=max_tokens,
-        verification=_verification(given, config),
-        lenience=_lenience(given, config),
-        max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
-        policy=_policy(given.policy),
-        pipelining=given.pipelining,
         resume_tokens=resume_tokens(given, "resume_token_ids", given.resume_token_ids, sampling, max_tokens, info),
-        guessers=_guessers(given.guessers, config.speculation),
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
@@ -160,6 +99,19 @@ def to_generation_request(
         deadline=_deadline(given.timeout_s, now),
         priority=_priority(given.priority),
         caller=given.caller,
+    )
+    return _with_speculation(request, given, config)
+
+
+def _with_speculation(request: GenerationRequest, given: Given, config: ServiceConfig) -> GenerationRequest:
+    request = replace(
+        request,
+        verification=_verification(given, config),
+        lenience=_lenience(given, config),
+        max_draft_tokens=_max_draft_tokens(given.max_draft_tokens),
+        policy=_policy(given.policy),
+        pipelining=given.pipelining,
+        guessers=_guessers(given.guessers, config.speculation),
     )
     _check_resumable(request)
     return request

@@ -16,8 +16,9 @@ from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
 from deploy.api.checks import require
+from deploy.api.given import Given
 from deploy.api.hosted import Hosted
-from deploy.api.request import SEED_BITS, Given, not_repeatable, resume_tokens, to_generation_request
+from deploy.api.request import SEED_BITS, not_repeatable, resume_tokens, to_generation_request
 from deploy.metrics import RequestMeter
 from orchestrator.text import Tokenizer
 

@@ -22,10 +22,11 @@ from ray.serve._private.proxy_response_generator import ProxyResponseGenerator
 
 from core.errors import Unavailable, first_line
 from deploy import calls
-from deploy.api import ProxyAdmission, admission_behind, is_to_stop
+from deploy.api import ProxyAdmission, admission_behind
 from deploy.http.failures import BodyTooLong, BodyTooSlow, Failure, failure_of
 from deploy.http.servicer import COMPLETIONS, HEALTH, JSON_GROWTH
 from deploy.http.wire import Call, Head, event
+from deploy.stopping import is_to_stop
 
 logger = logging.getLogger(__name__)
 

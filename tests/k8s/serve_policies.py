@@ -9,12 +9,12 @@ from pathlib import Path
 from typer import TyperException
 
 from deploy.api.authentication import TOKENS_FILE
-from deploy.api.stopping import STOP_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli.check import CheckOptions
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
 from deploy.serve.deployments import REPLICA_CPUS
+from deploy.stopping import STOP_FILE
 from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
     ROLE,

@@ -11,12 +11,12 @@ from ray.serve._private.proxy import HTTPProxy
 
 from deploy.api import proxy_admission
 from deploy.api.proxy_admission import Places, ProxyAdmission
-from deploy.api.stopping import STOP_FILE
 from deploy.calls import CallId
 from deploy.http import proxy as module
 from deploy.http.proxy import MAX_BODY_BYTES, HttpProxy
 from deploy.http.wire import EVENTS, Call, Head
 from deploy.proxy import prepare
+from deploy.stopping import STOP_FILE
 
 PATH = "/v1/completions"
 

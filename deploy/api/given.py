@@ -1,0 +1,68 @@
+"""What a caller gives, in any language of the API, before it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.errors import InvalidRequest
+from core.records import Verification
+from workers.grammar import Structure
+
+MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Sampling fields for which a model may bring its own defaults."""
+GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
+"""Sampling fields that callers may give as they are."""
+
+Chat = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a caller gives, before it is checked; None, or nothing, where it gives nothing."""
+
+    text: str | None = None
+    """The prompt; or it is one of the next two."""
+    token_ids: Sequence[int] | None = None
+    chat: Chat | None = None
+    request_id: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """By names in GIVEN_SAMPLING."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    verification: Verification | None = None
+    lenience: float | None = None
+    max_draft_tokens: int | None = None
+    policy: str = ""
+    pipelining: bool | None = None
+    guessers: Sequence[str] = ()
+    wants_trace: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    resume_token_ids: Sequence[int] = ()
+    num_samples: int | None = None
+    resume_samples: Sequence[Sequence[int]] = ()
+    """Of each sample."""
+    timeout_s: float | None = None
+    priority: int = 0
+    caller: str = ""
+    """Known by its token, not by what it says."""
+    structure: Structure | None = None
+
+    @property
+    def prompt_field(self) -> str:
+        """Which of the three the prompt is. Raises: InvalidRequest when it is none."""
+        for name in ("text", "token_ids", "chat"):
+            if getattr(self, name) is not None:
+                return name
+        raise InvalidRequest("prompt", "one of text, token_ids and chat must be given")
