@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from core.records import Grammar, GrammarKind
 from workers.grammar.deep_stack import call_deeply
+from workers.grammar.divisors import problem_of_divisors
 
 Mask: TypeAlias = NDArray[np.uint8]
 """Of the tokens that may come: one bit for each, the lowest of a byte first."""
@@ -89,6 +90,8 @@ class GrammarCompiler:
         return call_deeply(partial(self._compile, grammar))
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if grammar.kind is not GrammarKind.REGEX and (problem := problem_of_divisors(grammar.text)) is not None:
+            raise GrammarProblem(_shortened(problem))
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise problem_of(matcher)
