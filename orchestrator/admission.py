@@ -108,7 +108,7 @@ class Admission:
 
     def ended(self, request: GenerationRequest, num_tokens: int) -> None:
         """The completion has ended after `num_tokens` of output: what it did not use counts against no quota."""
-        self._quotas.give_back(request, request.max_tokens - num_tokens)
+        self._quotas.settle(request, num_tokens)
 
     def refuse_waiting(self, error: OutriderError) -> None:
         """Nobody is admitted any more: those who wait are told so."""

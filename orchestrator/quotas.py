@@ -60,10 +60,12 @@ class Quotas:
         for name, amount in asked.items():
             buckets[name].left -= amount
 
-    def give_back(self, request: GenerationRequest, num_tokens: int) -> None:
-        """Tokens of this request that were counted and not used."""
+    def settle(self, request: GenerationRequest, num_tokens: int) -> None:
+        """The request has ended after `num_tokens` of output: what was counted beyond these is given back."""
         if (bucket := self._of(request.caller).get("tokens")) is not None:
-            bucket.left = min(bucket.most, bucket.left + num_tokens)
+            num_counted = min(_cost(request)["tokens"], bucket.most)
+            num_unused = max(0, num_counted - len(request.prompt) - num_tokens)
+            bucket.left = min(bucket.most, bucket.left + num_unused)
 
     def undo(self, request: GenerationRequest) -> None:
         """The request has not been served: it counts against no quota."""

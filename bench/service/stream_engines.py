@@ -120,7 +120,7 @@ async def _serve(way: str, parent: Connection) -> None:
 
 
 def _compute(orders: queue.SimpleQueue[tuple[Numbered, Answer]]) -> None:
-    """As `workers.loop.EngineLoop` does."""
+    """As `workers.engine.thread.EngineLoop` does."""
     engine = Engine()
     while True:
         try:

@@ -10,6 +10,9 @@ from core.config.engine import EngineConfig
 from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
 
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of any service: the stack on which grammars are compiled is made for so much (workers/grammar/deep_stack.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorConfig:
@@ -138,8 +141,9 @@ class Limits:
     """Most tokens of a prompt whose own log probabilities are reported, at least 0. Each costs a row of logits, and a
     hundred bytes or more of the reply."""
     max_grammar_bytes: int = 64 * 1024
-    """Longest JSON schema, regular expression, grammar or list of choices for structured output, in bytes, at least 0;
-    0 refuses all of them. Raise it where schemas are large: each may take a fraction of a second of a processor."""
+    """Longest JSON schema, regular expression, grammar or list of choices for structured output, in bytes, in
+    [0, 262144]; 0 refuses all of them. Raise it where schemas are large: each may take a fraction of a second of a
+    processor."""
     max_message_bytes: int = 4 * 1024 * 1024
     """Longest request in bytes, at least 1; longer ones are refused unread. Raise it where prompts of more characters
     are sent."""
@@ -168,9 +172,10 @@ class Limits:
             "max_logprobs",
             "max_scored_tokens",
             "max_target_retries",
-            "max_grammar_bytes",
         ):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        is_allowed = 0 <= self.max_grammar_bytes <= MAX_GRAMMAR_BYTES
+        check(is_allowed, "max_grammar_bytes", f"in [0, {MAX_GRAMMAR_BYTES}]", self.max_grammar_bytes)
         check(self.drain_grace_s >= 0, "drain_grace_s", "at least 0", self.drain_grace_s)
         for name in ("retry_after_s", "lease_timeout_s", "reply_timeout_s"):
             check(getattr(self, name) > 0, name, "positive", getattr(self, name))

@@ -41,7 +41,7 @@ def test_tokens_count_as_asked_for_until_the_end_and_as_used_after_it():
     counted.take(request())
     with pytest.raises(Overloaded, match="100 tokens a minute"):
         counted.take(request())
-    counted.give_back(request(), 40)
+    counted.settle(request(), 10)
     counted.take(request())
 
 
@@ -63,6 +63,18 @@ def test_a_request_larger_than_a_quota_needs_a_whole_one():
         counted.take(request(max_tokens=5000))
     time.now_s = 60.0
     counted.take(request(max_tokens=5000))
+
+
+def test_a_request_larger_than_a_quota_is_given_back_no_more_than_was_counted():
+    counted = Quotas(Limits(max_tokens_per_minute=100), Time())
+    counted.take(request(max_tokens=5000))
+    counted.settle(request(max_tokens=5000), 60)
+    with pytest.raises(Overloaded, match="in 18 s"):
+        counted.take(request(max_tokens=50))
+    counted.take(request(max_tokens=20))
+    counted.settle(request(max_tokens=20), 20)
+    with pytest.raises(Overloaded, match="in 60 s"):
+        counted.take(request(max_tokens=5000))
 
 
 def test_without_quotas_nothing_is_refused():

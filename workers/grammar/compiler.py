@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from core.records import Grammar, GrammarKind
+from workers.grammar.deep_stack import call_deeply
+from workers.grammar.divisors import problem_of_divisors
 
 Mask: TypeAlias = NDArray[np.uint8]
 """Of the tokens that may come: one bit for each, the lowest of a byte first."""
@@ -84,6 +87,11 @@ class GrammarCompiler:
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Gives up the interpreter's lock for most of the time. Raises: GrammarProblem."""
+        return call_deeply(partial(self._compile, grammar))
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if grammar.kind is not GrammarKind.REGEX and (problem := problem_of_divisors(grammar.text)) is not None:
+            raise GrammarProblem(_shortened(problem))
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise problem_of(matcher)

@@ -41,7 +41,7 @@ class Structure:
 
 
 def grammar_of(structure: Structure, limits: Limits) -> Grammar:
-    """The grammar, which compiles. It takes a fraction of a second at worst, and mostly a millisecond.
+    """The grammar, which compiles. It takes a second at worst, and mostly a millisecond.
 
     Raises: InvalidRequest.
     """

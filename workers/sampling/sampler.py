@@ -65,7 +65,7 @@ def bad_rows(scores: Tensor) -> Tensor:
 
 
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p [R, V] in float32, by the steps of `core.exact.log_probs`; `logits` [R, V] are left as they are."""
+    """log p [R, V] in float32, by the steps of `core.exact.sampling.log_probs`; `logits` [R, V] stay as they are."""
     return distribution(adjusted(logits, rows), rows)
 
 

@@ -74,3 +74,20 @@ def test_what_cannot_be_held_to_is_refused_by_name(structure, field, problem):
 def test_a_service_may_serve_none():
     with pytest.raises(InvalidRequest, match="is not served here"):
         grammar_of(Structure("regex", "a"), Limits(max_grammar_bytes=0))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        Structure("grammar", "\n".join(["start:r0", *(f"r{i}:r{i + 1}" for i in range(4500)), 'r4500:"a"'])),
+        Structure(
+            "json_schema",
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(1400)} | {"1400": {}},
+            },
+        ),
+    ],
+)
+def test_a_long_chain_of_rules_does_not_overflow_the_stack_which_would_end_the_process(structure):
+    assert GrammarCompiler.of_bytes().compile(grammar_of(structure, LIMITS)).vocab_size == 257
