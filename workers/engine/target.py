@@ -32,7 +32,9 @@ from workers.sampling import Row, sampler, verify
 from workers.sampling.prompt_scores import take_scores
 from workers.step import Readback, StepRows, upload
 
-_UNSOUND = "NaN or infinite scores of the target for this sequence: its logits, or its penalties and bias on them"
+_UNSOUND = (
+    "NaN or infinite scores of the target for this sequence: its logits, or its masks, penalties and bias on them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,23 @@ class _Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """The logits of a step, before and after bias and penalties, and the rows without a distribution."""
+    """The logits of a step, before and after masks, bias and penalties."""
 
     logits: Tensor
     scores: Tensor
+    is_spoilt: Tensor
+    """Rows without a distribution for another reason than that masks leave no token."""
     is_bad: Tensor
+    """Rows without a distribution."""
 
     @classmethod
     def of(cls, logits: Tensor, rows: Sequence[Row]) -> _Scored:
         scores = sampler.adjusted(logits, rows)
-        is_bad = sampler.bad_rows(logits)
-        return cls(logits, scores, is_bad if scores is logits else is_bad | sampler.bad_rows(scores))
+        is_spoilt = sampler.bad_rows(logits)
+        if scores is logits:
+            return cls(logits, scores, is_spoilt, is_spoilt)
+        is_bad = is_spoilt | sampler.bad_rows(scores)
+        return cls(logits, scores, is_spoilt | (is_bad & ~scores.amax(dim=-1).isneginf()), is_bad)
 
 
 class TargetEngine(Engine[VerifyRequest, VerifyReply]):
@@ -153,12 +161,13 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return bool(jobs)
 
     def _judge(self, items: Sequence[_Judged], scored: _Scored) -> list[_Judged]:
-        """Answer all jobs but those with a guess that led to NaN; returns these, to be verified again.
+        """Answer all jobs but those with a guess after which nothing can be drawn; returns these, to be verified again.
 
         Everything that decides is read back at once: the host waits a second time for log probabilities alone.
         """
         readback = Readback()
         is_bad = readback.ask(scored.is_bad)
+        is_spoilt = is_bad if scored.is_spoilt is scored.is_bad else readback.ask(scored.is_spoilt)
         by_rule: dict[str, list[_Judged]] = {}
         for item in items:
             by_rule.setdefault(item.rule.name, []).append(item)
@@ -167,14 +176,20 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         sound: list[tuple[_Judged, Outcome]] = []
         again: list[_Judged] = []
         for item, outcome in chain.from_iterable(zip(of_rule, outcomes(), strict=True) for of_rule, outcomes in asked):
-            root, *guesses = is_bad.values[item.start : item.start + len(item.rows)]
+            where = slice(item.start, item.start + len(item.rows))
+            root, *guesses = is_bad.values[where]
+            has_spoilt = any(is_spoilt.values[where])
             if root or any(guesses):
                 self._runtime.cache.suspect(item.job.held.kv)
             if root or (item.job.scores is not None and item.job.scores.is_unsound):
                 self._roll_back(item.job, ())
                 self._answer(item.job, Refused(item.job.request.stamp, _why_unsound(item), is_final=True))
-            elif any(guesses):
+            elif any(guesses) and (has_spoilt or not item.rule.needs_q):
                 again.append(_without_guesses(item))
+            elif any(guesses[:-1]):
+                again.append(_up_to(item, guesses.index(1) + 1))
+            elif any(guesses):
+                sound.append((item, _with_last_as_next(item, outcome)))
             else:
                 sound.append((item, outcome))
         self._conclude(sound, scored.logits)
@@ -252,6 +267,19 @@ def _why_unsound(item: _Judged) -> str:
 def _without_guesses(item: _Judged) -> _Judged:
     """The root alone: plain decoding might never reach the guess that led the model to NaN."""
     return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
+
+
+def _up_to(item: _Judged, num_guesses: int) -> _Judged:
+    """Without what follows these guesses of a chain. To leave out the last of them, too, would select draws by what
+    they are (docs/exactness.md, section 4)."""
+    return replace(item, rows=item.rows[: 1 + num_guesses], block=item.block.prefix(num_guesses))
+
+
+def _with_last_as_next(item: _Judged, outcome: Outcome) -> Outcome:
+    """The same tokens, where nothing can be drawn after the last guess of a chain: if it stands, it is the last."""
+    if len(outcome.path) < len(item.block):
+        return outcome
+    return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
 
 
 def _rows(job: VerifyJob) -> list[Row]:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from core.config import EngineConfig
 from core.records import DraftUpdate, Grammar, GrammarKind, Refused, Sampling, Verdict, Verification
-from core.speculation.token_tree import TokenTree, TreeSpec
+from core.speculation.token_tree import EMPTY_BLOCK, SparseDistribution, TokenTree, TreeSpec
 from tests.workers.engine.driving import EPOCH, Driver, answer
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
@@ -146,3 +146,31 @@ def test_each_token_is_masked_by_all_that_stands_before_it(engine, sampling):
     text = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json")).decode(tokens[: tokens.index(0)])
     assert re.fullmatch(places.text, text)
     engine.release([f"places {sampling}"])
+
+
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+@pytest.mark.parametrize("num_guesses", [1, 2])
+def test_a_guess_after_which_nothing_can_come_is_judged_like_any_other(engine, verification, num_guesses):
+    """A block that was dropped for it would make such guesses rarer than the target has them."""
+    x, z, y = 88, 90, 89
+    sampling = {"temperature": 1.0, "bad_words": ((y,), (1476,)), "logit_bias": ((x, 2.0), (z, 2.0))}
+    first = {False: [], True: []}
+    for seed in range(40):
+        for has_stood in (False, True):
+            ours = driver(
+                engine,
+                f"{verification} {num_guesses} {seed} {has_stood}",
+                Sampling(**sampling, seed=seed),
+                Grammar(GrammarKind.REGEX, "xy|z{3}"),
+            )
+            object.__setattr__(ours.spec, "verification", verification)
+            block = EMPTY_BLOCK
+            if has_stood:  # q is far below p: such a guess always stands
+                q = SparseDistribution((x, 5), (0.1, 0.9))
+                block = TokenTree((x,) * num_guesses, tuple(range(-1, num_guesses - 1)), (q,) * num_guesses)
+            verdict = answer(engine, ours.verify_request(block))
+            first[has_stood].append((verdict.path, verdict.next_token))
+            engine.release([ours.session])
+    engine.check_integrity()
+    assert first[True] == [((), x)] * 40
+    assert {token for _, token in first[False]} == {x, z}

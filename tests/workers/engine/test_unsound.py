@@ -152,7 +152,9 @@ def tree_after(target, sampling):
 @CASES
 @pytest.mark.parametrize("shape", ["tree", *Verification])
 @pytest.mark.parametrize("row", [0, 2], ids=["root", "guess"])
-def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(target, draft, spoil, sampling, shape, row):
+def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(
+    request, target, draft, spoil, sampling, shape, row
+):
     verification = Verification.COUPLED if shape == "tree" else shape
     bad, good, alone = sessions(target, sampling, verification, num_logprobs=2)
     plain = session(target, PROMPT, sampling, verification, num_logprobs=2)
@@ -166,6 +168,8 @@ def test_a_root_without_a_law_is_refused_and_a_guess_without_one_is_dropped(targ
     assert [target._store.find(driver.session).kv.is_suspect for driver in (bad, good)] == [True, False]
     if row == 0:
         assert isinstance(spoilt, Refused)
+    elif shape != "tree" and not sampling.is_greedy and "all_but_suppressed" in request.node.callspec.id:
+        assert not isinstance(spoilt, Refused), "masks leave nothing after the guess, which is judged all the same"
     else:
         assert judged(spoilt) == judged(without)
 
