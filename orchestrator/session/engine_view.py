@@ -53,7 +53,8 @@ class EngineView:
 
     def has_prompt_logprobs(self) -> None:
         """Ask for them no more: another prefill need not compute them again."""
-        self._spec = replace(self._spec, num_prompt_logprobs=None)
+        if self.wants_prompt_logprobs:
+            self._spec = replace(self._spec, num_prompt_logprobs=None)
 
     def next_stamp(self) -> Stamp:
         """Of a message that is not awaited yet, and may never be."""
