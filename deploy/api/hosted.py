@@ -16,6 +16,9 @@ from orchestrator.text import Tokenizer
 
 MAX_ID_BYTES = 5
 """Bytes of a token id on the wire; a message may contain a context of them as prompt, and one as output to resume."""
+DECIDED_BY_QUEUE = 32
+"""Completions beyond places and queue that proxies let through: the queue of the orchestrator knows priorities and
+callers, and decides who is refused. `deploy.app` has spare requests for them."""
 OTHER_FIELDS_BYTES = 256 * 1024
 """More bytes than stop strings, biases, roles of a chat and the rest take under any sensible limits."""
 
@@ -101,11 +104,11 @@ class Models:
 
     @property
     def places(self) -> Places:
-        """How many completions are taken at once, or queued."""
+        """Most completions that are let through: more than there is room for, where a queue decides who is refused."""
         limits = [model.served.config.limits for model in self.all]
         waits_s = [model.completions.expected_wait_s for model in self.all]
         return Places(
-            sum(each.max_sessions + each.max_queued for each in limits),
+            sum(each.max_sessions + each.max_queued + (DECIDED_BY_QUEUE if each.max_queued else 0) for each in limits),
             max(*waits_s, *(each.retry_after_s for each in limits)),
             self.max_request_bytes,
             self._default.name,

@@ -163,7 +163,7 @@ class ProxyAdmission:
     def _require_place(self, is_completion: bool) -> None:
         if is_completion:
             if self._most is not None and self._num_completions >= self._most:
-                raise self._refusal(f"all {self._most} places are taken")
+                raise self._refusal(f"all {self._most} places, those in the queue included, are taken")
         elif self._num_others >= MAX_OTHER_CALLS:
             raise self._refusal(f"{MAX_OTHER_CALLS} calls are in progress")
 

@@ -28,9 +28,12 @@ async def test_a_full_service_queues_some_and_refuses_the_rest_at_once_and_says_
             waiting = asyncio.ensure_future(tokens(stub, request(PROMPTS[0], 4)))
             await asyncio.sleep(1.0)  # it is to be the one in the queue
             error = await refusal(stub)
-            assert "places are taken" in error.details()
-            assert "try again in 1 s" in error.details()
+            assert "all 2 places are taken and 1 requests wait for one; try again in 1 s" in error.details()
             assert not waiting.done()
+            urgent = asyncio.ensure_future(tokens(stub, request(PROMPTS[0], 4, priority=-1)))
+            with pytest.raises(grpc.aio.AioRpcError, match="places are taken"):
+                await waiting
+            waiting = urgent
             streams[0].cancel()
             assert len(await waiting) == 4, "it has the place that was left"
             streams[1].cancel()

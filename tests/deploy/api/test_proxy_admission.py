@@ -60,7 +60,9 @@ async def test_completions_up_to_the_places_of_all_orchestrators_are_let_in_and_
     admission = await Orchestrators(Places(2, 1.0, MOST, "pair"), Places(3, 2.5, MOST, "pair")).admission()
     with ExitStack() as stack:
         completions(admission, 5, stack)
-        with pytest.raises(Overloaded, match=r"all 5 places are taken; try again in 2.5 s") as caught:
+        with pytest.raises(
+            Overloaded, match=r"all 5 places, those in the queue included, are taken; try again in 2.5 s"
+        ) as caught:
             completions(admission, 1, stack)
         assert caught.value.retry_after_s == 2.5
     with ExitStack() as stack:

@@ -543,5 +543,8 @@ async def test_the_places_of_an_orchestrator_are_those_of_all_its_models():
     models = [hosted(name, Script()) for name in ("one", "two")]
     limits = models[0].served.config.limits
     assert await rpc.encoding(models).places() == Places(
-        2 * (limits.max_sessions + limits.max_queued), limits.retry_after_s, models[0].served.max_request_bytes, "one"
+        2 * (limits.max_sessions + limits.max_queued + 32),
+        limits.retry_after_s,
+        models[0].served.max_request_bytes,
+        "one",
     )
