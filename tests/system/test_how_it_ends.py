@@ -8,6 +8,7 @@ import pytest
 from local import request, system
 
 from core.records import Sampling, Verification
+from deploy.api import SamplesUsage
 from deploy.grpc.responses import to_response
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -23,10 +24,18 @@ async def answer(served, job):
     """As the client gets it; and the same without drafting, which must not make a difference."""
     responses = []
     for one in (job, replace(job, max_draft_tokens=0)):
-        responses.append(to_response(await served.complete(one), one))
+        responses.append(response_of(await served.complete(one), one))
         responses[-1].finish.ClearField("speculation")
     assert responses[0] == responses[1]
     return responses[0]
+
+
+def response_of(chunks, job):
+    """As the servicer makes it."""
+    usage = SamplesUsage([job])
+    for chunk in chunks:
+        usage.saw(0, chunk)
+    return to_response([chunks], [job], usage.total)
 
 
 def check(response, token_ids, text, reason=pb.FINISH_REASON_STOP, matched=None):
@@ -95,7 +104,7 @@ async def test_the_seed_that_is_reported_repeats_what_the_comment_says_it_does(v
             sampling=Sampling(seed=9),
             max_draft_tokens=0,
         )
-        response = to_response(await served.complete(job), job)
+        response = response_of(await served.complete(job), job)
         again = replace(job, sampling=Sampling(seed=response.finish.seed))
         assert await served.tokens(again) == list(response.token_ids)
         drafted = [await served.tokens(replace(again, max_draft_tokens=gamma)) for gamma in (1, 2, 4)]

@@ -71,12 +71,12 @@ def stale_reply_accepted(patch):
 
 def stale_epoch(patch):
     """A new lease goes on under the old engine's epoch."""
-    place = EngineView.place
+    begin_lease = EngineView.begin_lease
 
     def keeping(self, name, epoch):
-        place(self, name, self.epoch or epoch)
+        begin_lease(self, name, self.epoch or epoch)
 
-    patch(EngineView, "place", keeping)
+    patch(EngineView, "begin_lease", keeping)
 
 
 def lost_release(patch):
@@ -228,7 +228,7 @@ def cancellation_ignored(patch):
 
 
 def place_not_given_back(patch):
-    patch(Admission, "__exit__", lambda self, *_: None)
+    patch(Admission, "_leave", lambda self, *_: None)
 
 
 def pieces_said_twice(patch):

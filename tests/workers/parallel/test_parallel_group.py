@@ -97,7 +97,7 @@ def test_what_is_not_asked_for_is_refused(checkpoint):
         load_runtime(config_of(checkpoint, 2), quiet)
     with pytest.raises(ConfigError, match="the engine is rank 0"):
         load_runtime(config_of(checkpoint, 2), quiet, two[1])
-    with pytest.raises(ConfigError, match="rank 2 is none of 2"):
+    with pytest.raises(ConfigError, match="rank 2 is not below the number of ranks, 2"):
         Rank(2, 2, ADDRESS, free_port())
     with pytest.raises(ConfigError, match="tensor_parallel must be at least 1"):
         EngineConfig("m", tensor_parallel=0)

@@ -221,12 +221,12 @@ def test_without_a_compiler_it_says_so_counts_and_serves(
     assert engine.stats().num_eager_steps == 1
 
 
-@pytest.mark.parametrize("problem", ["everybody can write", "no place", "another user's"])
+@pytest.mark.parametrize("problem", ["everybody can write", "cannot be written", "another user's"])
 def test_code_is_kept_and_run_only_where_nobody_else_can_put_any(
     problem: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "cache"
-    if problem == "no place":
+    if problem == "cannot be written":
         folder.write_text("a file")
     else:
         folder.mkdir()
@@ -327,7 +327,7 @@ def test_weights_are_no_part_of_the_code_however_small_they_are_and_bfloat16_is_
 
 
 def test_code_that_is_another_for_many_rows_is_not_compiled(tmp_path: Path) -> None:
-    with pytest.raises(BackendUnavailable, match="something else above 100 rows"):
+    with pytest.raises(BackendUnavailable, match="wrong above 100 rows"):
         native_library._compile(FakeModel(1.0, has_limit=True), 8, tmp_path / "more.pt2")
 
 
