@@ -195,6 +195,16 @@ async def test_a_place_that_is_given_to_a_call_that_is_just_cancelled_goes_on():
         assert world.admission.num_admitted == 0
 
 
+async def test_what_is_refused_for_want_of_a_place_counts_against_no_quota():
+    world = World(max_sessions=1, max_queued=0, max_requests_per_minute=2)
+    await world.ask("a")
+    await world.ask("b")
+    assert "places are taken" in str(await world.error("b"))
+    await world.end("a")
+    await world.ask("c")
+    assert world.served == ["a", "c"]
+
+
 async def test_those_who_wait_are_told_of_the_end():
     world = World(max_sessions=1)
     await world.ask("a")

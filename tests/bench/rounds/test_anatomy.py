@@ -88,11 +88,12 @@ def test_tables_belong_to_the_verification_that_they_were_sent_with():
 
 
 def test_a_pass_that_was_waited_for_is_no_hit():
-    calls = [PREFILL, verify(2, 3), grew(2.5, 3.5, used=1), verify(3.5, 4)]
+    calls = [PREFILL, verify(2, 3), grew(2.5, 3.5, used=1), verify(3.6, 4)]
     (round_,) = rounds_of(calls)
+    assert round_.picked is not None
     assert not round_.is_hit
-    assert round_.waited_s == pytest.approx(0.5)
-    assert waiting_share([round_]) == pytest.approx(0.5 / 1.5)
+    assert round_.waited_s == pytest.approx(0.6)
+    assert waiting_share([round_]) == pytest.approx(0.6 / 1.6)
     assert waiting_share([]) == 0.0
 
 
