@@ -88,7 +88,7 @@ def rename(request_id: str) -> None:
 
 
 def belongs_to(caller: str) -> None:
-    """The call is this caller's, who has been asked for a token."""
+    """Note the caller of this call, after its token has been checked."""
     call = _current.get()
     if call is not None:
         _current.set(replace(call, caller=caller))

@@ -11,7 +11,8 @@ from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""Of any service: the stack on which grammars are compiled is made for so much (workers/grammar/deep_stack.py)."""
+"""Largest value of the setting: the stack on which grammars are compiled is made for texts up to this length
+(workers/grammar/deep_stack.py)."""
 
 
 @dataclass(frozen=True, slots=True)

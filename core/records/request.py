@@ -126,7 +126,7 @@ class GenerationRequest:
     deadline: float | None = None
     """Seconds on the service's clock."""
     priority: int = 0
-    """Of those who wait for a place, who has a lower one is served first."""
+    """Order in the queue for places: a lower number is served first."""
     caller: str = ""
     """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
 

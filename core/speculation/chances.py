@@ -27,8 +27,8 @@ def chances_of(
 ) -> list[list[float]]:
     """For each place, of the candidates that may become nodes; none is likelier than the first.
 
-    `margins`: of what is said there; `rules`: for so many places each. All of a pass at once, over all sessions: numpy
-    asks as much for one place as for many.
+    `margins`: of what is said there; `rules`: each with its number of places. All of a pass at once, over all sessions:
+    numpy asks as much for one place as for many.
     """
     if not said:
         return []

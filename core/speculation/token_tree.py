@@ -127,7 +127,8 @@ class TreeSpec:
     is_anew: bool = False
     """Whether all that has grown is to be told once more, with numbers from 0."""
     num_passes: int = 0
-    """After so many growth ends by itself, and is the reply to its request: drafting in turn. 0: it goes on."""
+    """Number of passes after which growth ends by itself and is the reply to its request (drafting in turn). 0: it
+    continues."""
     fanout: int = 8
     """Candidates of a place that become nodes at most; with 1 a chain grows."""
     measure: Measure = Measure.MARGIN

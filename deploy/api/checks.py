@@ -30,7 +30,7 @@ def require(condition: bool, field: str, allowed: str, value: object) -> None:
 
 
 def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
-    """Raises: InvalidRequest when no tokenization of `text` fits into a context of so many tokens."""
+    """Raises: InvalidRequest when no tokenization of `text` fits into a context of `context` tokens."""
     most, size = tokenizer.max_text_bytes(context), len(text.encode())
     if most is not None and size > most:
         raise InvalidRequest(field, f"must be at most {context - 1} tokens long; {size} bytes are always more")

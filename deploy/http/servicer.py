@@ -35,7 +35,7 @@ REFUSED = {
     "/v1/responses": "this server does not have the Responses API; send /v1/chat/completions",
 }
 JSON_GROWTH = 6
-"""A body may be so many times longer than the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
+"""Largest factor over the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
 
 Parts = AsyncGenerator[Head | bytes, None]
 

@@ -96,7 +96,7 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
 
 def name_of(address: Any) -> str:
     """As `socket.getpeername` has it, for the log."""
-    return f"{address[0]}:{address[1]}" if address else "somebody who has left"
+    return f"{address[0]}:{address[1]}" if address else "a peer that has left"
 
 
 class Outbox:

@@ -45,7 +45,7 @@ class Guessing:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The best draft length with so many streams, and the factor against plain decoding there."""
+    """The best draft length with this number of streams, and its factor over plain decoding."""
 
     num_streams: int
     gamma: int

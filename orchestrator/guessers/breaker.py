@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 MAX_FAILURES = 3
 """In a row, over all sessions: then new sessions do without the source."""
 TRIAL_SESSIONS = 32
-"""One in so many is given the source all the same: a sound answer there closes the breaker."""
+"""One new session in this many asks the source although its breaker is open; a sound answer closes the breaker."""
 
 
 class Breaker:

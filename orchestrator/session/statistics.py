@@ -89,7 +89,7 @@ class Statistics:
         self.num_misses += found is Found.MISS
 
     def record_verify(self, sent_s: float, received_s: float) -> None:
-        """The target was busy with this stream for so long; what the draft did meanwhile was hidden."""
+        """Count the time in which the target was busy with this stream; drafting during it was hidden."""
         self.verify_time_s += received_s - sent_s
         self.hidden_draft_time_s += _overlap(sent_s, received_s, self._drafted)
         self._verified.append((sent_s, received_s))

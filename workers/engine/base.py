@@ -187,7 +187,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return answers
 
     def _ready_jobs(self) -> list[Job[Request]]:
-        """Who may take part in the next step; who waits for a grammar to be compiled holds up nobody else."""
+        """Jobs that may take part in the next step. One that waits for its grammar to be compiled holds up no other."""
         jobs = [job for job in self._jobs if job.is_ready]
         if not jobs:
             self._jobs[0].wait_until_ready(COMPILATION_WAIT_S)

@@ -49,7 +49,7 @@ class Job(ABC, Generic[Request]):
         return self.held.grammar is None or self.held.grammar.is_ready
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Or for so long."""
+        """Wait until the grammar is ready, at most `timeout_s`."""
         if self.held.grammar is not None:
             self.held.grammar.wait(timeout_s)
 

@@ -34,7 +34,7 @@ class GrammarState:
         return self._compiled.done()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is ready, or for so long."""
+        """Wait until it is ready, at most `timeout_s`."""
         wait([self._compiled], timeout_s)
 
     def masks(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> list[Mask | None]:

@@ -28,7 +28,7 @@ from workers.step import Readback, upload
 _NEVER = -math.inf
 GROUP_TOKENS = 16
 FEW_SCORES = 1 << 14
-"""Of so many `topk` finds the largest sooner than the dozen operators that spare it most of them."""
+"""Number of scores up to which `topk` alone is faster than first choosing groups for it with a dozen operators."""
 
 
 @dataclass(frozen=True, slots=True)
