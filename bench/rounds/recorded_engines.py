@@ -3,7 +3,8 @@
 Serve, links, orchestrator and gRPC are the real ones; in the engines' processes the simulator's engines run on a real
 clock. So a benchmark sees what the service adds to hardware that this machine does not have: no model competes for the
 processors with what is measured. The simulated draft does, a little: what it says of 64 places takes it a millisecond
-or two. What a real engine's step adds to its pass is measured by `bench step`.
+or two, which is within the time of its next pass where that follows at once. What a real engine's step adds to its
+pass is measured by `bench step`.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ class Compared:
     """The best of its kind."""
     chains: Run
     trees: Run
+    chains_in_turn: Run
+    trees_in_turn: Run
+    """By the same policy, and not pipelined."""
     static: Run
     without_noise: tuple[Run, ...]
     """Rejection instead of coupled verification: the draft samples by itself, in turn."""
@@ -73,6 +76,8 @@ def _compared(scenario: Scenario) -> Compared:
         sequential=max(sweep(scenario), key=lambda each: each.rate),
         chains=pipelined("blocks of 8", CHAINS),
         trees=pipelined("blocks of 32", TREES),
+        chains_in_turn=pipelined("blocks of 8 in turn", replace(CHAINS, pipelining=False)),
+        trees_in_turn=pipelined("blocks of 32 in turn", replace(TREES, pipelining=False)),
         static=pipelined("static chains of 8", STATIC),
         without_noise=(
             pipelined("rejection, in turn", CHAINS, rejection),
@@ -93,6 +98,10 @@ def _results(temperature: float, compared: Compared) -> Iterator[Result]:
     for pipelined, goal in goals:
         yield at_least(goal, _ratio(f"{title}: {pipelined.name} over sequential", pipelined, best, against))
         yield at_least(FORMULA_GOAL, _of_formula(f"{title}: {pipelined.name}, share of the formula", pipelined))
+    for fast, slow in ((compared.chains, compared.chains_in_turn), (compared.trees, compared.trees_in_turn)):
+        yield _ratio(
+            f"{title}: {fast.name} over the same in turn", fast, slow, {"sequential_tokens_per_s": _round(slow.rate)}
+        )
     yield _ratio(f"{title}: {compared.static.name} over sequential", compared.static, best, against)
     yield _ratio(f"{title}: {compared.trees.name} over plain", compared.trees, compared.plain, {})
     yield _ratio(f"{title}: sequential over plain", best, compared.plain, against)
@@ -100,7 +109,7 @@ def _results(temperature: float, compared: Compared) -> Iterator[Result]:
         yield _ratio(f"{title}: {each.name} over sequential", each, best, against)
     for each in (compared.chains, compared.trees, compared.static):
         yield from _anatomy(f"{title}: {each.name}", each)
-    for each in compared.without_noise:
+    for each in (compared.chains_in_turn, compared.trees_in_turn, *compared.without_noise):
         yield _tokens_a_round(f"{title}: {each.name}", each)
 
 

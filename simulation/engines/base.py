@@ -81,6 +81,8 @@ class SimEngine(ABC, Generic[Request, Reply]):
         self._worker: asyncio.Task[None] | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
+        self._free_since_s: float | None = None
+        """End of the last pass, if another follows at once."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.engine_id} epoch {self.epoch}, {len(self._jobs)} jobs>"
@@ -170,16 +172,18 @@ class SimEngine(ABC, Generic[Request, Reply]):
     async def _work(self) -> None:
         try:
             while self._has_work():
-                await self._thaw.wait()
+                if not self._thaw.is_set():
+                    await self._thaw.wait()
+                    self._free_since_s = None
                 await self._step()
         finally:
-            self._worker = None
+            self._worker = self._free_since_s = None
 
     def _has_work(self) -> bool:
         return bool(self._jobs)
 
-    async def _step(self) -> None:
-        """One forward pass over the jobs that are ready, and their replies.
+    async def _step(self) -> tuple[float, float]:
+        """One forward pass over the jobs that are ready, and their replies; returns when the pass began and ended.
 
         A real engine reads messages between passes, so a message during this one finds its tokens held.
         """
@@ -187,6 +191,7 @@ class SimEngine(ABC, Generic[Request, Reply]):
         num_rows = sum(num_tokens + num_guesses for _, num_tokens, num_guesses in shares)
         duration_s = self._law.pass_s(num_rows) * self.slowness
         loop = asyncio.get_running_loop()
+        began_s = loop.time() if self._free_since_s is None else self._free_since_s
         for job, _, _ in shares:
             job.started_s = loop.time() if job.started_s is None else job.started_s
             job.num_passes += 1
@@ -195,10 +200,12 @@ class SimEngine(ABC, Generic[Request, Reply]):
             job.held.log.extend(job.pending[:num_tokens])
             job.pending = job.pending[num_tokens:]
         self.num_passes, self.num_rows = self.num_passes + 1, self.num_rows + num_rows
-        await asyncio.sleep(duration_s)
+        await _until(began_s + duration_s)
+        self._free_since_s = ended_s = loop.time()
         self.busy_s += duration_s
         # a job may have been overtaken during the pass, or its session ended
-        self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], loop.time())
+        self._end_pass([job for job, _, _ in shares if job in self._jobs and not job.pending], ended_s)
+        return began_s, ended_s
 
     def _plan(self) -> list[tuple[Job[Request, Reply], int, int]]:
         """The jobs of the next pass, with their numbers of tokens and guesses: decoding first, prefill in chunks."""
@@ -251,3 +258,15 @@ class SimEngine(ABC, Generic[Request, Reply]):
     @abstractmethod
     def _end_pass(self, jobs: Sequence[Job[Request, Reply]], now_s: float) -> None:
         """A pass has taken the last committed token of each of these, and its guesses: conclude it, or prepare more."""
+
+
+async def _until(time_s: float) -> None:
+    """On a real clock the simulation's own work after a pass is a part of the next pass, as a law has all of an
+    engine's; on a virtual one it takes no time."""
+    loop = asyncio.get_running_loop()
+    reached: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_at(time_s, reached.set_result, None)
+    try:
+        await reached
+    finally:
+        timer.cancel()

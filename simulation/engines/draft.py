@@ -53,8 +53,6 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         self._has_noise = has_noise
         self._feeding: list[HeldTokens] = []
         """In the pass under way."""
-        self._since_s: float | None = None
-        """End of the last pass, if another followed at once: real engines time passes from end to end."""
 
     def _begin(
         self, request: DraftRequest, held: HeldTokens, now_s: float, answer: asyncio.Future[DraftReply | WorkerLost]
@@ -94,22 +92,21 @@ class SimDraft(SimEngine[DraftRequest, DraftReply]):
         if not job.held.builder.has_root:
             self._take_nodes(job.held)
 
-    async def _step(self) -> None:
+    async def _step(self) -> tuple[float, float]:
         """The results of nodes that were pruned meanwhile are dropped."""
-        loop, num_before = asyncio.get_running_loop(), self.num_rows
-        began_s = loop.time() if self._since_s is None else self._since_s
-        await super()._step()
+        num_before = self.num_rows
+        began_s, ended_s = await super()._step()
         for held in self._feeding:
             if held.builder.feeding:
                 self._take_nodes(held)
-        timing = Timing(0.0, (now_s := loop.time()) - began_s, 1, self.num_rows - num_before)
+        timing = Timing(0.0, ended_s - began_s, 1, self.num_rows - num_before)
         for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending and job.had_part]:
             job.held.builder.made_pass()
             if not job.ends:
                 self._tell(job, timing)
             elif job.held.builder.has_ended:
-                self._conclude(job, job.grown(now_s))
-        self._since_s = now_s if self._has_work() else None
+                self._conclude(job, job.grown(ended_s))
+        return began_s, ended_s
 
     def _take_nodes(self, held: HeldTokens) -> None:
         """The draft's candidates after each of the nodes that are being fed."""

@@ -53,6 +53,11 @@ def test_a_ratio_is_of_what_one_stream_gets(results):
         fast.settings["tokens_per_s"] / fast.settings["sequential_tokens_per_s"], abs=2e-3
     )
     assert fast.met is (fast.value >= CHAIN_GOALS[0.0])
+    in_turn = results["simulated T = 0: blocks of 8 over the same in turn"]
+    assert in_turn.settings["tokens_per_s"] == fast.settings["tokens_per_s"]
+    assert in_turn.value == pytest.approx(
+        fast.settings["tokens_per_s"] / in_turn.settings["sequential_tokens_per_s"], abs=2e-3
+    )
     assert all(each.settings.get("failed_streams", 0) == 0 for each in results.values())
 
 

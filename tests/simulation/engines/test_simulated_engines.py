@@ -155,3 +155,19 @@ def test_other_sampling_parameters_have_other_guesses():
     requests = [draft_request(n, v, TreeSpec.chain(1)) for n, v in enumerate(Verification)]
     _, engine = asked_of_draft(*requests)
     assert engine.num_passes == len(requests)
+
+
+def test_work_after_a_pass_is_a_part_of_the_next_one(monkeypatch):
+    """As on a real clock, where the simulation itself takes time: 0.4 s after each pass here."""
+    engine = target(max_step_tokens=DECODE_TOKENS)
+    ends_s, end_pass = [], SimTarget._end_pass
+
+    def slowly(self, jobs, now_s):
+        ends_s.append(now_s)
+        end_pass(self, jobs, now_s)
+        asyncio.get_running_loop()._now_s += 0.4
+
+    monkeypatch.setattr(SimTarget, "_end_pass", slowly)
+    answered(engine, request("a", num_tokens=4 * DECODE_TOKENS))
+    assert len(ends_s) > 2
+    assert ends_s == pytest.approx([1.0 + number for number in range(len(ends_s))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import get_args
 
@@ -26,10 +25,10 @@ def passes(monkeypatch):
     found, step = {SimDraft: [], SimTarget: []}, SimEngine._step
 
     async def noted(self):
-        loop, rows = asyncio.get_running_loop(), self.num_rows
-        began_s = loop.time()
-        await step(self)
-        found[type(self)].append((began_s, loop.time(), self.num_rows - rows))
+        rows = self.num_rows
+        began_s, ended_s = await step(self)
+        found[type(self)].append((began_s, ended_s, self.num_rows - rows))
+        return began_s, ended_s
 
     monkeypatch.setattr(SimEngine, "_step", noted)
     return found
