@@ -1,9 +1,9 @@
 """The guesser port: who proposes what may come next, beside the draft engine.
 
-A guesser is asked once a round. It knows the committed text, and answers nodes with chances and with the length of the
-match that each rests on. What these are worth is learned from what was committed instead, whether or not they were
-verified (`core.speculation.SourceWorth`). The draft engine is the other kind: it tells pass by pass, when it likes
-(`core.speculation.NewNodes`), and its nodes meet these in one tree.
+A guesser is asked once a round. It knows the committed text, and answers nodes with chances. What these are worth is
+learned from what was committed instead, whether or not they were verified (`core.speculation.SourceWorth`). The draft
+engine is the other kind: it tells pass by pass, when it likes (`core.speculation.NewNodes`), and its nodes meet these
+in one tree.
 """
 
 from __future__ import annotations
@@ -33,24 +33,21 @@ class Guesses:
     tokens: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
     """That the text goes on with the node, if it gets to its parent. Siblings share at most 1."""
-    matches: tuple[int, ...] = ()
-    """For each node, the tokens before it, of the text and of nodes above, that were found elsewhere; empty: none."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], chances: Sequence[float], match: int = 0) -> Guesses:
-        """`tokens` in a row below the root, of which the first rests on a match of `match` tokens."""
-        num = len(tokens)
-        return cls(tuple(range(ROOT, num - 1)), tuple(tokens), tuple(chances), tuple(range(match, match + num)))
+    def chain(cls, tokens: Sequence[int], chances: Sequence[float]) -> Guesses:
+        """`tokens` in a row below the root."""
+        return cls(tuple(range(ROOT, len(tokens) - 1)), tuple(tokens), tuple(chances))
 
     def check(self, vocab_size: int) -> None:
         """Raises: ValueError for what cannot be part of a draft tree, and whatever comes of columns that are none."""
         num = len(self.tokens)
         if num > MAX_GUESSES:
             raise ValueError(f"{num} nodes, more than {MAX_GUESSES}")
-        if not len(self.parents) == len(self.chances) == len(self.matches or self.tokens) == num:
+        if not len(self.parents) == len(self.chances) == num:
             raise ValueError("columns that differ in length")
         if not {*map(type, self.tokens), *map(type, self.parents)} <= {int}:
             raise ValueError("tokens or parents that are no integers")

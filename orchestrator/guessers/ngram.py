@@ -36,22 +36,21 @@ class NgramTables:
     def propose(self, text: Sequence[int]) -> Guesses:
         self._count(text)
         context = list(text[-CONTEXTS[0] :])
-        tokens, chances, matches = list[int](), list[float](), list[int]()
+        tokens, chances = list[int](), list[float]()
         while len(tokens) < self._max_depth and (found := self._most_frequent(context)) is not None:
-            token, chance, match = found
+            token, chance = found
             tokens.append(token)
             chances.append(chance)
-            matches.append(match)
             context = [*context[-CONTEXTS[0] + 1 :], token]
-        return Guesses(tuple(range(-1, len(tokens) - 1)), tuple(tokens), tuple(chances), tuple(matches))
+        return Guesses.chain(tokens, chances)
 
-    def _most_frequent(self, context: Sequence[int]) -> tuple[int, float, int] | None:
-        """A token, its share of what came after the longest known end of the context, and the length of that end."""
+    def _most_frequent(self, context: Sequence[int]) -> tuple[int, float] | None:
+        """A token, and its share of what came after the longest known end of the context."""
         for length in CONTEXTS:
             counts = self._tables.get(tuple(context[-length:])) if length <= len(context) else None
             if counts:
                 token = max(reversed(counts), key=counts.__getitem__)
-                return token, counts[token] / sum(counts.values()), length
+                return token, counts[token] / sum(counts.values())
         return None
 
     def _count(self, text: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from core.speculation import ROOT, Guesser, Guesses, SourceWorth
 from orchestrator.guessers.breaker import Breaker
@@ -56,9 +57,7 @@ class Panel:
         return guesses if len(guesses) else None
 
     def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
-        matches = guesses.matches or (0,) * len(guesses)
-        chances = self._worth.calibrated(source, guesses.chances, matches)
-        return Guesses(guesses.parents, guesses.tokens, chances, guesses.matches)
+        return replace(guesses, chances=self._worth.calibrated(source, guesses.chances))
 
     def saw(self, tokens: Sequence[int]) -> None:
         """These were committed behind the text of the last proposals."""
@@ -76,7 +75,6 @@ class Panel:
             place = next((node for node in nodes if guesses.tokens[node] == token), None)
             claimed = sum([guesses.chances[node] for node in nodes])
             if claimed > 0.0:
-                match = guesses.matches[nodes[0]] if guesses.matches else 0
-                self._worth.see(source, match, claimed, is_right=place is not None)
+                self._worth.see(source, claimed, is_right=place is not None)
             if place is None:
                 return

@@ -49,7 +49,7 @@ class PromptLookup:
         for length in self._lengths:
             places = self._places.get(tuple(text[-length:])) if len(text) > length else None
             if places is not None:
-                return self._continuations(text, places, length)
+                return self._continuations(text, places)
         return NO_GUESSES
 
     def _index(self, text: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class PromptLookup:
             if len(places) > MAX_PLACES:
                 del places[0]
 
-    def _continuations(self, text: Sequence[int], places: Sequence[int], match: int) -> Guesses:
+    def _continuations(self, text: Sequence[int], places: Sequence[int]) -> Guesses:
         """Those that differ in their first token, each from its latest place on."""
         counts: dict[int, int] = {}
         latest: dict[int, int] = {}
@@ -83,12 +83,11 @@ class PromptLookup:
             counts[token] = counts.get(token, 0) + 1
             latest[token] = place
         best = sorted(latest, key=lambda token: (counts[token] * self._by_frequency, latest[token]), reverse=True)
-        parents, tokens, chances, matches = list[int](), list[int](), list[float](), list[int]()
+        parents, tokens, chances = list[int](), list[int](), list[float]()
         for token in best[: self._num_branches]:
             chain = text[latest[token] : latest[token] + self._max_depth]
             first, size = len(tokens), len(chain)
             parents += [ROOT, *range(first, first + size - 1)]
             tokens += chain
             chances += [counts[token] / len(places), *[1.0] * (size - 1)]
-            matches += range(match, match + size)
-        return Guesses(tuple(parents), tuple(tokens), tuple(chances), tuple(matches))
+        return Guesses(tuple(parents), tuple(tokens), tuple(chances))

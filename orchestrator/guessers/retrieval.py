@@ -47,4 +47,4 @@ class Retrieval:
         num = min(len(places), MAX_PLACES)
         # Suffixes are sorted, so those at equal distances are as frequent as they are in all of the range.
         chosen = [places[(2 * index + 1) * len(places) // (2 * num)] for index in range(num)]
-        return tree_of((match, self._index.tokens_after(place, match, self._max_depth)) for place in chosen)
+        return tree_of(self._index.tokens_after(place, match, self._max_depth) for place in chosen)

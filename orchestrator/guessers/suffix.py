@@ -45,8 +45,7 @@ class SuffixIndex:
         if not places:
             return NO_GUESSES
         longest = max(match for _, match in places)
-        voting = [(match, text[end : end + self._max_depth]) for end, match in places if 2 * match > longest]
-        return tree_of(voting)
+        return tree_of(text[end : end + self._max_depth] for end, match in places if 2 * match > longest)
 
     # The index
 

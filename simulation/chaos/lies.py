@@ -58,7 +58,7 @@ def _raise(*_: Any) -> Guesses:
 
 
 GUESSER_LIES: dict[str, Callable[[Guesses, Random], Any]] = {
-    "other guesses": lambda _, r: Guesses.chain([r.randrange(1, 16) for _ in range(3)], [1.0] * 3, match=9),
+    "other guesses": lambda _, r: Guesses.chain([r.randrange(1, 16) for _ in range(3)], [1.0] * 3),
     "guesses outside the vocabulary": lambda _, r: Guesses.chain([1, r.choice((10**6, -7))], [0.9, 0.9]),
     "guesses below nothing": lambda _, r: Guesses((r.choice((-5, 3)),), (1,), (0.9,)),
     "guesses whose chance is no number": lambda _, __: Guesses.chain([1], [math.nan]),

@@ -9,13 +9,13 @@ import pytest
 
 from core.speculation.calibration import PRIOR
 from core.speculation.guesser import MAX_GUESSES, NO_GUESSES, Guesses
-from core.speculation.source_worth import SourceWorth, bucket_of
+from core.speculation.source_worth import Record, SourceWorth
 from core.speculation.token_tree import ROOT
 from orchestrator.guessers.breaker import MAX_FAILURES, TRIAL_SESSIONS, Breaker
 from orchestrator.guessers.panel import Panel
 
 VOCAB_SIZE = 50
-TREE = Guesses((ROOT, 0, ROOT, 2), (3, 4, 5, 6), (0.5, 1.0, 0.25, 1.0), (2, 3, 2, 3))
+TREE = Guesses((ROOT, 0, ROOT, 2), (3, 4, 5, 6), (0.5, 1.0, 0.25, 1.0))
 
 
 class Says:
@@ -42,11 +42,6 @@ def panel(worth, breakers=None, **answers):
     return Panel({name: Says(answer) for name, answer in answers.items()}, breakers, worth, VOCAB_SIZE)
 
 
-def seen(worth, source="a"):
-    """By bucket: places, and how many of them were right, as far as the prior lets see."""
-    return {bucket: record.num_seen for bucket, record in enumerate(worth.of(source)) if record.num_seen}
-
-
 def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(worth):
     ((source, guesses),) = panel(worth, a=TREE, b=NO_GUESSES).ask([1, 2])
     assert (source, guesses.parents, guesses.tokens) == ("a", TREE.parents, TREE.tokens)
@@ -54,41 +49,37 @@ def test_what_a_guesser_says_is_corrected_by_what_is_known_of_it(worth):
 
 
 @pytest.mark.parametrize(
-    ("committed", "places", "rights"),
+    ("committed", "claimed", "num_right"),
     [
-        ([3, 4, 9], {2: 1, 3: 1}, {2: 1, 3: 1}),
-        ([5, 9], {2: 1, 3: 1}, {2: 1, 3: 0}),
-        ([5], {2: 1}, {2: 1}),
-        ([9, 3, 4], {2: 1}, {2: 0}),
+        ([3, 4, 9], (0.75, 1.0), 2),
+        ([5, 9], (0.75, 1.0), 1),
+        ([5], (0.75,), 1),
+        ([9, 3, 4], (0.75,), 0),
     ],
 )
-def test_it_is_judged_wherever_the_text_went_on_as_it_had_guessed(worth, committed, places, rights):
-    before = {bucket: record.factor for bucket, record in enumerate(worth.of("a"))}
-    asked = panel(worth, a=TREE)
+def test_it_is_judged_wherever_the_text_went_on_as_it_had_guessed(worth, committed, claimed, num_right):
+    asked, by_hand = panel(worth, a=TREE), Record()
     asked.ask([1, 2])
     asked.saw(committed)
     asked.saw([3, 4])
-    assert seen(worth) == places
-    for bucket, is_right in rights.items():
-        assert (worth.of("a")[bucket].factor > before[bucket]) == bool(is_right)
+    for number, each in enumerate(claimed):
+        by_hand.see(each, is_right=number < num_right)
+    assert worth.of("a") == by_hand
 
 
-def test_each_length_of_match_is_learned_apart_and_each_source(worth):
+def test_each_source_is_learned_apart(worth):
     for _ in range(300):
-        worth.see("a", 2, 1.0, is_right=False)
-        worth.see("a", 9, 1.0, is_right=True)
-    assert worth.calibrated("a", (1.0, 1.0, 1.0), (2, 9, 12)) == pytest.approx((0.0, 0.99, 0.99), abs=0.01)
-    assert worth.calibrated("b", (1.0, 1.0), (2, 9)) == (PRIOR, PRIOR)
+        worth.see("a", 1.0, is_right=False)
+        worth.see("b", 1.0, is_right=True)
+    assert worth.calibrated("a", (1.0, 0.5)) == pytest.approx((0.0, 0.0), abs=0.01)
+    assert worth.calibrated("b", (1.0,)) == pytest.approx((0.99,), abs=0.01)
+    assert worth.calibrated("c", (1.0,)) == (PRIOR,)
 
 
 def test_a_source_that_claims_too_much_is_scaled_to_what_comes(worth):
     for index in range(2000):
-        worth.see("a", 2, 0.8, is_right=index % 4 == 0)
-    assert worth.calibrated("a", (0.8, 0.4), (2, 2)) == pytest.approx((0.25, 0.125), abs=0.03)
-
-
-def test_longer_matches_share_their_buckets():
-    assert [bucket_of(match) for match in (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 1000)] == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6]
+        worth.see("a", 0.8, is_right=index % 4 == 0)
+    assert worth.calibrated("a", (0.8, 0.4)) == pytest.approx((0.25, 0.125), abs=0.03)
 
 
 NONSENSE = {
@@ -103,7 +94,6 @@ NONSENSE = {
     "a chance beyond 1": Guesses.chain([1], [1.5]),
     "a chance that is no number": Guesses.chain([1], [math.nan]),
     "columns that differ": Guesses((ROOT,), (1, 2), (0.5,)),
-    "matches that are missing": Guesses((ROOT, 0), (1, 2), (0.5, 0.5), (3,)),
     "a flood": Guesses.chain([1] * (MAX_GUESSES + 1), [0.5] * (MAX_GUESSES + 1)),
     "nothing at all": None,
     "an error": RuntimeError("the guesser is broken"),
@@ -121,7 +111,7 @@ def test_whoever_raises_or_answers_nonsense_costs_itself_alone(worth, answer):
     assert liar.num_asked == 1
     assert asked.failures == {"a": 1}
     assert (breakers["a"].num_failures, breakers["b"].num_failures) == (1, 0)
-    assert seen(worth, "a") == {}
+    assert worth.of("a") == Record()
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_closes_after_a_trial(caplog):

@@ -462,7 +462,7 @@ def repeating(tokenizer):
 
 def looked_up(stage):
     """Places of the text by which prompt lookup was judged."""
-    return sum(record.num_seen for record in stage.policy.sources.of("prompt_lookup"))
+    return stage.policy.sources.of("prompt_lookup").num_seen
 
 
 def test_what_is_looked_up_is_verified_where_the_draft_has_told_of_nothing(repeating):
