@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from core.config.checks import check, forbid_unknown
 from core.config.engine import EngineConfig
+from core.config.http import HttpConfig
 from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
 
@@ -198,6 +199,7 @@ class ServiceConfig:
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
+    http: HttpConfig = field(default_factory=HttpConfig)
 
     def __post_init__(self) -> None:
         check(bool(self.model_name), "model_name", "not empty", self.model_name)

@@ -8,7 +8,7 @@ from deploy.api.hosted import Completions, Hosted, Models, Served
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
-from deploy.api.request import sampling_defaults
+from deploy.api.request import prompt_ids, sampling_defaults
 from deploy.api.samples import Samples, SamplesUsage, completed, sample_seed, to_requests
 from deploy.api.statistics import speculation_fields
 
@@ -31,6 +31,7 @@ __all__ = [
     "admission_behind",
     "check_length",
     "completed",
+    "prompt_ids",
     "require",
     "sample_seed",
     "sampling_defaults",

@@ -15,8 +15,8 @@ MODEL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 GIVEN_SAMPLING = (*MODEL_SAMPLING, "presence_penalty", "frequency_penalty", "seed")
 """Sampling fields that callers may give as they are."""
 
-Chat = Sequence[Mapping[str, str]]
-"""Messages, each with `role` and `content`."""
+Chat = Sequence[Mapping[str, Any]]
+"""Messages, each with `role` and `content`, and what else the model's chat template may know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,10 @@ class Given:
     """The prompt; or it is one of the next two."""
     token_ids: Sequence[int] | None = None
     chat: Chat | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Of a chat, as its template has them."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What else the chat's template is given."""
     request_id: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """By names in GIVEN_SAMPLING."""

@@ -73,7 +73,7 @@ def to_generation_request(
     Raises: InvalidRequest.
     """
     limits = config.limits
-    prompt = _prompt(given, tokenizer, info)
+    prompt = prompt_ids(given, tokenizer, info)
     max_tokens = _max_tokens(given, len(prompt), info, limits)
     stop_token_ids = _stop_token_ids(given.stop_token_ids, info, limits)
     sampling = replace(
@@ -123,8 +123,11 @@ def _request_id(given: str) -> str:
     return given or uuid.uuid4().hex
 
 
-def _prompt(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
-    """What is too long for the context in any case is refused before it costs the time of tokenizing it."""
+def prompt_ids(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
+    """The prompt. What is too long for the context in any case is refused before it costs the time of tokenizing it.
+
+    Raises: InvalidRequest.
+    """
     context = _context(info)
     if given.text is not None:
         field = "text"
@@ -135,7 +138,7 @@ def _prompt(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, .
         require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids))
         prompt = token_ids(ids, field, info)
     elif given.chat is not None:
-        field, text = "chat.messages", _chat_text(given.chat, tokenizer)
+        field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
         check_length(text, field, tokenizer, context)
         prompt = tokenizer.encode(text, add_special_tokens=False)
     else:
@@ -150,13 +153,13 @@ def _context(info: ModelInfo) -> int:
     return min(info.max_context_tokens, info.kv_cache_tokens)
 
 
-def _chat_text(chat: Chat, tokenizer: Tokenizer) -> str:
+def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
     if not chat:
         raise InvalidRequest("chat.messages", "must hold at least one message")
     for index, message in enumerate(chat):
         if not message["role"]:
             raise InvalidRequest(f"chat.messages[{index}].role", "must not be empty")
-    return tokenizer.chat_text(chat)
+    return tokenizer.chat_text(chat, given.tools, given.template_arguments)
 
 
 def _max_tokens(given: Given, prompt_len: int, info: ModelInfo, limits: Limits) -> int:

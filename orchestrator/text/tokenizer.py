@@ -37,6 +37,8 @@ def _byte_of_char() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_of_char()
 SHORT_CHARS = 4096
 """A text no longer than this is tokenized in a few milliseconds, and somewhat faster when other threads are held up."""
+SHOWN_MARKS = frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
+"""Tokens that stand in texts even where a tokenizer calls them special: they tell calls and thoughts from answers."""
 MAX_COMPOSITION = 4
 """Largest ratio by which composing characters (NFC) shortens a text, rounded up: 3.5, for U+1FBE U+0308 U+0341."""
 
@@ -45,7 +47,10 @@ class Tokenizer:
     """One model's tokenizer and chat template; made by `from_directory`, and never changed."""
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], template: str | None) -> None:
+        backend = _with_marks(backend)
         self._backend = backend
+        self.template = template
+        """The text of the chat template."""
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -124,10 +129,16 @@ class Tokenizer:
         """Whether decoding leaves this id out (beginning and end of sequence, roles of a chat)."""
         return token_id in self._special_ids
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt by which the model is to answer these messages (each has `role` and `content`).
 
-        The template contains the special tokens, so encoding must add none.
+        `tools` and `arguments` go to the template as they are. The template contains the special tokens, so encoding
+        must add none.
 
         Raises: InvalidRequest when the model has no chat template, or the template refuses the messages.
         """
@@ -135,14 +146,28 @@ class Tokenizer:
             raise InvalidRequest("chat", "this model has no chat template; send text or token_ids")
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_strings,
+                {
+                    **(arguments or {}),
+                    "messages": [dict(message) for message in messages],
+                    "tools": [dict(tool) for tool in tools] or None,
+                    "documents": None,
+                    "add_generation_prompt": True,
+                    **self._special_strings,
+                }
             )
         except Exception as error:  # a template is a program of the model's author: it may raise anything
             raise InvalidRequest("chat", f"the model's chat template refuses these messages: {error}") from error
+
+
+def _with_marks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same, with SHOWN_MARKS decoded as text."""
+    tokens = backend.get_added_tokens_decoder().values()
+    if not any(token.special and token.content in SHOWN_MARKS for token in tokens):
+        return backend
+    parts = json.loads(backend.to_str())
+    for token in parts["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in SHOWN_MARKS
+    return tokenizers.Tokenizer.from_str(json.dumps(parts))
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:

@@ -212,3 +212,19 @@ def test_a_long_text_is_tokenized_as_a_short_one_is_and_others_run_meanwhile():
     watcher.join()
     assert ids == tuple(tokenizer._backend.encode(text, add_special_tokens=False).ids)
     assert max(gaps) < took / 2, "the interpreter was held up while it was tokenized"
+
+
+def test_tools_and_arguments_go_to_the_template_and_do_not_replace_what_is_its_own():
+    template = "{{ tools | tojson }} {{ thinks }} {{ messages[0].content }}"
+    tools, arguments = [{"type": "function"}], {"thinks": False, "messages": [], "tools": []}
+    text = as_product(byte_level(), template).chat_text(MESSAGES, tools, arguments)
+    assert text == '[{"type": "function"}] False Hi <there>'
+
+
+def test_marks_of_calls_are_text_even_where_a_tokenizer_calls_them_special():
+    backend = byte_level()
+    backend.add_special_tokens(["[TOOL_CALLS]", "[/INST]"])
+    ours = as_product(backend)
+    ids = ours.encode("[/INST]a[TOOL_CALLS]b", add_special_tokens=False)
+    assert ours.decode(ids) == "a[TOOL_CALLS]b"
+    assert [ours.is_special(token_id) for token_id in ids] == [True, False, False, False]
