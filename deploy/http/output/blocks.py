@@ -1,0 +1,83 @@
+"""An output as blocks, one after the other: thoughts, text, or a call each.
+
+Knows pieces; must not know how an API writes blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deploy.http.output.pieces import Kind, OutputPiece, new_call_id
+
+
+class Change(StrEnum):
+    """What happens to a block."""
+
+    BEGIN = "begin"
+    ADD = "add"
+    END = "end"
+
+
+@dataclass(slots=True)
+class Block:
+    """Text of one kind."""
+
+    index: int
+    kind: Kind
+    name: str
+    """Of a call."""
+    call_id: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChange:
+    """One step of one block."""
+
+    what: Change
+    block: Block
+    text: str = ""
+    """What is added."""
+
+
+class Blocks:
+    """All blocks of one output; only the last may be open."""
+
+    def __init__(self, prefix: str) -> None:
+        """Calls have ids that begin with `prefix`."""
+        self._prefix = prefix
+        self._is_open = False
+        self.all: list[Block] = []
+
+    def take(self, pieces: Sequence[OutputPiece]) -> Iterator[BlockChange]:
+        """What the pieces change, in order."""
+        for piece in pieces:
+            if not self._is_open or piece.kind is not self.all[-1].kind or piece.name is not None:
+                yield from self.end()
+                yield self.begin(piece.kind, piece.name or "")
+            if piece.text:
+                self.all[-1].text += piece.text
+                yield BlockChange(Change.ADD, self.all[-1], piece.text)
+
+    def begin(self, kind: Kind, name: str = "") -> BlockChange:
+        """A new block, after all others."""
+        self._is_open = True
+        call_id = self._prefix + new_call_id() if kind is Kind.CALL else ""
+        self.all.append(Block(len(self.all), kind, name, call_id))
+        return BlockChange(Change.BEGIN, self.all[-1])
+
+    def end(self) -> Iterator[BlockChange]:
+        """The last block is whole, if one is open."""
+        if self._is_open:
+            self._is_open = False
+            yield BlockChange(Change.END, self.all[-1])
+
+    @property
+    def has_calls(self) -> bool:
+        return any(block.kind is Kind.CALL for block in self.all)
+
+    def text(self, kind: Kind) -> str:
+        """Of all blocks of a kind."""
+        return "".join(block.text for block in self.all if block.kind is kind)

@@ -1,0 +1,75 @@
+"""What a model's text is made of: thoughts, an answer, calls of tools; and what all that read it have in common."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+ID_CHARS = string.ascii_letters + string.digits
+
+
+class Kind(StrEnum):
+    """What a piece of text is."""
+
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPiece:
+    """Some text of one kind. A call's pieces are its arguments, as JSON; the first has its name."""
+
+    kind: Kind
+    text: str
+    name: str | None = None
+
+
+class OutputReader(Protocol):
+    """Reads a text as it grows. What may belong to a mark is held back; nothing is given twice or lost."""
+
+    def feed(self, text: str) -> list[OutputPiece]:
+        """What is certain now that `text` has followed."""
+
+    def end(self) -> list[OutputPiece]:
+        """What was held back: nothing more will follow."""
+
+
+def texts(text: str, kind: Kind = Kind.TEXT) -> list[OutputPiece]:
+    """One piece; none of no text."""
+    return [OutputPiece(kind, text)] if text else []
+
+
+def num_held(text: str, mark: str) -> int:
+    """Characters at the end of `text` with which `mark` may begin, and of the white space before it."""
+    most = min(len(text), len(mark) - 1)
+    begun = next((size for size in range(most, 0, -1) if mark.startswith(text[-size:])), 0)
+    return len(text) - len(text[: len(text) - begun].rstrip())
+
+
+def joined(pieces: Sequence[OutputPiece], kind: Kind) -> str:
+    """The text of all pieces of a kind."""
+    return "".join(piece.text for piece in pieces if piece.kind is kind)
+
+
+def calls_of(pieces: Sequence[OutputPiece]) -> list[tuple[str, str]]:
+    """The name and the arguments of each call."""
+    calls: list[tuple[str, str]] = []
+    for piece in pieces:
+        if piece.kind is not Kind.CALL:
+            continue
+        if piece.name is not None:
+            calls.append((piece.name, piece.text))
+        else:
+            name, arguments = calls[-1]
+            calls[-1] = (name, arguments + piece.text)
+    return calls
+
+
+def new_call_id() -> str:
+    """Of nine letters and digits, as some chat templates ask for."""
+    return "".join(secrets.choice(ID_CHARS) for _ in range(9))

@@ -1,0 +1,110 @@
+"""One output's text, divided into thoughts, answer and calls.
+
+Knows the readers of each; must not know how a reply is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from core.config import AUTO, NONE, HttpConfig
+from deploy.http.output.calls import READERS
+from deploy.http.output.pieces import Kind, OutputPiece, OutputReader, texts
+from deploy.http.output.reasoning import MARKS, ReasoningReader
+from orchestrator.text import Tokenizer
+
+PROMPT_END_TOKENS = 16
+"""Of a prompt, among which the mark is that opens thoughts, if the template has written it."""
+OTHER_CALLS = ("<function=", "<arg_key>")
+"""In templates whose calls are no JSON, although their marks are those of Hermes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How one model writes calls and thoughts; None where it does not, or not in a way that is known here."""
+
+    calls: str | None
+    reasoning: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is looked for in the outputs of one request."""
+
+    calls: str | None = None
+    """A format, where there are tools that may be called."""
+    names: frozenset[str] = frozenset()
+    """Those of the tools."""
+    most_calls: int | None = None
+    """Calls after that number are left out."""
+    reasoning: str | None = None
+    has_begun: bool = False
+    """Whether the prompt ends with the mark that opens thoughts."""
+
+    @property
+    def is_plain(self) -> bool:
+        """All text is answer."""
+        return self.calls is None and self.reasoning is None
+
+
+def formats_of(config: HttpConfig, tokenizer: Tokenizer) -> Formats:
+    """As the settings say it, else as the chat template shows it."""
+    template = tokenizer.template or ""
+    calls = _calls_in(template) if config.tool_call_parser == AUTO else config.tool_call_parser
+    reasoning = _reasoning_in(template) if config.reasoning_parser == AUTO else config.reasoning_parser
+    return Formats(None if calls == NONE else calls, None if reasoning == NONE else reasoning)
+
+
+def _calls_in(template: str) -> str | None:
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if "<tool_call>" in template:
+        return None if any(other in template for other in OTHER_CALLS) else "hermes"
+    return "llama3_json" if '"parameters": ' in template else None
+
+
+def _reasoning_in(template: str) -> str | None:
+    return next((name for name, marks in MARKS.items() if any(mark in template for mark in marks)), None)
+
+
+def has_begun(reasoning: str, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether the prompt's end opens thoughts, as some templates do."""
+    end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+    return end.rstrip().endswith(MARKS[reasoning][0])
+
+
+class Splitter:
+    """Divides one growing text; an OutputReader."""
+
+    def __init__(self, reading: Reading) -> None:
+        form = reading.reasoning
+        self._reasoning = ReasoningReader(form, has_begun=reading.has_begun) if form is not None else None
+        self._calls: OutputReader | None = READERS[reading.calls](reading.names) if reading.calls is not None else None
+        self._most_calls = reading.most_calls
+        self.num_calls = 0
+
+    def feed(self, text: str) -> list[OutputPiece]:
+        """See OutputReader."""
+        pieces = texts(text) if self._reasoning is None else self._reasoning.feed(text)
+        return list(self._counted(self._divided(pieces)))
+
+    def end(self) -> list[OutputPiece]:
+        """See OutputReader."""
+        pieces = self._divided(self._reasoning.end()) if self._reasoning is not None else []
+        return list(self._counted([*pieces, *(self._calls.end() if self._calls is not None else [])]))
+
+    def _divided(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
+        """With the calls taken out of the answer."""
+        if self._calls is None:
+            return list(pieces)
+        return [
+            part for piece in pieces for part in (self._calls.feed(piece.text) if piece.kind is Kind.TEXT else [piece])
+        ]
+
+    def _counted(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
+        """Without the calls that are too many."""
+        for piece in pieces:
+            self.num_calls += piece.name is not None
+            if piece.kind is not Kind.CALL or self._most_calls is None or self.num_calls <= self._most_calls:
+                yield piece
