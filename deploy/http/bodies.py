@@ -1,4 +1,4 @@
-"""The bodies that clients send, as OpenAI's API has them, with this project's own fields beside.
+"""What the bodies of all APIs have in common, and how a body is read.
 
 Types are checked here, and each refusal names the field by its path in the body; ranges are checked in `deploy.api`,
 for all languages alike. null is the same as no field.
@@ -6,21 +6,14 @@ for all languages alike. null is the same as no field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    PlainValidator,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from core.errors import InvalidRequest
+from deploy.http.tools import AskedTools
+from workers.grammar import Structure
 
 MAX_SHOWN_CHARS = 60
 """Of a wrong value, in a refusal."""
@@ -28,50 +21,33 @@ MAX_SHOWN_CHARS = 60
 MAX_MESSAGES = 4096
 MAX_ENTRIES = 4096
 """Entries that are looked at: pydantic makes an object of each wrong one, and holds up the event loop meanwhile."""
+MAX_TOOLS = 256
 
-ONE_PROMPT = "must be a string or a list of token ids (one prompt a request)"
+ALTERNATIVES = frozenset({"str", "NamedTool", "ResponsesChoice"})
+"""Types of fields that may be of several, as pydantic names them."""
+TEXT_ALONE = "this server takes text alone"
 
-
-def _prompt(value: Any) -> str | list[int]:
-    """One prompt; a list of one is taken for it."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value)):
-        return value
-    raise ValueError(ONE_PROMPT)
+Chat = list[dict[str, Any]]
+"""Messages as chat templates have them."""
 
 
-def _few(value: Any) -> Any:
+def few(value: Any) -> Any:
+    """Raises: ValueError where a list or an object has too many entries."""
     if isinstance(value, dict | list) and len(value) > MAX_ENTRIES:
         raise ValueError(f"must have at most {MAX_ENTRIES} entries, got {len(value)}")
     return value
 
 
-def _strings(value: Any) -> list[str]:
+def strings(value: Any) -> list[str]:
+    """One string or several. Raises: ValueError."""
     given = [value] if isinstance(value, str) else [] if value is None else value
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return given
     raise ValueError("must be a string or a list of strings")
 
 
-def _content(value: Any) -> Any:
-    """Text, or the texts of parts; an assistant's message may have none."""
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return value
-    return "\n".join(map(_part, value))
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    raise ValueError('must be a string or a list of {"type": "text", "text": ...}: this server takes text alone')
-
-
-def _neutral(*allowed: Any, reason: str) -> Any:
-    """A field of OpenAI's that is refused unless its value changes nothing."""
+def neutral(*allowed: Any, reason: str) -> Any:
+    """A field that is refused unless its value changes nothing."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in allowed:
@@ -81,24 +57,14 @@ def _neutral(*allowed: Any, reason: str) -> Any:
     return Annotated[Any, AfterValidator(check)]
 
 
-_Ignored = Annotated[Any, Field(default=None)]
-NO_TOOLS = "is not supported: this server does not parse tool calls"
-NO_AUDIO = "is not supported: this server writes text alone"
+Ignored = Annotated[Any, Field(default=None)]
+"""A hint for other servers, which changes no output."""
 
 
 class Part(BaseModel):
     """Of a body: no unknown fields, and no value of another type than its field's."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class StreamOptions(Part):
-    """What a stream carries beside its choices."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    """Usage so far in every chunk."""
-    include_obfuscation: _Ignored = None
 
 
 class Speculation(Part):
@@ -109,26 +75,10 @@ class Speculation(Part):
     lenience: float | None = None
     policy: str | None = None
     pipelining: bool | None = None
-    guessers: Annotated[list[str] | None, BeforeValidator(_few)] = None
+    guessers: Annotated[list[str] | None, BeforeValidator(few)] = None
 
 
-class JsonSchema(Part):
-    """Of OpenAI's `response_format`. An output keeps to the schema whether `strict` is given or not."""
-
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    name: _Ignored = None
-    description: _Ignored = None
-    strict: _Ignored = None
-
-
-class ResponseFormat(Part):
-    """As OpenAI has it."""
-
-    type: str
-    json_schema: JsonSchema | None = None
-
-
-_Choice = Annotated[list[str] | None, BeforeValidator(_few)]
+_Choice = Annotated[list[str] | None, BeforeValidator(few)]
 
 
 class StructuredOutputs(Part):
@@ -142,38 +92,30 @@ class StructuredOutputs(Part):
 
 
 class Body(Part):
-    """What completions and chat completions have in common."""
-
-    MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    """What the bodies of all APIs have in common."""
 
     model: str | None = None
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few)] = None
-    seed: int | None = None
-    stop: Annotated[list[str], PlainValidator(_strings)] = []
-    response_format: ResponseFormat | None = None
 
     # This project's own, by the names of the proto and of vLLM.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    allowed_token_ids: Annotated[list[int] | None, FailFast(), BeforeValidator(_few)] = None
-    bad_words: Annotated[list[str] | None, FailFast(), BeforeValidator(_few)] = None
-    bad_word_ids: Annotated[list[list[int]] | None, FailFast(), BeforeValidator(_few)] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(few)] = None
+    seed: int | None = None
+    allowed_token_ids: Annotated[list[int] | None, FailFast(), BeforeValidator(few)] = None
+    bad_words: Annotated[list[str] | None, FailFast(), BeforeValidator(few)] = None
+    bad_word_ids: Annotated[list[list[int]] | None, FailFast(), BeforeValidator(few)] = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int] | None, BeforeValidator(_few)] = None
+    stop_token_ids: Annotated[list[int] | None, BeforeValidator(few)] = None
     include_stop_str_in_output: bool | None = None
     speculation: Speculation | None = None
     timeout_s: float | None = None
-    return_token_ids: bool | None = None
     priority: int | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -181,91 +123,95 @@ class Body(Part):
     guided_choice: _Choice = None
     guided_grammar: str | None = None
 
-    # Hints for other servers, which change no output.
-    user: _Ignored = None
-    metadata: _Ignored = None
-    store: _Ignored = None
-    service_tier: _Ignored = None
-    safety_identifier: _Ignored = None
-    prompt_cache_key: _Ignored = None
-    prompt_cache_retention: _Ignored = None
+    MAX_TOKENS: ClassVar[str] = "max_tokens"
+    STOP: ClassVar[str] = "stop"
+    PROMPT: ClassVar[str] = "messages"
+    """The names of these three in a body."""
 
     @property
     def asked_max_tokens(self) -> int | None:
-        return self.max_tokens
+        """Most tokens of output."""
+        return None
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def prompt_given(self) -> str | list[int] | None:
+        """A prompt that is no chat."""
+        return None
+
+    @property
+    def chat(self) -> Chat | None:
+        """A prompt that is one. Raises: InvalidRequest."""
+        return None
+
+    @property
+    def template_arguments(self) -> Mapping[str, Any]:
+        """What else a chat's template is given."""
+        return {}
+
+    @property
+    def tools_asked(self) -> AskedTools | None:
+        """What may be called; None where nothing may. Raises: InvalidRequest."""
+        return None
+
+    @property
+    def format_asked(self) -> tuple[str, Structure] | None:
+        """What the API's own field says of the output, and where. Raises: InvalidRequest."""
+        return None
+
+    @property
+    def num_samples(self) -> int | None:
+        return None
 
     @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report with each token; None reports nothing."""
-        raise NotImplementedError
-
-
-class CompletionBody(Body):
-    """/v1/completions"""
-
-    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
-    logprobs: int | None = None
-    echo: bool | None = None
-    best_of: _neutral(1, reason="must be 1: this server returns every output that it makes") = None  # type: ignore[valid-type]
-    suffix: _neutral("", reason="is not supported: the models here complete, they do not insert") = None  # type: ignore[valid-type]
+        return None
 
     @property
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
+    def num_prompt_logprobs(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        """Raises: InvalidRequest where fields do not go together."""
+
+    def param_of(self, field: str) -> str:
+        """The body's own name of a field that is named as in the proto."""
+        for name, own in (("max_tokens", self.MAX_TOKENS), ("stop", self.STOP), ("prompt", self.PROMPT)):
+            if field == name or field.startswith(f"{name}["):
+                return own + field.removeprefix(name)
+        return field
 
 
-class Message(Part):
-    """Of a chat. What the model answered before may come back as it was given."""
-
-    role: str
-    content: Annotated[str, BeforeValidator(_content)] = ""
-    name: str | None = None
-    refusal: str | None = None
-    annotations: _neutral([], reason="is not supported") = None  # type: ignore[valid-type]
-    audio: _neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
-    function_call: _neutral(reason=NO_TOOLS) = None  # type: ignore[valid-type]
-    tool_calls: _neutral([], reason=NO_TOOLS) = None  # type: ignore[valid-type]
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 
-class ChatBody(Body):
-    """/v1/chat/completions"""
-
-    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    parallel_tool_calls: _Ignored = None
-    tools: _neutral([], reason=NO_TOOLS) = None  # type: ignore[valid-type]
-    tool_choice: _neutral("none", "auto", reason=NO_TOOLS) = None  # type: ignore[valid-type]
-    functions: _neutral([], reason=NO_TOOLS) = None  # type: ignore[valid-type]
-    function_call: _neutral("none", "auto", reason=NO_TOOLS) = None  # type: ignore[valid-type]
-    modalities: _neutral(["text"], reason=NO_AUDIO) = None  # type: ignore[valid-type]
-    audio: _neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
-    prediction: _neutral(reason="is not supported: this server drafts by itself") = None  # type: ignore[valid-type]
-    reasoning_effort: _neutral("none", reason="is not supported") = None  # type: ignore[valid-type]
-    verbosity: _neutral("medium", reason="is not supported") = None  # type: ignore[valid-type]
-    web_search_options: _neutral(reason="is not supported") = None  # type: ignore[valid-type]
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-AnyBody = CompletionBody | ChatBody
-Kind = TypeVar("Kind", bound=Body)
-
-
-def parse(kind: type[Kind], data: bytes) -> Kind:
+def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
     """The body that `data` encodes. Raises: InvalidRequest, which names the first field that is wrong."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first: Mapping[str, Any] = error.errors(include_url=False)[0]
-        raise InvalidRequest(path_of(first["loc"]) or "body", _problem(first)) from None
+        raise refusal_of(error) from None
+
+
+def refusal_of(error: ValidationError, field: str = "") -> InvalidRequest:
+    """What is wrong first, by its path below `field`."""
+    errors: list[Mapping[str, Any]] = [*error.errors(include_url=False)]
+    places = [tuple(part for part in each["loc"] if not _is_of_union(part)) for each in errors]
+    # Where a field may be of several types, the one that comes furthest is meant.
+    below_first = [index for index, place in enumerate(places) if place[: len(places[0])] == places[0]]
+    index = max(below_first, key=lambda index: len(places[index]))
+    first, path = errors[index], path_of(places[index])
+    below = path if not field or path.startswith("[") or not path else f".{path}"
+    return InvalidRequest(field + below or "body", _problem(first))
+
+
+def _is_of_union(part: str | int) -> bool:
+    """Whether it names an alternative of a field's type, and no place in a body."""
+    return isinstance(part, str) and (part in ALTERNATIVES or "[" in part)
 
 
 def path_of(location: tuple[str | int, ...]) -> str:

@@ -1,6 +1,6 @@
-"""Errors as an OpenAI client sees them: an HTTP status, and an object that says what is wrong with which parameter.
+"""Errors as clients see them: an HTTP status, and an object that says what is wrong with which field.
 
-Knows the error tree; must not know which endpoint failed.
+Knows the error tree, and the form that each API gives to errors.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
+from typing import Any
 
 from core.errors import InvalidRequest, OutriderError, Overloaded, RequestError, Unauthenticated, UnknownModel
 from deploy import calls
 from deploy.api import told
-from deploy.http.wire import JSON, Head, Headers, encoded
+from deploy.http.wire import JSON, Head, Headers, encoded, event
 
 STATUSES: Mapping[str, int] = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -28,6 +29,16 @@ STATUSES: Mapping[str, int] = {
 }
 """Of gRPC's codes; whatever else is 500."""
 TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+MESSAGES = "/v1/messages"
+"""Where paths of Anthropic's API begin."""
 CODES: Mapping[type[Exception], str] = {
     UnknownModel: "model_not_found",
     Unauthenticated: "invalid_api_key",
@@ -69,23 +80,44 @@ class BodyTooSlow(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a call failed."""
+    """How a call failed, in its API's form."""
 
     head: Head
     body: bytes
+    event: bytes
+    """What ends a stream that has begun."""
+    message: str
+    """What is wrong, in words alone."""
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception, path: str = "") -> Failure:
     """What a caller is told of any error; one that is not an OutriderError is logged, and told by its id alone."""
-    status = _status(error)
-    kind = TYPES.get(status) or (
-        "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    )
+    status, message = _status(error), told(error)
+    head = Head(status, (*JSON, *_headers(error)))
+    if path.startswith(MESSAGES):
+        body = encoded(_by_anthropic(status, message))
+        return Failure(head, body, event(body, "error"), message)
+    body = encoded(_by_openai(error, status, message))
+    return Failure(head, body, event(body), message)
+
+
+def _by_openai(error: Exception, status: int, message: str) -> dict[str, Any]:
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = TYPES.get(status) or ("server_error" if is_ours else "invalid_request_error")
     param = error.field if isinstance(error, InvalidRequest) else "model" if isinstance(error, UnknownModel) else None
-    content = {"message": told(error), "type": kind, "param": param, "code": CODES.get(type(error))}
-    if (call := calls.current()) is not None:
-        content["request_id"] = call.request_id
-    return Failure(Head(status, (*JSON, *_headers(error))), encoded({"error": content}))
+    content = {"message": message, "type": kind, "param": param, "code": CODES.get(type(error))}
+    return {"error": {**content, **_named()}}
+
+
+def _by_anthropic(status: int, message: str) -> dict[str, Any]:
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = ANTHROPIC_TYPES.get(status) or ("api_error" if is_ours else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, **_named()}
+
+
+def _named() -> dict[str, Any]:
+    call = calls.current()
+    return {} if call is None else {"request_id": call.request_id}
 
 
 def code_of(error: Exception) -> str:

@@ -24,8 +24,8 @@ from core.errors import Unavailable, first_line
 from deploy import calls
 from deploy.api import ProxyAdmission, admission_behind
 from deploy.http.failures import BodyTooLong, BodyTooSlow, Failure, failure_of
-from deploy.http.servicer import COMPLETIONS, HEALTH, JSON_GROWTH
-from deploy.http.wire import Call, Head, event
+from deploy.http.routes import COMPLETIONS, HEALTH, JSON_GROWTH
+from deploy.http.wire import Call, Head
 from deploy.stopping import is_to_stop
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class HttpProxy:
             with self._counted():
                 await self._answer(exchange)
         except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-            await exchange.fail(failure_of(error))
+            await exchange.fail(failure_of(error, exchange.path))
         await exchange.end()
 
     @property
@@ -137,6 +137,8 @@ class _Exchange:
     async def call(self, most_bytes: int, count: Callable[[int], None]) -> Call:
         """The request, read to its end; `count` is told of its bytes. Raises: BodyTooLong, BodyTooSlow, Overloaded."""
         authorization = self._headers.get("authorization")
+        if authorization is None and (key := self._headers.get("x-api-key")) is not None:
+            authorization = f"Bearer {key}"  # as Anthropic's clients send it
         try:
             body = await asyncio.wait_for(self._body(most_bytes, count), READ_TIMEOUT_S)
         except TimeoutError:
@@ -177,7 +179,7 @@ class _Exchange:
     async def fail(self, failure: Failure) -> None:
         """The reply itself; or the last event of a stream that has begun."""
         if self._has_begun:
-            await self.write(event(failure.body))
+            await self.write(failure.event)
         else:
             await self.write(failure.head)
             await self.write(failure.body)

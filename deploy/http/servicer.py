@@ -7,7 +7,7 @@ reader holds up its own stream, and no other.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
 
@@ -16,26 +16,15 @@ from core.ports import Clock
 from core.records import Chunk, GenerationRequest
 from deploy import calls
 from deploy.api import LONG_BYTES, Authenticator, Hosted, Models, Offload, Samples, completed
-from deploy.http.bodies import AnyBody, ChatBody, CompletionBody, StreamOptions, parse
-from deploy.http.failures import BodyTooLong, UnknownPath, WrongMethod, code_of, failure_of
-from deploy.http.responses import ChatReply, CompletionReply, Reply, model_card
+from deploy.http.anthropic import CountBody
+from deploy.http.bodies import AnyBody, Body, parse
+from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
+from deploy.http.openai import model_card
+from deploy.http.reply import Reply, ReplyOrder
+from deploy.http.routes import COMPLETIONS, COUNT_TOKENS, HEALTH, JSON_GROWTH, MODELS, is_known, refusal_of
 from deploy.http.structured import structure_of
-from deploy.http.translate import to_requests
-from deploy.http.wire import DONE, EVENTS, Call, Head, encoded, event
-
-HEALTH = "/health"
-MODELS = "/v1/models"
-COMPLETIONS: Mapping[str, tuple[type[AnyBody], Callable[..., Reply]]] = {
-    "/v1/completions": (CompletionBody, CompletionReply),
-    "/v1/chat/completions": (ChatBody, ChatReply),
-}
-"""The paths that take a place for as long as they last, with what they take and give."""
-REFUSED = {
-    "/v1/embeddings": "this server generates text; it makes no embeddings",
-    "/v1/responses": "this server does not have the Responses API; send /v1/chat/completions",
-}
-JSON_GROWTH = 6
-"""Largest factor over the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
+from deploy.http.translate import prompt_of, reading_of, to_requests
+from deploy.http.wire import EVENTS, Call, Head, encoded
 
 Parts = AsyncGenerator[Head | bytes, None]
 
@@ -53,31 +42,33 @@ class HttpServicer:
     async def respond(self, call: Call) -> Parts:
         """The head of the reply, then its body in pieces; an error after the head is the last event of the stream."""
         calls.enter(call.name)
-        has_begun = False
+        has_begun, ending = False, _Ending()
         with calls.answering(_method(call), is_probe=call.path == HEALTH) as answer:
             try:
-                async with aclosing(self._answer(call)) as parts:
+                async with aclosing(self._answer(call, ending)) as parts:
                     async for part in parts:
                         has_begun = True
                         yield part
                 answer.status = "OK"
             except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
-                failure, answer.status = failure_of(error), code_of(error)
+                failure, answer.status = failure_of(error, call.path), code_of(error)
                 if not has_begun:
                     yield failure.head
-                yield event(failure.body) if has_begun else failure.body
+                yield ending.of(failure) if has_begun else failure.body
 
-    def _answer(self, call: Call) -> Parts:
+    def _answer(self, call: Call, ending: _Ending) -> Parts:
         """Raises: RequestError."""
         if call.path == HEALTH:
             return self._health(call)
         authorization = call.authorization
         caller = self._authenticator.check(() if authorization is None else (("authorization", authorization),))
         if call.path in COMPLETIONS:
-            return self._complete(call, caller)
+            return self._complete(call, caller, ending)
+        if call.path == COUNT_TOKENS:
+            return self._count(call)
         if call.path == MODELS or call.path.startswith(f"{MODELS}/"):
             return self._show_models(call)
-        raise UnknownPath(REFUSED.get(call.path, "there is nothing at this path"))
+        raise UnknownPath(refusal_of(call.path))
 
     async def _health(self, call: Call) -> Parts:
         _require_method(call, "GET")
@@ -93,18 +84,31 @@ class HttpServicer:
         yield Head(HTTPStatus.OK)
         yield encoded(cards[0] if name else {"object": "list", "data": cards})
 
-    async def _complete(self, call: Call, caller: str) -> Parts:
+    async def _complete(self, call: Call, caller: str, ending: _Ending) -> Parts:
         _require_method(call, "POST")
-        kind, form = COMPLETIONS[call.path]
-        body = await self._parse(kind, call)
+        route = COMPLETIONS[call.path]
+        body = await self._parse(route.body, call)
         model = self._models[body.model or ""]
         with model.meters.request() as meter:
             requests = await self._requests(body, call, caller, model)
-            reply = _reply(form, body, model, requests, int(time.time()))
+            served = model.served
+            reading = reading_of(body, requests[0], served.tokenizer, served.config)
+            order = ReplyOrder(body, model.name, requests, served.tokenizer, reading, int(time.time()))
+            reply = ending.reply = route.reply(order)
             async with aclosing(completed(model, requests, meter)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
                 async for part in parts:
                     yield part
+
+    async def _count(self, call: Call) -> Parts:
+        _require_method(call, "POST")
+        body = await self._parse(CountBody, call)
+        served = self._models[body.model or ""].served
+        prompt = await self._offload.run(
+            len(call.body), prompt_of, body, served.tokenizer, served.target, served.config
+        )
+        yield Head(HTTPStatus.OK)
+        yield encoded({"input_tokens": len(prompt)})
 
     async def _parse(self, kind: type[AnyBody], call: Call) -> AnyBody:
         most, size = JSON_GROWTH * self._models.max_request_bytes, len(call.body)
@@ -112,9 +116,11 @@ class HttpServicer:
             raise BodyTooLong(most)
         return await self._offload.run(size, parse, kind, call.body)
 
-    async def _requests(self, body: AnyBody, call: Call, caller: str, model: Hosted) -> list[GenerationRequest]:
+    async def _requests(self, body: Body, call: Call, caller: str, model: Hosted) -> list[GenerationRequest]:
         served, size = model.served, len(call.body)
-        work = max(size, LONG_BYTES) if structure_of(body) is not None else size  # a grammar is compiled
+        asked = body.tools_asked
+        has_grammar = structure_of(body) is not None or (asked is not None and asked.is_forced)
+        work = max(size, LONG_BYTES) if has_grammar else size  # a grammar is compiled
         if size > served.config.limits.max_message_bytes:
             raise BodyTooLong(served.config.limits.max_message_bytes)
         return await self._offload.run(
@@ -131,6 +137,15 @@ class HttpServicer:
         )
 
 
+class _Ending:
+    """How a stream ends that fails: as its reply says, once there is one."""
+
+    reply: Reply | None = None
+
+    def of(self, failure: Failure) -> bytes:
+        return failure.event if self.reply is None else self.reply.failing(failure)
+
+
 async def _streamed(reply: Reply, pieces: Samples) -> Parts:
     """The head comes with the first piece: until then an error has a status of its own."""
     has_begun = False
@@ -138,10 +153,9 @@ async def _streamed(reply: Reply, pieces: Samples) -> Parts:
         if not has_begun:
             yield Head(HTTPStatus.OK, EVENTS)
             has_begun = True
-        yield event(encoded(reply.piece(index, chunk)))
-    if (last := reply.last_piece()) is not None:
-        yield event(encoded(last))
-    yield DONE
+        if data := reply.piece(index, chunk):
+            yield data
+    yield reply.last_piece()
 
 
 async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
@@ -153,32 +167,9 @@ async def _whole(reply: Reply, pieces: Samples, num_samples: int) -> Parts:
     yield body
 
 
-def _reply(
-    form: Callable[..., Reply], body: AnyBody, model: Hosted, requests: Sequence[GenerationRequest], created_s: int
-) -> Reply:
-    options = body.stream_options or StreamOptions()
-    return form(
-        model.name,
-        requests,
-        model.served.tokenizer,
-        created_s,
-        has_token_ids=bool(body.return_token_ids),
-        has_usage_at_end=bool(options.include_usage),
-        has_usage_always=bool(options.continuous_usage_stats),
-        echoed=_echoed(body, model, requests[0]),
-    )
-
-
-def _echoed(body: AnyBody, model: Hosted, request: GenerationRequest) -> str | None:
-    if isinstance(body, ChatBody) or not body.echo:
-        return None
-    return body.prompt if isinstance(body.prompt, str) else model.served.tokenizer.decode(request.prompt)
-
-
 def _method(call: Call) -> str:
     """As a log has it, where a path that is not known is nobody's business."""
-    is_known = call.path in (*COMPLETIONS, MODELS, HEALTH)
-    return f"{call.method} {call.path if is_known else 'another path'}"
+    return f"{call.method} {call.path if is_known(call.path) else 'another path'}"
 
 
 def _require_method(call: Call, allowed: str) -> None:

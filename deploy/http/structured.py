@@ -1,40 +1,63 @@
-"""What an output must look like, as bodies say it: OpenAI's way, and the ways of vLLM, which name the same.
+"""What an output must look like, as bodies say it: the API's own way, the ways of vLLM, and calls that are asked for.
 
 Pure functions. Must not know which values are allowed: `deploy.api` does.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from core.errors import InvalidRequest
-from deploy.api import require
-from deploy.http.bodies import Body, ResponseFormat
+from deploy.http.bodies import Body
+from deploy.http.output import grammar_of_calls, has_marks
+from deploy.http.tools import AskedTools
 from workers.grammar import Structure
 
-RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+Held = tuple[str, Structure]
+"""Where in a body it is said, and what."""
 
 
-def structure_of(body: Body) -> tuple[str, Structure] | None:
-    """Where in the body it is said, and what. Raises: InvalidRequest where it is said twice."""
-    found = _response_format(body.response_format) + _structured_outputs(body) + _guided(body)
+def structure_of(body: Body) -> Held | None:
+    """What the body says of its output. Raises: InvalidRequest where it is said twice."""
+    own = body.format_asked
+    found = ([] if own is None else [own]) + _structured_outputs(body) + _guided(body)
     if len(found) > 1:
         raise InvalidRequest(found[1][0], f"must not be given beside {found[0][0]}")
     return found[0] if found else None
 
 
-def _response_format(given: ResponseFormat | None) -> list[tuple[str, Structure]]:
-    if given is None:
-        return []
-    require(given.type in RESPONSE_FORMATS, "response_format.type", f"one of {', '.join(RESPONSE_FORMATS)}", given.type)
-    if given.type == "json_schema":
-        if given.json_schema is None:
-            raise InvalidRequest("response_format.json_schema", "must be given with this type")
-        return [("response_format.json_schema.schema", Structure("json_schema", given.json_schema.schema_))]
-    if given.json_schema is not None:
-        raise InvalidRequest("response_format.json_schema", "must not be given unless type is json_schema")
-    return [("response_format", Structure("json_object", True))] if given.type == "json_object" else []
+def held_to(body: Body, asked: AskedTools | None, calls: str | None) -> Held | None:
+    """What the output is held to, forced calls included; `calls` is their format. Raises: InvalidRequest."""
+    said = structure_of(body)
+    if asked is None or calls is None or (said is None and not asked.is_forced):
+        return said
+    if said is not None and asked.is_forced:
+        raise InvalidRequest("tool_choice", f"must not ask for a call beside {said[0]}")
+    if said is not None and not has_marks(calls):
+        raise InvalidRequest(said[0], "must not be given beside tools here: this model's calls are JSON, too")
+    answer = _schema(*said) if said is not None else None
+    grammar = grammar_of_calls(calls, asked.tools, is_one=asked.is_one, answer=answer)
+    return (said[0] if said is not None else "tools", Structure("grammar", grammar))
 
 
-def _structured_outputs(body: Body) -> list[tuple[str, Structure]]:
+def _schema(field: str, structure: Structure) -> Mapping[str, Any]:
+    """Of an answer that may come in place of calls."""
+    value = structure.value
+    if structure.kind == "json_object":
+        return {"type": "object"}
+    if structure.kind == "json_schema" and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(field, "is not JSON") from None
+    if structure.kind != "json_schema" or not isinstance(value, dict):
+        raise InvalidRequest(field, "must be a JSON schema beside tools, or tool_choice none")
+    return value
+
+
+def _structured_outputs(body: Body) -> list[Held]:
     given = body.structured_outputs
     if given is None:
         return []
@@ -52,7 +75,7 @@ def _structured_outputs(body: Body) -> list[tuple[str, Structure]]:
     ]
 
 
-def _guided(body: Body) -> list[tuple[str, Structure]]:
+def _guided(body: Body) -> list[Held]:
     values = {
         "guided_json": ("json_schema", body.guided_json),
         "guided_regex": ("regex", body.guided_regex),

@@ -1,36 +1,67 @@
 """From a body to the core: it says what was given, which `deploy.api` checks and makes a record of.
 
-Pure functions (`deploy.http.responses` goes the other way). Refusals name fields as the body has them.
+Pure functions (the replies of each API go the other way). Refusals name fields as the body has them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, ModelInfo, Sampling, Verification
 from deploy import api
 from deploy.api import GIVEN_SAMPLING, Given, require
-from deploy.http.bodies import MAX_SHOWN_CHARS, AnyBody, Body, ChatBody, CompletionBody, Speculation
-from deploy.http.structured import structure_of
+from deploy.http.bodies import MAX_SHOWN_CHARS, Body, Speculation
+from deploy.http.output import Formats, Reading, formats_of, has_begun
+from deploy.http.structured import Held, held_to
+from deploy.http.tools import AskedTools, require_calls
 from orchestrator.text import Tokenizer
 
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
 _PARAMS = (
     (re.compile(r"^(sampling|stopping)\."), ""),
-    (re.compile(r"^(text|token_ids(\.ids)?)\b"), "prompt"),
-    (re.compile(r"^chat(\.messages)?\b"), "messages"),
+    (re.compile(r"^(text|token_ids(\.ids)?|chat(\.messages)?)\b"), "prompt"),
     (re.compile(r"^prompt_logprobs$"), "logprobs"),
     (re.compile(r"^(bad_word_ids\[\d+\])\.ids\b"), r"\1"),
 )
-"""From a field's path in the proto to the body's."""
+"""From a field's path in the proto to the body's, where all bodies have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What of a body depends on the model that it is for."""
+
+    asked: AskedTools | None
+    calls: str | None
+    held: Held | None
+
+
+def _wanted(body: Body, tokenizer: Tokenizer, formats: Formats) -> _Wanted:
+    asked = body.tools_asked
+    calls = require_calls(formats, tokenizer) if asked is not None else None
+    return _Wanted(asked, calls, held_to(body, asked, calls))
+
+
+def reading_of(body: Body, request: GenerationRequest, tokenizer: Tokenizer, config: ServiceConfig) -> Reading:
+    """What is looked for in the outputs. One that is held to a grammar has no thoughts."""
+    if body.chat is None:
+        return Reading()
+    formats = formats_of(config.http, tokenizer)
+    asked = body.tools_asked
+    reasoning = formats.reasoning if request.grammar is None else None
+    begun = reasoning is not None and has_begun(reasoning, request.prompt, tokenizer)
+    if asked is None:
+        return Reading(reasoning=reasoning, has_begun=begun)
+    names = frozenset(tool.name for tool in asked.tools)
+    return Reading(formats.calls, names, 1 if asked.is_one else None, reasoning, begun)
 
 
 def to_requests(
-    body: AnyBody,
+    body: Body,
     request_id: str,
     caller: str = "",
     *,
@@ -40,24 +71,34 @@ def to_requests(
     config: ServiceConfig,
     now: float,
 ) -> list[GenerationRequest]:
-    """One record for each of the `n` outputs, complete and within all limits. Raises: InvalidRequest."""
+    """One record for each of the outputs, complete and within all limits. Raises: InvalidRequest."""
+    body.check()
+    wanted = _wanted(body, tokenizer, formats_of(config.http, tokenizer))
+    given = given_by(body, wanted, request_id, caller)
     try:
-        given = given_by(body, request_id, caller)
         return api.to_requests(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
     except InvalidRequest as error:
-        raise InvalidRequest(param_of(error.field, body), error.problem) from None
+        raise InvalidRequest(param_of(error.field, body, wanted.held), error.problem) from None
 
 
-def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
+def prompt_of(body: Body, tokenizer: Tokenizer, info: ModelInfo, config: ServiceConfig) -> tuple[int, ...]:
+    """The prompt alone. Raises: InvalidRequest."""
+    wanted = _wanted(body, tokenizer, formats_of(config.http, tokenizer))
+    try:
+        return api.prompt_ids(given_by(body, wanted, ""), tokenizer, info)
+    except InvalidRequest as error:
+        raise InvalidRequest(param_of(error.field, body, wanted.held), error.problem) from None
+
+
+def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> Given:
     """What the body gives. Raises: InvalidRequest for what only a body can have wrong."""
-    _check_combinations(body)
-    prompt = body.prompt if isinstance(body, CompletionBody) else None
-    speculation = body.speculation or Speculation()
-    structure = structure_of(body)
+    prompt, speculation = body.prompt_given, body.speculation or Speculation()
     return Given(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=prompt if isinstance(prompt, list) else None,
-        chat=_chat(body) if isinstance(body, ChatBody) else None,
+        chat=body.chat,
+        tools=wanted.asked.shown if wanted.asked is not None else (),
+        template_arguments=body.template_arguments,
         request_id=request_id,
         caller=caller,
         priority=body.priority or 0,
@@ -68,7 +109,7 @@ def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
         bad_word_ids=body.bad_word_ids or (),
         max_tokens=body.asked_max_tokens,
         min_tokens=body.min_tokens or 0,
-        stop=body.stop,
+        stop=body.stop_strings,
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=bool(body.ignore_eos),
         include_stop=bool(body.include_stop_str_in_output),
@@ -79,46 +120,20 @@ def given_by(body: AnyBody, request_id: str, caller: str = "") -> Given:
         pipelining=speculation.pipelining,
         guessers=speculation.guessers or (),
         num_logprobs=body.num_logprobs,
-        num_prompt_logprobs=body.num_logprobs if isinstance(body, CompletionBody) and body.echo else None,
-        num_samples=body.n,
+        num_prompt_logprobs=body.num_prompt_logprobs,
+        num_samples=body.num_samples,
         timeout_s=body.timeout_s,
-        structure=structure and structure[1],
+        structure=wanted.held and wanted.held[1],
     )
 
 
-def param_of(field: str, body: Body) -> str:
+def param_of(field: str, body: Body, held: Held | None) -> str:
     """The body's own path of a field that is named by its path in the proto."""
     for pattern, replacement in _PARAMS:
         field = pattern.sub(replacement, field)
-    if field.startswith(STRUCTURE) and (structure := structure_of(body)) is not None:
-        return structure[0] + field.removeprefix(structure[1].field).removeprefix(STRUCTURE)
-    if isinstance(body, ChatBody):
-        if field == "logprobs":
-            return "top_logprobs"
-        if field == "max_tokens" and body.max_completion_tokens is not None:
-            return "max_completion_tokens"
-    return field
-
-
-def _check_combinations(body: AnyBody) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options", "must not be given unless stream is true")
-    if isinstance(body, CompletionBody):
-        if body.echo and body.logprobs is not None and (body.n or 1) > 1:
-            raise InvalidRequest("n", f"must be 1 where a prompt is repeated with its logprobs, got {body.n}")
-        return
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs", "must not be given unless logprobs is true")
-    both = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(both) > 1:
-        raise InvalidRequest(
-            "max_completion_tokens", f"must be the same as max_tokens, got {body.max_completion_tokens}"
-        )
-
-
-def _chat(body: ChatBody) -> list[dict[str, str]]:
-    messages = ({"role": each.role, "content": each.content, "name": each.name} for each in body.messages)
-    return [{name: value for name, value in each.items() if value is not None} for each in messages]
+    if field.startswith(STRUCTURE) and held is not None:
+        return held[0] + field.removeprefix(held[1].field).removeprefix(STRUCTURE)
+    return body.param_of(field)
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:

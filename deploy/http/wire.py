@@ -41,6 +41,6 @@ def encoded(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def event(data: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + data + b"\n\n"
+def event(data: bytes, name: str = "") -> bytes:
+    """One server-sent event; some APIs name theirs."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"

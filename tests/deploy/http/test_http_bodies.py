@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from test_http_translate import ChatBody, CompletionBody, requests_of
 
 from core.errors import InvalidRequest
+from deploy.http.anthropic import MessagesBody
+from deploy.http.openai import ResponsesBody
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 2**64, 1e-320])
 VALUES = st.recursive(
@@ -57,6 +59,30 @@ def test_bytes_that_were_changed_on_their_way_are_no_trouble(kind, data):
     for _ in range(data.draw(st.integers(1, 3))):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     error = refusal(kind, bytes(encoded))
+    assert error is None or (error.field and error.problem)
+
+
+ITEM = st.dictionaries(
+    st.sampled_from(("type", "role", "content", "name", "arguments", "call_id", "text", "id")), VALUES
+)
+KINDS = st.sampled_from(
+    ("message", "function_call", "function_call_output", "reasoning", "text", "tool_use", "tool_result")
+)
+TYPED = st.builds(lambda item, kind, role: {"role": role, **item, "type": kind}, ITEM, KINDS, st.just("user"))
+SAID = st.builds(
+    lambda role, blocks: {"role": role, "content": blocks}, st.sampled_from(("user", "assistant")), st.lists(TYPED)
+)
+
+
+@pytest.mark.parametrize(("kind", "prompt"), [(ResponsesBody, "input"), (MessagesBody, "messages")])
+@given(data=st.data())
+@settings(max_examples=200)
+def test_so_does_a_body_of_the_other_apis(kind, prompt, data):
+    names = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), max_size=3))
+    items = st.lists(TYPED if kind is ResponsesBody else SAID, max_size=3)
+    body = {"max_tokens": 5} if kind is MessagesBody else {}
+    body |= {name: data.draw(VALUES) for name in names} | {prompt: data.draw(items | VALUES)}
+    error = refusal(kind, body)
     assert error is None or (error.field and error.problem)
 
 

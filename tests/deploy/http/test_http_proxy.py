@@ -9,6 +9,7 @@ import pytest
 from ray.serve._private.http_util import RequestIdMiddleware, _apply_middlewares
 from ray.serve._private.proxy import HTTPProxy
 
+from core.errors import Unavailable
 from deploy.api import proxy_admission
 from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.calls import CallId
@@ -155,6 +156,18 @@ async def test_a_call_is_passed_on_whole_and_its_reply_in_pieces(layer):
 async def test_a_request_id_that_is_not_fit_is_replaced(layer, given):
     client = await ask(layer(FakeServe(Head(200))), Client(headers=[(b"x-request-id", given)]))
     assert len(client.headers[b"x-request-id"]) == 32
+
+
+async def test_a_key_comes_as_anthropic_s_clients_send_it_and_errors_go_as_they_read_them(layer):
+    serve = FakeServe(Head(200), Unavailable("lost"))
+    client = Client(path="/v1/messages", headers=[(b"x-api-key", b"t")])
+    await ask(layer(serve), client)
+    assert serve.calls[0].authorization == "Bearer t"
+    name, data = client.body.decode().strip().split("\n")
+    content = json.loads(data.removeprefix("data: "))
+    assert (name, content["type"], content["error"]["type"]) == ("event: error", "error", "overloaded_error")
+    refused = await ask(layer(FakeServe()), Client(path="/v1/messages", headers=[(b"content-length", b"1" * 12)]))
+    assert (refused.error[0], refused.error[1]["type"]) == (413, "request_too_large")
 
 
 async def test_serve_s_own_paths_stay_serve_s(layer):

@@ -333,7 +333,7 @@ async def test_a_body_that_is_too_long_is_413():
     ("path", "method", "status", "said"),
     [
         ("/v1/embeddings", "POST", 404, "no embeddings"),
-        ("/v1/responses", "POST", 404, "/v1/chat/completions"),
+        ("/v1/responses/resp_1", "GET", 404, "keeps no responses"),
         ("/", "GET", 404, "nothing"),
         (COMPLETIONS, "GET", 405, "POST"),
         ("/v1/models", "POST", 405, "GET"),

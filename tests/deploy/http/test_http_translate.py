@@ -11,7 +11,8 @@ from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, 
 from core.errors import InvalidRequest
 from core.records import ModelInfo, Sampling, Verification
 from deploy.api import sample_seed
-from deploy.http.bodies import ChatBody, CompletionBody, parse
+from deploy.http.bodies import parse
+from deploy.http.openai import ChatBody, CompletionBody
 from deploy.http.translate import to_requests
 from tests.vocabularies import as_product, byte_level
 
@@ -353,7 +354,7 @@ CHAT = [
     ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
     ({"messages": [*HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
     ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
     ({"logprobs": 2}, "logprobs"),
@@ -363,8 +364,8 @@ CHAT = [
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "some"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),

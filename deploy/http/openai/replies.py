@@ -5,66 +5,58 @@ Knows the tokenizer, for the text of single tokens; must not know how a reply is
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from core.records import Chunk, GenerationRequest, TokenLogprobs, Usage
+from core.records import Chunk, FinishReason, TokenLogprobs, Usage
 from deploy.api import Hosted, speculation_fields
-from orchestrator.text import Tokenizer
+from deploy.http.openai.bodies import CompletionBody, StreamOptions
+from deploy.http.openai.chat_body import ChatBody
+from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
+from deploy.http.reply import OWNER, Reply, ReplyOrder, text_of
+from deploy.http.wire import DONE, encoded, event
 
-OWNER = "outrider"
 
-
-class Reply(ABC):
-    """One reply, to `requests` that are samples of one prompt. An instance counts what it has written."""
+class ChoicesReply(Reply):
+    """A reply with a choice for each sample."""
 
     PREFIX: ClassVar[str]
     WHOLE: ClassVar[str]
     PIECE: ClassVar[str]
     """Names of the objects: of a whole reply, and of a piece of a stream."""
 
-    def __init__(
-        self,
-        model: str,
-        requests: Sequence[GenerationRequest],
-        tokenizer: Tokenizer,
-        created_s: int,
-        *,
-        has_token_ids: bool = False,
-        has_usage_at_end: bool = False,
-        has_usage_always: bool = False,
-        echoed: str | None = None,
-    ) -> None:
-        """`echoed` is the prompt, where the output is to follow it."""
-        self._echoed = echoed
+    def __init__(self, order: ReplyOrder) -> None:
+        body = order.body
+        assert isinstance(body, CompletionBody | ChatBody)
+        options = body.stream_options or StreamOptions()
         self._begun: set[int] = set()
-        self._requests = requests
-        self._tokenizer = tokenizer
-        self._has_token_ids = has_token_ids
-        self._has_usage_at_end = has_usage_at_end
-        self._has_usage_always = has_usage_always
-        self._head = {"id": self.PREFIX + requests[0].request_id, "created": created_s, "model": model}
+        self._requests = order.requests
+        self._tokenizer = order.tokenizer
+        self._has_token_ids = bool(body.return_token_ids)
+        self._has_usage_at_end = bool(options.include_usage)
+        self._has_usage_always = bool(options.continuous_usage_stats)
+        self._head = {"id": self.PREFIX + order.request_id, "created": order.created_s, "model": order.model}
         self._usages: dict[int, Usage] = {}
 
-    def piece(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """One event of a stream."""
+    def piece(self, index: int, chunk: Chunk) -> bytes:
+        """See Reply."""
         self._usages[index] = chunk.usage
         choice = {"index": index, **self._delta(index, chunk), **self._common(index, [chunk])}
         usage = {"usage": self._usage() if self._has_usage_always else None} if self._has_usage_at_end else {}
-        return {**self._head, "object": self.PIECE, "choices": [choice], **usage}
+        return event(encoded({**self._head, "object": self.PIECE, "choices": [choice], **usage}))
 
-    def last_piece(self) -> dict[str, Any] | None:
-        """What follows when all samples have ended, if it was asked for."""
+    def last_piece(self) -> bytes:
+        """See Reply."""
         if not self._has_usage_at_end:
-            return None
-        return {**self._head, "object": self.PIECE, "choices": [], "usage": self._usage()}
+            return DONE
+        return event(encoded({**self._head, "object": self.PIECE, "choices": [], "usage": self._usage()})) + DONE
 
     def whole(self, chunks: Sequence[Sequence[Chunk]]) -> dict[str, Any]:
-        """The reply at once; `chunks` are those of each sample."""
+        """See Reply."""
         self._usages = {index: each[-1].usage for index, each in enumerate(chunks)}
         choices = [
-            {"index": index, **self._message("".join(chunk.text for chunk in each)), **self._common(index, each)}
+            {"index": index, **self._message(index, text_of(each)), **self._common(index, each)}
             for index, each in enumerate(chunks)
         ]
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self._usage()}
@@ -73,7 +65,10 @@ class Reply(ABC):
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _message(self, text: str) -> dict[str, Any]: ...
+    def _message(self, index: int, text: str) -> dict[str, Any]: ...
+
+    def _finish_reason(self, index: int, reason: FinishReason) -> str:  # noqa: ARG002
+        return reason.value
 
     @abstractmethod
     def _logprobs(
@@ -96,7 +91,7 @@ class Reply(ABC):
         if self._has_token_ids:
             fields["token_ids"] = [token_id for chunk in chunks for token_id in chunk.token_ids]
         if last.finish_reason is not None:
-            fields["finish_reason"] = last.finish_reason.value
+            fields["finish_reason"] = self._finish_reason(index, last.finish_reason)
             fields["stop_reason"] = last.matched_stop
             fields["outrider"] = self._outrider(index, last)
         return fields
@@ -121,22 +116,28 @@ class Reply(ABC):
         return content.decode("utf-8", "replace"), content
 
 
-class CompletionReply(Reply):
+class CompletionReply(ChoicesReply):
     """Of /v1/completions."""
 
     PREFIX = "cmpl-"
     WHOLE = PIECE = "text_completion"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, order: ReplyOrder) -> None:
+        super().__init__(order)
+        assert isinstance(order.body, CompletionBody)
         self._num_chars = [0] * len(self._requests)
+        self._echoed: str | None = None
+        """The prompt, where the output is to follow it."""
+        if order.body.echo:
+            prompt = order.body.prompt
+            self._echoed = prompt if isinstance(prompt, str) else self._tokenizer.decode(self._requests[0].prompt)
 
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
         is_first = index not in self._begun
         self._begun.add(index)
-        return self._message(chunk.text) if is_first else {"text": chunk.text}
+        return self._message(index, chunk.text) if is_first else {"text": chunk.text}
 
-    def _message(self, text: str) -> dict[str, Any]:
+    def _message(self, index: int, text: str) -> dict[str, Any]:  # noqa: ARG002
         return {"text": (self._echoed or "") + text}
 
     def _logprobs(
@@ -166,20 +167,56 @@ class CompletionReply(Reply):
         return text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-class ChatReply(Reply):
+class ChatReply(ChoicesReply):
     """Of /v1/chat/completions."""
 
     PREFIX = "chatcmpl-"
     WHOLE = "chat.completion"
     PIECE = "chat.completion.chunk"
 
+    def __init__(self, order: ReplyOrder) -> None:
+        super().__init__(order)
+        self._is_plain = order.reading.is_plain
+        self._splitters = [Splitter(order.reading) for _ in order.requests]
+        self._num_calls = [0] * len(order.requests)
+
     def _delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
-        return {"delta": {**role, "content": chunk.text}}
+        if self._is_plain:
+            return {"delta": {**role, "content": chunk.text}}
+        pieces = self._pieces(index, chunk.text, is_last=chunk.finish_reason is not None)
+        fields = {
+            "reasoning_content": joined(pieces, Kind.REASONING),
+            "content": joined(pieces, Kind.TEXT),
+            "tool_calls": [self._call_delta(index, piece) for piece in pieces if piece.kind is Kind.CALL],
+        }
+        return {"delta": {**role, **{name: value for name, value in fields.items() if value}}}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _pieces(self, index: int, text: str, *, is_last: bool) -> list[OutputPiece]:
+        splitter = self._splitters[index]
+        return splitter.feed(text) + (splitter.end() if is_last else [])
+
+    def _call_delta(self, index: int, piece: OutputPiece) -> dict[str, Any]:
+        if piece.name is None:
+            return {"index": self._num_calls[index] - 1, "function": {"arguments": piece.text}}
+        self._num_calls[index] += 1
+        function = {"name": piece.name, "arguments": piece.text}
+        return {"index": self._num_calls[index] - 1, "id": new_call_id(), "type": "function", "function": function}
+
+    def _message(self, index: int, text: str) -> dict[str, Any]:
+        if self._is_plain:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        pieces = self._pieces(index, text, is_last=True)
+        answer, thoughts = joined(pieces, Kind.TEXT), joined(pieces, Kind.REASONING)
+        calls = [_call(begun) for begun in calls_of(pieces)]
+        self._num_calls[index] = len(calls)
+        message: dict[str, Any] = {"role": "assistant", "content": answer or (None if calls else ""), "refusal": None}
+        others = {"reasoning_content": thoughts, "tool_calls": calls}
+        return {"message": {**message, **{name: value for name, value in others.items() if value}}}
+
+    def _finish_reason(self, index: int, reason: FinishReason) -> str:
+        return "tool_calls" if self._num_calls[index] and reason is FinishReason.STOP else reason.value
 
     def _logprobs(  # offsets alone need the index
         self,
@@ -196,6 +233,11 @@ class ChatReply(Reply):
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, content = self._token(token_id)
         return {"token": text, "logprob": logprob, "bytes": list(content)}
+
+
+def _call(call: tuple[str, str]) -> dict[str, Any]:
+    name, arguments = call
+    return {"id": new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def model_card(model: Hosted, created_s: int) -> dict[str, Any]:

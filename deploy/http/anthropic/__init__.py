@@ -1,0 +1,6 @@
+"""Anthropic's API: messages, and the number of their tokens."""
+
+from deploy.http.anthropic.bodies import CountBody, MessagesBody
+from deploy.http.anthropic.replies import MessagesReply
+
+__all__ = ["CountBody", "MessagesBody", "MessagesReply"]

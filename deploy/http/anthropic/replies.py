@@ -1,0 +1,130 @@
+"""The reply to /v1/messages: one object, or events that build it up.
+
+Knows Anthropic's events; must not know how a reply is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from core.records import Chunk, FinishReason
+from deploy.http.output import Block, BlockChange, Blocks, Change, Kind, Splitter
+from deploy.http.reply import Reply, ReplyOrder, usage_of
+from deploy.http.wire import encoded, event
+
+DELTAS: Mapping[Kind, tuple[str, str]] = {
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.REASONING: ("thinking_delta", "thinking"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
+"""Of each kind of block: the type of what is added, and the field that has it."""
+
+
+class MessagesReply(Reply):
+    """One message."""
+
+    def __init__(self, order: ReplyOrder) -> None:
+        self._order = order
+        self._splitter = Splitter(order.reading)
+        self._blocks = Blocks("toolu_")
+        self._last: Chunk | None = None
+
+    def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
+        """See Reply."""
+        events = [] if self._last is not None else [self._start(), _event("ping")]
+        changes = self._changes(chunk)
+        return b"".join([*events, *map(_of_change, changes)])
+
+    def last_piece(self) -> bytes:
+        """See Reply."""
+        delta = {**self._stop(), "stop_details": None}
+        return _event("message_delta", delta=delta, usage=self._usage()) + _event("message_stop")
+
+    def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
+        """See Reply."""
+        for chunk in chunks[0]:
+            self._changes(chunk)
+        return self._message([_whole(block) for block in self._blocks.all])
+
+    def _changes(self, chunk: Chunk) -> list[BlockChange]:
+        self._last = chunk
+        changes = list(self._blocks.take(self._splitter.feed(chunk.text)))
+        if chunk.finish_reason is not None:
+            changes += self._blocks.take(self._splitter.end())
+            changes += self._blocks.end()
+        return changes
+
+    def _start(self) -> bytes:
+        return _event("message_start", message=self._message([]))
+
+    def _message(self, content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._order.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._order.model,
+            "content": content,
+            **self._stop(),
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        """Why the message has ended, if it has."""
+        last = self._last
+        if last is None or last.finish_reason is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if last.finish_reason is FinishReason.LENGTH:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if isinstance(last.matched_stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.matched_stop}
+        return {"stop_reason": "tool_use" if self._blocks.has_calls else "end_turn", "stop_sequence": None}
+
+    def _usage(self) -> dict[str, int]:
+        usage = usage_of([] if self._last is None else [self._last], self._order.requests[0])
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        return {"input_tokens": usage.prompt_tokens, **cached, "output_tokens": usage.completion_tokens}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event(encoded({"type": kind, **fields}), kind)
+
+
+def _of_change(change: BlockChange) -> bytes:
+    kind, index = change.block.kind, change.block.index
+    match change.what:
+        case Change.BEGIN:
+            return _event("content_block_start", index=index, content_block=_empty(change.block))
+        case Change.ADD:
+            name, field = DELTAS[kind]
+            return _event("content_block_delta", index=index, delta={"type": name, field: change.text})
+    return _event("content_block_stop", index=index)
+
+
+def _empty(block: Block) -> dict[str, Any]:
+    if block.kind is Kind.CALL:
+        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+    return {"type": "thinking", "thinking": "", "signature": ""} if block.kind is Kind.REASONING else _text("")
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _whole(block: Block) -> dict[str, Any]:
+    match block.kind:
+        case Kind.CALL:
+            return {**_empty(block), "input": arguments_read(block.text)}
+        case Kind.REASONING:
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return _text(block.text)
+
+
+def arguments_read(text: str) -> dict[str, Any]:
+    """A call's arguments as the object that they should be; what a model has written otherwise, under `text`."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"text": text}

@@ -1,0 +1,152 @@
+"""What OpenAI's bodies have in common, and the body of /v1/completions.
+
+Knows what each field says; must not know how it is replied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator
+
+from core.errors import InvalidRequest
+from deploy.api import require
+from deploy.http.bodies import (
+    Body,
+    Ignored,
+    Part,
+    neutral,
+    strings,
+)
+from workers.grammar import Structure
+
+ONE_PROMPT = "must be a string or a list of token ids (one prompt a request)"
+RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _prompt(value: Any) -> str | list[int]:
+    """One prompt; a list of one is taken for it."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value)):
+        return value
+    raise ValueError(ONE_PROMPT)
+
+
+class StreamOptions(Part):
+    """What a stream carries beside its choices."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Usage so far in every chunk."""
+    include_obfuscation: Ignored = None
+
+
+class JsonSchema(Part):
+    """Of OpenAI's `response_format`. An output keeps to the schema whether `strict` is given or not."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: Ignored = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class ResponseFormat(Part):
+    """As OpenAI has it."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class OpenAiBody(Body):
+    """What all of OpenAI's bodies have in common."""
+
+    # Hints for other servers, which change no output.
+    user: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+
+class SampledBody(OpenAiBody):
+    """What completions and chat completions have in common."""
+
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: Annotated[list[str], PlainValidator(strings)] = Field(default=[])
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    store: Ignored = None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        return self.stop
+
+    @property
+    def num_samples(self) -> int | None:
+        return self.n
+
+    @property
+    def format_asked(self) -> tuple[str, Structure] | None:
+        given, field = self.response_format, "response_format"
+        if given is None:
+            return None
+        schema = None if given.json_schema is None else given.json_schema.schema_
+        return structure_of_format(field, given.type, schema, f"{field}.json_schema", f"{field}.json_schema.schema")
+
+    def check(self) -> None:
+        """Raises: InvalidRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options", "must not be given unless stream is true")
+
+
+def structure_of_format(
+    field: str, kind: str, schema: dict[str, Any] | None, given_at: str, schema_at: str
+) -> tuple[str, Structure] | None:
+    """What a format of OpenAI's says of the output, and where. Raises: InvalidRequest."""
+    require(kind in RESPONSE_FORMATS, f"{field}.type", f"one of {', '.join(RESPONSE_FORMATS)}", kind)
+    if kind == "json_schema":
+        if schema is None:
+            raise InvalidRequest(given_at, "must be given with this type")
+        return (schema_at, Structure("json_schema", schema))
+    if schema is not None:
+        raise InvalidRequest(given_at, "must not be given unless type is json_schema")
+    return (field, Structure("json_object", True)) if kind == "json_object" else None
+
+
+class CompletionBody(SampledBody):
+    """/v1/completions"""
+
+    PROMPT: ClassVar[str] = "prompt"
+
+    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: neutral(1, reason="must be 1: this server returns every output that it makes") = None  # type: ignore[valid-type]
+    suffix: neutral("", reason="is not supported: the models here complete, they do not insert") = None  # type: ignore[valid-type]
+
+    @property
+    def prompt_given(self) -> str | list[int] | None:
+        return self.prompt
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    def check(self) -> None:
+        """Raises: InvalidRequest."""
+        super().check()
+        if self.echo and self.logprobs is not None and (self.n or 1) > 1:
+            raise InvalidRequest("n", f"must be 1 where a prompt is repeated with its logprobs, got {self.n}")

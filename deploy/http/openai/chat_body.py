@@ -1,0 +1,179 @@
+"""The body of /v1/chat/completions, as OpenAI's API has it: messages, and tools.
+
+Knows what each field says; must not know how it is replied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, FailFast, Field
+
+from core.errors import InvalidRequest
+from deploy.http.bodies import MAX_MESSAGES, MAX_TOOLS, TEXT_ALONE, Chat, Ignored, Part, neutral
+from deploy.http.openai.bodies import SampledBody
+from deploy.http.tools import AUTO, NAMED, AskedTools, GivenTool, arguments_of, asked_tools, template_call
+
+NO_FUNCTIONS = "is not supported: send tools"
+NO_AUDIO = "is not supported: this server writes text alone"
+
+
+def _content(value: Any) -> Any:
+    """Text, or the texts of parts; an assistant's message may have none."""
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        return value
+    return "\n".join(map(_part, value))
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    raise ValueError('must be a string or a list of {"type": "text", "text": ...}: ' + TEXT_ALONE)
+
+
+class CalledFunction(Part):
+    """Of a call that the model has made before."""
+
+    name: str
+    arguments: str
+
+
+class ChatCall(Part):
+    """A call that the model has made before."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Ignored = None
+
+
+class Message(Part):
+    """Of a chat. What the model answered before may come back as it was given."""
+
+    role: str
+    content: Annotated[str, BeforeValidator(_content)] = ""
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ChatCall] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: neutral([], reason="is not supported") = None  # type: ignore[valid-type]
+    audio: neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
+    function_call: neutral(reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
+
+    def for_template(self, field: str) -> dict[str, Any]:
+        """As chat templates have it. Raises: InvalidRequest."""
+        names = ("role", "content", "name", "reasoning_content", "tool_call_id")
+        message = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.tool_call_id is not None and self.role != "tool":
+            raise InvalidRequest(f"{field}.tool_call_id", "must not be given unless role is tool")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequest(f"{field}.tool_calls", "must not be given unless role is assistant")
+        if self.tool_calls:
+            message["tool_calls"] = [
+                template_call(
+                    call.id,
+                    call.function.name,
+                    arguments_of(call.function.arguments, f"{field}.tool_calls[{index}].function.arguments"),
+                )
+                for index, call in enumerate(self.tool_calls)
+            ]
+        return message
+
+
+class GivenFunction(Part):
+    """What a model may call. Arguments keep to the schema where a call is asked for, `strict` or not."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Ignored = None
+
+
+class ChatTool(Part):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: GivenFunction
+
+
+class NamedFunction(Part):
+    """A tool by its name."""
+
+    name: str
+
+
+class NamedTool(Part):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatBody(SampledBody):
+    """/v1/chat/completions"""
+
+    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[list[ChatTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    functions: neutral([], reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
+    function_call: neutral("none", "auto", reason=NO_FUNCTIONS) = None  # type: ignore[valid-type]
+    modalities: neutral(["text"], reason=NO_AUDIO) = None  # type: ignore[valid-type]
+    audio: neutral(reason=NO_AUDIO) = None  # type: ignore[valid-type]
+    prediction: neutral(reason="is not supported: this server drafts by itself") = None  # type: ignore[valid-type]
+    reasoning_effort: neutral("none", reason="is not supported") = None  # type: ignore[valid-type]
+    verbosity: neutral("medium", reason="is not supported") = None  # type: ignore[valid-type]
+    web_search_options: neutral(reason="is not supported") = None  # type: ignore[valid-type]
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def chat(self) -> Chat | None:
+        return [message.for_template(f"messages[{index}]") for index, message in enumerate(self.messages)]
+
+    @property
+    def template_arguments(self) -> Mapping[str, Any]:
+        return self.chat_template_kwargs or {}
+
+    @property
+    def tools_asked(self) -> AskedTools | None:
+        functions = [(f"tools[{index}].function", tool.function) for index, tool in enumerate(self.tools or [])]
+        given = [GivenTool(field, each.name, each.description, each.parameters) for field, each in functions]
+        is_one = self.parallel_tool_calls is False
+        choice = self.tool_choice or AUTO
+        if isinstance(choice, str):
+            return asked_tools(given, choice, is_one=is_one, name_field="tool_choice")
+        return asked_tools(given, NAMED, choice.function.name, name_field="tool_choice.function.name")
+
+    def check(self) -> None:
+        """Raises: InvalidRequest."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "must not be given unless logprobs is true")
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise InvalidRequest(
+                "max_completion_tokens", f"must be the same as max_tokens, got {self.max_completion_tokens}"
+            )
+
+    def param_of(self, field: str) -> str:
+        """See Body."""
+        if field == "logprobs":
+            return "top_logprobs"
+        if field == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return super().param_of(field)

@@ -1,0 +1,196 @@
+"""The reply to /v1/responses: one object, or typed events that build it up.
+
+Knows OpenAI's events; must not know how a reply is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from core.records import Chunk, FinishReason, Usage
+from deploy.http.failures import Failure
+from deploy.http.openai.responses_body import ResponsesBody
+from deploy.http.output import Block, BlockChange, Blocks, Change, Kind, Splitter
+from deploy.http.reply import Reply, ReplyOrder, usage_of
+from deploy.http.wire import encoded, event
+
+IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomplete", "failed"
+PREFIXES: Mapping[Kind, str] = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.CALL: "fc_"}
+
+
+class ResponsesReply(Reply):
+    """One response."""
+
+    def __init__(self, order: ReplyOrder) -> None:
+        assert isinstance(order.body, ResponsesBody)
+        self._body = order.body
+        self._order = order
+        self._id = f"resp_{order.request_id}"
+        self._splitter = Splitter(order.reading)
+        self._blocks = Blocks("call_")
+        self._num_events = 0
+        self._chunks: list[Chunk] = []
+
+    def piece(self, index: int, chunk: Chunk) -> bytes:  # noqa: ARG002 - there is one sample
+        """See Reply."""
+        events = [] if self._chunks else [self._state("created"), self._state(IN_PROGRESS)]
+        self._chunks = [chunk]
+        return b"".join([*events, *(data for change in self._changes(chunk) for data in self._events(change))])
+
+    def last_piece(self) -> bytes:
+        """See Reply."""
+        return self._state(self._status)
+
+    def failing(self, failure: Failure) -> bytes:
+        """See Reply."""
+        return self._state(FAILED, error={"code": "server_error", "message": failure.message})
+
+    def whole(self, chunks: Sequence[Sequence[Chunk]]) -> Mapping[str, Any]:
+        """See Reply."""
+        for chunk in chunks[0]:
+            list(self._changes(chunk))
+        self._chunks = [chunks[0][-1]]
+        return self._response(self._status)
+
+    def _changes(self, chunk: Chunk) -> list[BlockChange]:
+        changes = list(self._blocks.take(self._splitter.feed(chunk.text)))
+        if chunk.finish_reason is not None:
+            changes += self._blocks.take(self._splitter.end())
+            if not self._blocks.all:
+                changes.append(self._blocks.begin(Kind.TEXT))
+            changes += self._blocks.end()
+        return changes
+
+    @property
+    def _status(self) -> str:
+        return INCOMPLETE if self._chunks[-1].finish_reason is FinishReason.LENGTH else COMPLETED
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        content = {"type": f"response.{kind}", "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return event(encoded(content), f"response.{kind}")
+
+    def _state(self, kind: str, error: Mapping[str, Any] | None = None) -> bytes:
+        status = IN_PROGRESS if kind == "created" else kind
+        return self._event(kind, response=self._response(status, error))
+
+    def _events(self, change: BlockChange) -> list[bytes]:
+        place = {"item_id": self._item_id(change.block), "output_index": change.block.index}
+        if change.block.kind is Kind.CALL:
+            return self._call_events(change, place)
+        part_place = {**place, "content_index": 0}
+        name = "output_text" if change.block.kind is Kind.TEXT else "reasoning_text"
+        extra: dict[str, Any] = {"logprobs": []} if change.block.kind is Kind.TEXT else {}
+        match change.what:
+            case Change.BEGIN:
+                part = _part(change.block.kind, "")
+                return [self._item_event("added", change), self._event("content_part.added", **part_place, part=part)]
+            case Change.ADD:
+                return [self._event(f"{name}.delta", **part_place, delta=change.text, **extra)]
+        part = _part(change.block.kind, change.block.text)
+        return [
+            self._event(f"{name}.done", **part_place, text=change.block.text, **extra),
+            self._event("content_part.done", **part_place, part=part),
+            self._item_event("done", change),
+        ]
+
+    def _call_events(self, change: BlockChange, place: Mapping[str, Any]) -> list[bytes]:
+        name = "function_call_arguments"
+        match change.what:
+            case Change.BEGIN:
+                return [self._item_event("added", change)]
+            case Change.ADD:
+                return [self._event(f"{name}.delta", **place, delta=change.text)]
+        done = self._event(f"{name}.done", **place, name=change.block.name, arguments=change.block.text)
+        return [done, self._item_event("done", change)]
+
+    def _item_event(self, what: str, change: BlockChange) -> bytes:
+        item = self._item(change.block, IN_PROGRESS if what == "added" else COMPLETED)
+        if what == "added" and "content" in item:
+            item["content"] = []
+        return self._event(f"output_item.{what}", output_index=change.block.index, item=item)
+
+    def _item_id(self, block: Block) -> str:
+        return f"{PREFIXES[block.kind]}{self._order.request_id}_{block.index}"
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        head = {"id": self._item_id(block), "status": status}
+        if block.kind is Kind.CALL:
+            call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+            return {**head, "type": "function_call", **call}
+        content = [_part(block.kind, block.text)]
+        if block.kind is Kind.REASONING:
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _response(self, status: str, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        is_over = status != IN_PROGRESS
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._order.created_s,
+            "status": status,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
+            "model": self._order.model,
+            "output": self._output(status) if is_over else [],
+            "usage": self._usage() if is_over else None,
+            **self._asked(),
+        }
+
+    def _output(self, status: str) -> list[dict[str, Any]]:
+        """All items; where the output was cut off, the last one is not whole."""
+        last = len(self._blocks.all) - 1
+        is_cut = status in (INCOMPLETE, FAILED)
+        return [
+            self._item(block, INCOMPLETE if is_cut and block.index == last else COMPLETED) for block in self._blocks.all
+        ]
+
+    def _asked(self) -> dict[str, Any]:
+        """What was asked for, as OpenAI repeats it."""
+        given = self._body.model_dump(
+            mode="json",
+            by_alias=True,
+            exclude_unset=True,
+            include={"instructions", "metadata", "user", "text", "tools", "tool_choice", "parallel_tool_calls"},
+        )
+        sampling = self._order.requests[0].sampling
+        defaults: dict[str, Any] = {
+            "instructions": None,
+            "metadata": {},
+            "text": {"format": {"type": "text"}},
+            "tools": [],
+        }
+        defaults |= {"tool_choice": "auto", "parallel_tool_calls": True}
+        return {
+            **defaults,
+            **{name: value for name, value in given.items() if value is not None},
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_output_tokens": self._order.requests[0].max_tokens,
+            "store": False,
+            "background": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "truncation": "disabled",
+            "outrider": {"seed": sampling.seed},
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage: Usage = usage_of(self._chunks, self._order.requests[0])
+        thoughts = self._blocks.text(Kind.REASONING)
+        num_thoughts = len(self._order.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": num_thoughts},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+def _part(kind: Kind, text: str) -> dict[str, Any]:
+    if kind is Kind.REASONING:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,60 @@
+"""Which paths there are, and what each takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from deploy.http.anthropic import MessagesBody, MessagesReply
+from deploy.http.bodies import Body
+from deploy.http.failures import MESSAGES
+from deploy.http.openai import (
+    ChatBody,
+    ChatReply,
+    CompletionBody,
+    CompletionReply,
+    ResponsesBody,
+    ResponsesReply,
+)
+from deploy.http.reply import Reply, ReplyOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a path takes and gives."""
+
+    body: type[Body]
+    reply: Callable[[ReplyOrder], Reply]
+
+
+HEALTH = "/health"
+MODELS = "/v1/models"
+RESPONSES = "/v1/responses"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
+COMPLETIONS: Mapping[str, Route] = {
+    "/v1/completions": Route(CompletionBody, CompletionReply),
+    "/v1/chat/completions": Route(ChatBody, ChatReply),
+    RESPONSES: Route(ResponsesBody, ResponsesReply),
+    MESSAGES: Route(MessagesBody, MessagesReply),
+}
+"""Those that take a place for as long as they last."""
+REFUSED: Mapping[str, str] = {
+    "/v1/embeddings": "this server generates text; it makes no embeddings",
+    f"{RESPONSES}/": "this server keeps no responses: send what went before as input",
+    "/v1/conversations": "this server keeps no conversations: send what went before as input",
+    f"{MESSAGES}/batches": "this server has no batches: send each message by itself",
+    "/v1/batches": "this server has no batches: send each request by itself",
+}
+"""Beginnings of paths that others have, and why they are not here."""
+JSON_GROWTH = 6
+"""Largest factor over the same request by gRPC: a byte of text is up to 6 characters (\\u0000)."""
+
+
+def is_known(path: str) -> bool:
+    """Whether something is there."""
+    return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH)
+
+
+def refusal_of(path: str) -> str:
+    """Why nothing is there."""
+    return next((why for start, why in REFUSED.items() if path.startswith(start)), "there is nothing at this path")

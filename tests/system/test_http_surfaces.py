@@ -1,0 +1,169 @@
+"""The running demo pair behind the APIs of OpenAI and Anthropic: their official clients, unchanged, and tools.
+
+The demo's models know no tools: a template of the test's own shows them, and a call that is asked for comes by grammar.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import anthropic
+import openai
+import pytest
+from local import DEMO
+
+from core.config import Limits
+from deploy.launch.local import served
+from deploy.settings import demo_config
+from outrider_client import Client
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+TOKEN = "a-token"
+TEMPLATE = (
+    "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
+    "{% for message in messages %}# {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
+    "{% endfor %}"
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = {"name": "weather", "description": "Of a city"}
+CHAT_TOOL = {"type": "function", "function": {**WEATHER, "parameters": PARAMETERS}}
+HELLO = [{"role": "user", "content": "weather in Oslo"}]
+MODEL = "outrider-demo"
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("surfaces")
+    shutil.copytree(DEMO / "target", folder / "target")
+    (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "tokens").write_text(TOKEN)
+    config = demo_config([f"target.engine.model={folder / 'target'}", f"orchestrator.tokens_file={folder / 'tokens'}"])
+    with served(replace(config, limits=Limits(max_sessions=4, max_queued=0)), lambda _: None) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture
+def client(endpoints):
+    with openai.OpenAI(base_url=f"http://localhost:{endpoints.http_port}/v1", api_key=TOKEN, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(endpoints):
+    url = f"http://localhost:{endpoints.http_port}"
+    with anthropic.Anthropic(base_url=url, api_key=TOKEN, max_retries=0) as client:
+        yield client
+
+
+def assert_weather(arguments):
+    assert set(arguments) == {"city", "days"}
+    assert arguments["city"] in ("Oslo", "Rome")
+    assert 1 <= arguments["days"] <= 9
+
+
+def test_a_chat_calls_a_tool_whole_and_streamed(client):
+    given = {"model": MODEL, "messages": HELLO, "tools": [CHAT_TOOL], "seed": 3, "max_completion_tokens": 100}
+    given["tool_choice"] = {"type": "function", "function": {"name": "weather"}}
+    (choice,) = client.chat.completions.create(**given).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
+    assert_weather(json.loads(call.function.arguments))
+    with client.chat.completions.stream(**given) as stream:
+        (streamed,) = stream.get_final_completion().choices
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    messages = [*HELLO, choice.message.model_dump(exclude_none=True), answer]
+    assert client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=5).choices
+
+
+def test_a_response_whole_and_streamed(client):
+    given = {"model": MODEL, "input": "add two numbers", "temperature": 0, "max_output_tokens": 16}
+    whole = client.responses.create(**given)
+    with client.responses.stream(**given) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "add two numbers"}], temperature=0, max_completion_tokens=16
+    )
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.usage.output_tokens == chat.usage.completion_tokens
+
+
+def test_a_response_calls_a_tool(client):
+    tool = {"type": "function", **WEATHER, "parameters": PARAMETERS}
+    with client.responses.stream(
+        model=MODEL, input=HELLO, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        arguments = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        (item,) = stream.get_final_response().output
+    assert (item.type, item.name, item.arguments) == ("function_call", "weather", arguments)
+    assert_weather(json.loads(arguments))
+
+
+def test_a_message_whole_and_streamed(claude, client):
+    given = {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "add two numbers"}]}
+    extra = {"extra_body": {"temperature": 0}}
+    whole = claude.messages.create(**given, **extra)
+    with claude.messages.stream(**given, **extra) as stream:
+        assert stream.get_final_message().content[0].text == whole.content[0].text
+    response = client.responses.create(model=MODEL, input="add two numbers", temperature=0, max_output_tokens=16)
+    assert whole.content[0].text == response.output_text
+    count = claude.messages.count_tokens(model=MODEL, messages=given["messages"])
+    assert count.input_tokens == whole.usage.input_tokens == response.usage.input_tokens
+
+
+def test_a_message_calls_a_tool(claude):
+    tool = {**WEATHER, "input_schema": PARAMETERS}
+    given = {"model": MODEL, "max_tokens": 100, "messages": HELLO, "tools": [tool]}
+    with claude.messages.stream(**given, tool_choice={"type": "tool", "name": "weather"}) as stream:
+        message = stream.get_final_message()
+    (call,) = message.content
+    assert (message.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "weather")
+    assert_weather(call.input)
+
+
+def test_errors_of_anthropic_s_api_have_its_form_in_the_proxy_too(claude, endpoints):
+    with pytest.raises(anthropic.BadRequestError, match="messages: must hold"):
+        claude.messages.create(model=MODEL, max_tokens=5, messages=[])
+    with pytest.raises(anthropic.AuthenticationError):
+        claude.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=5, messages=HELLO)
+    connection = http.client.HTTPConnection("localhost", endpoints.http_port, timeout=30)
+    connection.putrequest("POST", "/v1/messages")
+    connection.putheader("content-length", str(2**40))
+    connection.endheaders()
+    reply = connection.getresponse()
+    body = json.load(reply)
+    assert (reply.status, body["type"], body["error"]["type"]) == (413, "error", "request_too_large")
+    connection.close()
+
+
+def test_a_reader_that_reads_nothing_costs_no_more_than_its_request_may_have(client, endpoints):
+    """What waits for it is at most its `max_tokens`, and nobody else waits."""
+    stream = client.completions.create(
+        model=MODEL, prompt="a = ", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
+    )
+    others = [
+        client.completions.create(model=MODEL, prompt="b = ", max_tokens=8, extra_body={"ignore_eos": True})
+        for _ in range(4)
+    ]
+    assert [each.usage.completion_tokens for each in others] == [8] * 4
+    *_, last = stream
+    assert last.choices[0].finish_reason == "length"
+    stream.close()
+    with Client(f"localhost:{endpoints.grpc_port}", token=TOKEN) as grpc_client:
+        end_s = time.monotonic() + 10
+        while grpc_client.model_info().control.sessions and time.monotonic() < end_s:
+            time.sleep(0.02)
+        assert grpc_client.model_info().control.sessions == 0
