@@ -75,6 +75,10 @@ class EngineConfig:
     """Number of compiled grammars that are kept for later requests, at least 1; the least recently used one is dropped.
     Each may take tens of megabytes at worst, and mostly takes less than one. Raise it where requests share many
     schemas."""
+    digest_whole_bytes: int = 256 * 2**20
+    """Weights of at most this number of bytes, at least 0, are digested whole at start for receipts; of larger ones
+    three blocks of each tensor are. A gigabyte takes one to three seconds. Raise it where a receipt has to notice a
+    change of single weights."""
     link_ports: tuple[int, int] | None = LINK_PORTS
     """First and last of the TCP ports at which the engine may listen for orchestrators, in ascending order below 65536;
     it takes the first free one, at the address of its node. [0, 0] takes any free port. With None, or without a free
@@ -100,6 +104,7 @@ class EngineConfig:
         check(self.prefill_stretch >= 1, "prefill_stretch", "at least 1", self.prefill_stretch)
         check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
         check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
+        check(self.digest_whole_bytes >= 0, "digest_whole_bytes", "at least 0", self.digest_whole_bytes)
         check(self.max_grammars >= 1, "max_grammars", "at least 1", self.max_grammars)
         first, last = self.link_ports or (0, 0)
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)

@@ -20,3 +20,10 @@ class ModelInfo:
     kv_cache_tokens: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
+    digest: str = ""
+    """Of configuration and weights, with its kind before the colon (`workers.model.digest`); empty where there are no
+    files."""
+    arithmetic: str = ""
+    """Whatever decides on the last bits besides weights and dtype: hardware, libraries, backend, ranks."""
+    is_deterministic: bool = False
+    """Whether a row's bits do not depend on the other rows of its step, as a self-test at start has found."""

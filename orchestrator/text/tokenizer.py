@@ -61,8 +61,11 @@ class Tokenizer:
         }
         self._template = _compile(template) if template is not None else None
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        parts = json.loads(backend.to_str())
+        described = backend.to_str()
+        parts = json.loads(described)
         self.is_byte_level = _is_byte_level(parts["decoder"])
+        self.digest = _digest(described, settings, template)
+        """Of all that decides which ids a prompt becomes, and which text an output."""
         self._max_token_bytes = self._longest_token(parts) if self.is_byte_level and _keeps_text(parts) else None
 
     def _longest_token(self, parts: Mapping[str, Any]) -> int | None:
@@ -219,6 +222,11 @@ def _find_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
     return template
+
+
+def _digest(backend: str, settings: Mapping[str, Any], template: str | None) -> str:
+    parts = json.dumps([backend, settings, template], sort_keys=True, default=str)
+    return f"sha256:{hashlib.sha256(parts.encode()).hexdigest()}"
 
 
 def _content(token: str | Mapping[str, Any] | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from workers.engine.prefix_cache import Prefixes
 from workers.engine.scheduler import Share
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import GrammarCompiler, Grammars
+from workers.model import digest_of
 from workers.runtime import Findings, ModelRuntime
 from workers.step import OutOfBlocks, StepRows
 
@@ -80,6 +82,12 @@ class Engine(ABC, Generic[Request, Reply]):
         progress("warming up")
         self._grammars.prepare()
         findings = self._runtime.warm_up(progress, machine, known)
+        self.info = replace(
+            self.info,
+            digest=digest_of(self._config),
+            arithmetic=self._runtime.arithmetic,
+            is_deterministic=findings.tile_rows is not None,
+        )
         if self._pacer is not None:
             self._pacer.warn_of_overruns(findings.step_times_s)
         for num_rows, seconds in findings.step_times_s:

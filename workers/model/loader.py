@@ -26,6 +26,7 @@ from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_li
 from core.records import ModelInfo
 from workers.attention import ATTENTION, LayerProbe
 from workers.model.checkpoint import INDEX, check_stored, meta_model
+from workers.model.digest import digest
 from workers.model.sharded_loader import ModelShard
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
@@ -74,6 +75,12 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     info = _describe(model, model_config, config, max_context, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers)
+
+
+def digest_of(config: EngineConfig) -> str:
+    """Of a checkpoint that has been loaded (`workers.model.digest`)."""
+    path = Path(config.model)
+    return digest(path / "config.json", _weight_files(path), config.digest_whole_bytes)
 
 
 def check_checkpoint(config: EngineConfig) -> None:

@@ -51,6 +51,11 @@ class BackendStack:
     def is_compiled(self) -> bool:
         return bool(self._built)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the backends that run steps, the first one first."""
+        return tuple(type(backend).__name__ for backend in (*self._built, self._base))
+
     def run(self, step: Step) -> Tensor:
         """As `Backend.run` does, by the first that runs such a step.  # [rows or more, vocab]"""
         for backend in self._built:

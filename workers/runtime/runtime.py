@@ -69,6 +69,16 @@ class ModelRuntime:
         """Steps since the warm-up that no compiled backend ran, although `compile` is set."""
         return self.backends.num_base_steps if self.context.config.compile else 0
 
+    @property
+    def arithmetic(self) -> str:
+        """Whatever decides on the last bits of logits, besides weights and dtype."""
+        config, device = self.context.config, torch.device(self.context.config.device)
+        is_cpu = device.type == "cpu"
+        hardware = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)
+        threads = f"; {config.num_threads} threads" if is_cpu else ""
+        backends = " > ".join(self.backends.names)
+        return f"{hardware}; torch {torch.__version__}; {backends}; {config.tensor_parallel} ranks{threads}"
+
     @torch.inference_mode()
     def forward(self, batch: Sequence[StepRows]) -> torch.Tensor:
         """Append all rows to their sequences' KV; logits of each last token and of the new nodes.  # [rows, vocab]
