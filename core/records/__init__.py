@@ -23,6 +23,7 @@ from core.records.engine import (
 )
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
+from core.records.receipt import Receipt
 from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Sampling
 from core.records.statistics import EngineStats, SourceStats, SpeculationStats
 from core.records.trace import Call, CallTrace
@@ -46,6 +47,7 @@ __all__ = [
     "Missing",
     "ModelInfo",
     "Policy",
+    "Receipt",
     "Refused",
     "Sampling",
     "SequenceSpec",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from core.records.engine import TokenLogprobs
+from core.records.receipt import Receipt
 from core.records.statistics import SpeculationStats
 from core.records.trace import CallTrace
 
@@ -41,5 +42,11 @@ class Chunk:
     """In the last chunk."""
     trace: tuple[CallTrace, ...] = ()
     """The calls that were answered since the last chunk, when asked for."""
+    began_s: float | None = None
+    """When the stream began, on the orchestrator's clock, where calls are asked for: their times count from here."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """In the first one, when asked for: of each token of the prompt but the first."""
+    explanation: tuple[str, ...] = ()
+    """Why the decisions since the last chunk were made, a line each, when asked for."""
+    receipt: Receipt | None = None
+    """In the last chunk, when asked for."""

@@ -121,6 +121,10 @@ class GenerationRequest:
     include_stop: bool = False
     wants_trace: bool = False
     """Report each call to an engine with the chunk that it led to."""
+    wants_explanation: bool = False
+    """Say with each chunk why the decisions that led to it were made."""
+    wants_receipt: bool = False
+    """Have a `Receipt` with the last chunk."""
     grammar: Grammar | None = None
     """An output that does not end before is a word of it; one that max_tokens or a stop cuts short may be a part."""
     deadline: float | None = None
@@ -139,6 +143,11 @@ class GenerationRequest:
         where a rule is lossy and there may be guesses, for then the text depends on the blocks that were verified.
         """
         return self.rule.is_lossless or self.max_draft_tokens == 0
+
+    @property
+    def depends_on_guesses(self) -> bool:
+        """Whether prompt, parameters and seed do not determine the output, since the guesses decide, too."""
+        return self.max_draft_tokens != 0 and (self.rule.needs_q or not self.rule.is_lossless)
 
     @property
     def rule(self) -> Rule:

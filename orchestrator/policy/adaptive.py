@@ -6,6 +6,8 @@ There is no plan and no search.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from core.config import SpeculationConfig
@@ -61,7 +63,11 @@ class AdaptivePolicy(TreePolicy):
         return self._num_trials >= 0
 
     def _forecast(self) -> int:
-        """The number of draft passes with the most tokens a second in turn; 0 where plain decoding has more.
+        """The number of draft passes with the most tokens a second in turn; 0 where plain decoding has more."""
+        return int(np.argmax(self._rates_in_turn()))
+
+    def _rates_in_turn(self) -> list[float]:
+        """Tokens a second by the number of draft passes, from 0.
 
         For a chain and constant costs. Source: Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8.
         """
@@ -72,7 +78,7 @@ class AdaptivePolicy(TreePolicy):
             path_prob *= chance
             tokens += path_prob
             rates.append(tokens / (costs.verify_s(num) + costs.draft_s(rows, num)))
-        return int(np.argmax(rates))
+        return rates
 
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(max(1, min(depth, self._forecast())))
@@ -125,6 +131,30 @@ class AdaptivePolicy(TreePolicy):
         if has_drafted or self._known.costs.is_shared:
             return False
         return self._learned.accepted.value > self.rate * self.first_pass_s
+
+    # Explaining
+
+    def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:
+        shown = path_prob or tuple(tree.best(1, 1).path_prob)
+        if not shown:
+            return "nothing is known of what may follow"
+        costs, rate = self._known.costs, self.rate
+        more_s = costs.verify_s(len(shown)) - costs.verify_s(0) + costs.num_verifying * costs.branch_s * branches
+        price = f"{1e3 * more_s:.2f} ms more of the pass at {rate:.0f} tokens/s cost {rate * more_s:.2f}"
+        subject = "" if path_prob else "the likeliest guess is "
+        return f"{subject}worth {sum(shown):.2f} tokens, and {price}"
+
+    def why_no_turn(self) -> str:
+        plain, *drafted = self._rates_in_turn()
+        return f"plain decoding is forecast to make {plain:.0f} tokens/s, drafting in turn {max(drafted):.0f}"
+
+    def why_wait(self) -> str:
+        if self.is_in_turn:
+            return f"{self._num_passes} passes in turn are forecast to yield the most tokens a second"
+        wait_ms, chance = 1e3 * self.first_pass_s, self._learned.accepted.value
+        return (
+            f"a first guess comes in {wait_ms:.1f} ms, stands with {chance:.2f}, and a second is {self.rate:.0f} tokens"
+        )
 
     # Going on
 

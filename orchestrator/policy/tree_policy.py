@@ -152,6 +152,25 @@ class TreePolicy(ABC):
         """
         return self.max_depth == 0
 
+    # Explaining, where a client has asked
+
+    def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:  # noqa: ARG002
+        """Why these nodes of the tree are verified, with the figures that decided it; `branches` is their number."""
+        return f"policy {self.why}" if self.why else "as the policy has it"
+
+    def why_no_turn(self) -> str:
+        """Why the draft is not asked before the next block, where that is done in turn."""
+        return "the policy does not draft in turn"
+
+    def why_wait(self) -> str:
+        """Why the round waits for the draft."""
+        return "the block is to be drafted first" if self.is_in_turn else "the policy wants a longer block"
+
+    @property
+    def last_reason(self) -> str:
+        """Of the last change that was noted, this session's or another's."""
+        return self._known.reason
+
     # Waiting
 
     @property

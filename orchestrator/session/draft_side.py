@@ -24,7 +24,7 @@ from core.records import (
     Stamp,
     Timing,
 )
-from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree
+from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree, num_branches
 from core.text import TokenLog
 from orchestrator.policy import Found, Shape, TreePolicy
 from orchestrator.session import messages as m
@@ -108,8 +108,9 @@ class DraftSide:
         self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
         return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))
 
-    def lose(self) -> list[m.Command]:
+    def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
         """Do without this draft, and try for another."""
+        self._explain(f"the draft was left, as {reason}; another is asked")
         self._stats.num_draft_failures += 1
         self._leave()
         return [m.ReleaseDraft(), self.lease_later()]
@@ -124,12 +125,13 @@ class DraftSide:
     def rest(self) -> list[m.Command]:
         """Leave the draft for a while: what it grows is not worth verifying. After that growth begins anew."""
         self._policy.rest()
+        self._explain(f"the draft rests ({self._policy.last_reason})")
         self._leave()
         return [m.ReleaseDraft(), self.lease_later()]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
-        return self.lose() if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
+        return self.lose("its engine is gone") if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
 
     def _forget(self) -> None:
         self._tree = SpeculationTree(is_drawn=self._is_drawn)
@@ -147,7 +149,10 @@ class DraftSide:
         if self._machine.state is Growing.ABSENT:  # a policy must not count turns that it cannot give
             return []
         if self._policy.is_in_turn:
-            if max_depth < 1 or not self._policy.wants_turn():
+            if max_depth < 1:
+                return []
+            if not self._policy.wants_turn():
+                self._explain_no_turn()
                 return []
             self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
         return self.tell()
@@ -190,7 +195,7 @@ class DraftSide:
             self._stats.num_stale_replies += 1
             return []
         if not self._take_in(draft_update):
-            return self.lose()
+            return self.lose("what it told cannot be")
         if self._held.answers(draft_update.stamp):
             self._is_over = draft_update.is_over
             self._num_passes += draft_update.timing is not None
@@ -273,13 +278,13 @@ class DraftSide:
         if isinstance(reply, Missing) and self._held.must_resend(reply.held):
             self._held.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
             return self.tell()
-        return self.lose()
+        return self.lose("it cannot go on")
 
     def _grown(self, grown: DraftDone, event: m.DraftReplied) -> list[m.Command]:
         """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
         is_awaited = self._held.answers(grown.stamp)
         if is_awaited and not self._take_in(grown):
-            return self.lose()
+            return self.lose("what it told cannot be")
         del self._known_to[grown.stamp.round]
         if not is_awaited:
             return []
@@ -299,6 +304,7 @@ class DraftSide:
             return []
         self._is_late, self._waits_for = True, None
         self._num_late_rounds += 1
+        self._note("the draft did not answer in time")
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
         self._stats.num_draft_failures += 1
@@ -385,9 +391,39 @@ class DraftSide:
         if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
+        if self._stats.explanation is not None:
+            self._stats.explanation.waits(self._policy.why_wait(), self._policy.timeout_s)
         return m.Await(stamp, self._policy.timeout_s)
 
     def _is_worth_waiting(self) -> bool:
         if self._policy.is_in_turn:
             return self._turn > 0
         return self._policy.is_worth_waiting(self._num_passes, has_drafted=self._tree.has_drafted)
+
+    # Explaining, where the client has asked
+
+    def _explain(self, line: str) -> None:
+        if self._stats.explanation is not None:
+            self._stats.explanation.say(line)
+
+    def _note(self, text: str) -> None:
+        if self._stats.explanation is not None:
+            self._stats.explanation.note(text)
+
+    def _explain_no_turn(self) -> None:
+        if self._stats.explanation is not None:
+            self._stats.explanation.note(self._policy.why_no_turn())
+
+    def explain_block(self, max_depth: int) -> None:
+        """Why the block that was taken last is what it is, where it might have `max_depth` guesses in a row."""
+        if self._stats.explanation is not None:
+            is_last = max_depth < 1
+            taken = self._taken
+            chances, branches = tuple(taken.path_prob), num_branches(taken.parents)
+            reason = "one token is left" if is_last else self._policy.why_block(chances, branches, self._tree)
+            self._stats.explanation.verifies(taken.depth, taken.sources, reason)
+
+    def explain_going_on(self) -> None:
+        """The target has made the block that was taken last its own."""
+        if self._stats.explanation is not None:
+            self._stats.explanation.goes_on(self._taken.depth, self._taken.sources)

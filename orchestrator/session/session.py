@@ -29,7 +29,7 @@ from core.records import (
 from core.speculation import DRAFT
 from core.text import TokenLog
 from orchestrator.guessers import Panel
-from orchestrator.policy import Found, TreePolicy
+from orchestrator.policy import Explanation, Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
@@ -59,7 +59,7 @@ class Session:
         session_id: str,
     ) -> None:
         self.id = session_id
-        self.stats = Statistics(request.wants_trace)
+        self.stats = Statistics(request.wants_trace, Explanation() if request.wants_explanation else None)
         self._num_losses = 0
         """Of targets in a row, no verdict in between."""
         self._request = request
@@ -155,6 +155,7 @@ class Session:
         stamp, guess = taken
         self._offers.clear()
         self._draft_side.went_on(guess)
+        self._draft_side.explain_going_on()
         self._guess, self._is_continued = guess, True
         self._machine.fire(Trigger.VERIFY)
         self._held.go_on(stamp)
@@ -215,6 +216,7 @@ class Session:
         if is_waiting:
             self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
         self._draft_side.used(block)
+        self._draft_side.explain_block(self._max_depth)
         return self._send(block)
 
     @property
@@ -241,6 +243,8 @@ class Session:
         self._verdict_s = None
         self._machine.fire(Trigger.LEASED)
         self._held.begin_lease(event.name, event.epoch)
+        if self.stats.explanation is not None:
+            self.stats.explanation.prefills(len(self._log))
         return [self._verify(), *self._go_on()]
 
     def _on_target_replied(self, event: m.TargetReplied) -> list[m.Command]:
@@ -307,6 +311,8 @@ class Session:
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
         num_accepted = len(verdict.path)
+        if self.stats.explanation is not None:
+            self.stats.explanation.judged(len(guess), num_accepted)
         self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up, verdict.num_relaxed)
         self.stats.record_sources(guess.sources, verdict.path)
         self.stats.record_verify(event.sent_s, event.received_s)
@@ -340,6 +346,8 @@ class Session:
         self._num_losses += is_failure
         if self._num_losses > self._pair.limits.max_target_retries:
             return self._fail(Unavailable(f"the target failed {self._num_losses} times in a row: {reason}"))
+        if self.stats.explanation is not None:
+            self.stats.explanation.say(f"the target was left ({reason}), and another is asked")
         self._machine.fire(Trigger.LOST)
         self._held.awaiting = None
         self._judged = None
@@ -378,7 +386,9 @@ class Session:
 
     def _emit(self, chunk: Chunk) -> Chunk:
         if self._request.wants_trace:
-            chunk = replace(chunk, trace=self.stats.take_trace())
+            chunk = replace(chunk, trace=self.stats.take_trace(), began_s=self.stats.began_s)
+        if self.stats.explanation is not None:
+            chunk = replace(chunk, explanation=self.stats.explanation.take())
         return chunk if chunk.finish_reason is None else replace(chunk, stats=self.stats.snapshot())
 
     def _fail(self, error: OutriderError) -> list[m.Command]:

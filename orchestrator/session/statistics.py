@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from core.records import CallTrace, SourceStats, SpeculationStats
-from orchestrator.policy import Found
+from orchestrator.policy import Explanation, Found
 
 Interval = tuple[float, float]
 NUM_RECENT = 8
@@ -40,6 +40,8 @@ class Statistics:
 
     is_traced: bool = True
     """Whether calls are kept for the client, who wants to see them."""
+    explanation: Explanation | None = None
+    """Why decisions are made, for a client that has asked."""
     num_rounds: int = 0
     num_draft_rounds: int = 0
     num_drafted_tokens: int = 0

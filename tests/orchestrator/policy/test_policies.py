@@ -121,6 +121,7 @@ ALLOWED_INTS = {
     "is_worth_going_on.num_nodes",
     "is_worth_going_on.num_now",
     "saw_interval.num_tokens",
+    "why_block.branches",
     "saw_pass.timing.num_passes",
     "saw_pass.timing.num_rows",
     "saw_round.seen.shape.parents",
