@@ -77,9 +77,8 @@ def build_with(config: ServiceConfig | FleetConfig | Mapping[str, Any], engines:
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
     )
-    return orchestrator.bind(
-        [_member(fleet, model, drafts, engines) for model in fleet.models], front.tokens_file, front.json_logs
-    )
+    members = [_member(fleet, model, drafts, engines) for model in fleet.models]
+    return orchestrator.bind(members, front.tokens_file, front.json_logs, front.tracing)
 
 
 def _fleet(config: ServiceConfig | FleetConfig | Mapping[str, Any]) -> FleetConfig:

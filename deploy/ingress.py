@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ray.serve.handle import DeploymentHandle
 
-from core.config import ServiceConfig
+from core.config import ServiceConfig, TracingConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
@@ -27,9 +27,13 @@ from deploy.http import Call, Head, HttpServicer
 from deploy.logs import log_with_serve
 from deploy.metrics import ORCHESTRATOR_CATALOGUE, Meters, ServeRecorder
 from deploy.serve import ServeLeases, stopping_replicas
+from deploy.spans import open_tracing
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 from workers.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    from deploy.spans.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +75,23 @@ class Member:
 class Ingress(Servicer):
     """One orchestrator. It takes requests once every target is loaded: until then Serve sends it none.
 
-    Raises: ConfigError when tokens are required and their file has none; CheckpointError when a target's directory has
-    no usable tokenizer or generation_config.
+    Raises: ConfigError when tokens are required and their file has none, or spans are to be sent and their packages are
+    missing; CheckpointError when a target's directory has no usable tokenizer or generation_config.
     """
 
     # Serve awaits a constructor that is a coroutine, and routes nothing to the replica before.
     async def __init__(  # type: ignore[misc]  # mypy knows only those that return
-        self, members: Sequence[Member], tokens_file: str | None = None, json_logs: bool = False
+        self,
+        members: Sequence[Member],
+        tokens_file: str | None = None,
+        json_logs: bool = False,
+        tracing: TracingConfig | None = None,
     ) -> None:
         log_with_serve(is_json=json_logs)
         clock = MonotonicClock()
         authenticator = Authenticator(tokens_path(tokens_file))
-        self._hosts = [await _Host.of(member, clock) for member in members]
+        traced = open_tracing(tracing or TracingConfig(), clock.now)
+        self._hosts = [await _Host.of(member, clock, traced) for member in members]
         self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
         models, offload = Models([host.hosted for host in self._hosts]), Offload()
         super().__init__(models, clock, authenticator, offload)
@@ -102,7 +111,9 @@ class Ingress(Servicer):
 class _Host:
     """One model behind this orchestrator, and its background tasks."""
 
-    def __init__(self, member: Member, target_info: ModelInfo, leases: ServeLeases, clock: Clock) -> None:
+    def __init__(
+        self, member: Member, target_info: ModelInfo, leases: ServeLeases, clock: Clock, tracing: Tracing | None
+    ) -> None:
         config = member.config
         tokenizer = Tokenizer.from_directory(config.target.engine.model)
         defaults = sampling_defaults(config.target.engine.model)
@@ -112,7 +123,7 @@ class _Host:
         self._clock = clock
         recorder = ServeRecorder(config.model_name, ORCHESTRATOR_CATALOGUE, config.speculation.max_draft_tokens)
         meters = Meters(recorder, clock.now)
-        self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters)
+        self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters, tracing)
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
@@ -120,14 +131,14 @@ class _Host:
         """Done when the draft has been described; requests never need it."""
 
     @classmethod
-    async def of(cls, member: Member, clock: Clock) -> _Host:
+    async def of(cls, member: Member, clock: Clock, tracing: Tracing | None = None) -> _Host:
         """As soon as the target is loaded."""
         config = member.config
         draft_tls = config.draft.engine.link_tls if config.draft is not None else None
         leases = ServeLeases(
             member.target, member.draft, config.limits, target_tls=config.target.engine.link_tls, draft_tls=draft_tls
         )
-        return cls(member, await _described(leases.describe_target), leases, clock)
+        return cls(member, await _described(leases.describe_target), leases, clock, tracing)
 
     async def _introduce_draft(self) -> None:
         info = await _described(self.leases.describe_draft)

@@ -18,6 +18,7 @@ from core.config.service import (
     WorkerConfig,
 )
 from core.config.speculation import SpeculationConfig
+from core.config.tracing import TracingConfig
 
 __all__ = [
     "AUTO",
@@ -42,5 +43,6 @@ __all__ = [
     "SpeculationConfig",
     "TargetConfig",
     "TargetScaling",
+    "TracingConfig",
     "WorkerConfig",
 ]

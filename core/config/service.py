@@ -10,6 +10,7 @@ from core.config.engine import EngineConfig
 from core.config.http import HttpConfig
 from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
+from core.config.tracing import TracingConfig
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Largest value of the setting: the stack on which grammars are compiled is made for texts up to this length
@@ -42,6 +43,8 @@ class OrchestratorConfig:
     json_logs: bool = False
     """Whether to log one JSON object a line to standard output, with request id and trace id, instead of text to
     Serve's log. Neither contains prompts or output."""
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+    """OpenTelemetry's spans; off unless an endpoint is set."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)

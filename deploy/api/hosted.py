@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from core.config import ServiceConfig
 from core.errors import UnknownModel
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
+from deploy import calls
 from deploy.api.proxy_admission import Places
-from deploy.metrics import Meters
+from deploy.metrics import Meters, RequestMeter
 from orchestrator.policy import ControlReport
 from orchestrator.text import Tokenizer
+
+if TYPE_CHECKING:
+    from deploy.spans.tracing import RequestSpans, Tracing
 
 MAX_ID_BYTES = 5
 """Bytes of a token id on the wire; a message may contain a context of them as prompt, and one as output to resume."""
@@ -62,6 +67,15 @@ class Served:
         return most if text is None else min(most, text + 2 * context * MAX_ID_BYTES + OTHER_FIELDS_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who looks on at one request."""
+
+    meter: RequestMeter
+    spans: RequestSpans | None = None
+    """None where it is not traced."""
+
+
 @dataclass(slots=True)
 class Hosted:
     """One model that requests can ask for."""
@@ -69,10 +83,21 @@ class Hosted:
     completions: Completions
     served: Served
     meters: Meters
+    tracing: Tracing | None = None
 
     @property
     def name(self) -> str:
         return self.served.config.model_name
+
+    @contextmanager
+    def request(self) -> Iterator[Watch]:
+        """Around one request, from its arrival to its end, however it ends."""
+        with self.meters.request() as meter:
+            if self.tracing is None:
+                yield Watch(meter)
+                return
+            with self.tracing.request(self.name, calls.current()) as spans:
+                yield Watch(meter, spans)
 
     def show_draft(self, draft: ModelInfo) -> None:
         """Name the draft in the model's description from now on."""

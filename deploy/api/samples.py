@@ -10,17 +10,20 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from core.config import ServiceConfig
 from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
 from deploy.api.checks import require
 from deploy.api.given import Given
-from deploy.api.hosted import Hosted
+from deploy.api.hosted import Hosted, Watch
 from deploy.api.request import SEED_BITS, not_repeatable, resume_tokens, to_generation_request
 from deploy.metrics import RequestMeter
 from orchestrator.text import Tokenizer
+
+if TYPE_CHECKING:
+    from deploy.spans.tracing import SampleSpans
 
 MAX_SAMPLES = 128
 """As OpenAI has it; a service may have fewer places."""
@@ -115,14 +118,27 @@ class SamplesUsage:
         return Usage(self._prompt_tokens, sum(self._completion_tokens))
 
 
-async def completed(model: Hosted, requests: Sequence[GenerationRequest], meter: RequestMeter) -> Samples:
-    """The pieces of all samples as they come; `meter` measures the first, and each other has one of its own."""
+async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch: Watch) -> Samples:
+    """The pieces of all samples as they come; the meter measures the first, and each other has one of its own."""
     with ExitStack() as stack:
-        meters = [meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
-        streams = [_measured(model, *each) for each in zip(requests, meters, strict=True)]
+        meters = [watch.meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
+        streams = [
+            _traced(model, request, meter, watch.spans.follow(index, request))
+            if watch.spans is not None
+            else _measured(model, request, meter)
+            for index, (request, meter) in enumerate(zip(requests, meters, strict=True))
+        ]
         async with aclosing(merged(streams)) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+async def _traced(
+    model: Hosted, request: GenerationRequest, meter: RequestMeter, spans: SampleSpans
+) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(_measured(model, spans.traced(request), meter)) as chunks:
+        async for chunk in chunks:
+            yield spans.saw(chunk)
 
 
 async def _measured(model: Hosted, request: GenerationRequest, meter: RequestMeter) -> AsyncGenerator[Chunk, None]:

@@ -211,10 +211,10 @@ class Servicer:
 
     async def _generate(self, message: pb.GenerateRequest) -> pb.GenerateResponse:
         model = self._models[message.model]
-        with model.meters.request() as meter:
+        with model.request() as watch:
             requests = await self._check(message, model.served)
             usage, chunks = SamplesUsage(requests), [list[Chunk]() for _ in requests]
-            async with aclosing(api.completed(model, requests, meter)) as pieces:
+            async with aclosing(api.completed(model, requests, watch)) as pieces:
                 async for index, chunk in pieces:
                     usage.saw(index, chunk)
                     chunks[index].append(chunk)
@@ -222,10 +222,10 @@ class Servicer:
 
     async def _stream(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
         model = self._models[message.model]
-        with model.meters.request() as meter:
+        with model.request() as watch:
             requests = await self._check(message, model.served)
             usage = SamplesUsage(requests)
-            async with aclosing(api.completed(model, requests, meter)) as pieces:
+            async with aclosing(api.completed(model, requests, watch)) as pieces:
                 async for index, chunk in pieces:
                     yield responses.to_chunk(chunk, requests[index], index, usage.saw(index, chunk))
 

@@ -89,13 +89,13 @@ class HttpServicer:
         route = COMPLETIONS[call.path]
         body = await self._parse(route.body, call)
         model = self._models[body.model or ""]
-        with model.meters.request() as meter:
+        with model.request() as watch:
             requests = await self._requests(body, call, caller, model)
             served = model.served
             reading = reading_of(body, requests[0], served.tokenizer, served.config)
             order = ReplyOrder(body, model.name, requests, served.tokenizer, reading, int(time.time()))
             reply = ending.reply = route.reply(order)
-            async with aclosing(completed(model, requests, meter)) as pieces:
+            async with aclosing(completed(model, requests, watch)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
                 async for part in parts:
                     yield part

@@ -1,7 +1,7 @@
 """The metrics for operators, and when they are recorded."""
 
 from deploy.metrics.instruments import ENGINE_CATALOGUE, ORCHESTRATOR_CATALOGUE, REQUEST_FAILURE, ServeRecorder
-from deploy.metrics.meters import EngineMeter, Meters, RequestMeter
+from deploy.metrics.meters import EngineMeter, Meters, RequestMeter, code_of
 
 __all__ = [
     "ENGINE_CATALOGUE",
@@ -11,4 +11,5 @@ __all__ = [
     "Meters",
     "RequestMeter",
     "ServeRecorder",
+    "code_of",
 ]

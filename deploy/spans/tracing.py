@@ -1,0 +1,193 @@
+"""The spans of one request, made from what the orchestrator is told anyway: calls, their times, and the engines' own.
+
+A request's span is a child of its caller's. Below it are the wait for a place, the wait for a lease, the prefill and
+some of the rounds, and below those the calls to engines and the passes that engines report. Engines trace nothing by
+themselves: their replies say how long they have waited and computed, and the rest of a round trip is the way, of which
+half is assumed to be before. So nothing travels for tracing. No attribute has anything of a prompt or an output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, TracerProvider, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from core.records import Call, CallTrace, Chunk, GenerationRequest
+from deploy.calls import CallId
+from deploy.metrics import code_of
+
+NS = 1_000_000_000
+ENGINES = {Call.VERIFY: "target", Call.BLOCK: "draft", Call.GROWTH: "draft", Call.PREFILL: "draft"}
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+class Tracing:
+    """The spans of one orchestrator's requests."""
+
+    def __init__(self, provider: TracerProvider, every_rounds: int, now: Callable[[], float]) -> None:
+        """`now` is the service's clock, in seconds; one round in `every_rounds` has spans, or none if that is 0."""
+        self._provider = provider
+        self._tracer = provider.get_tracer("outrider")
+        self._every_rounds = every_rounds
+        self._now = now
+
+    @contextmanager
+    def request(self, model: str, call: CallId | None) -> Iterator[RequestSpans | None]:
+        """Around one request, as `call` names it; None where it is not sampled."""
+        parent = TraceContextTextMapPropagator().extract({"traceparent": call.traceparent} if call is not None else {})
+        named = {"outrider.request_id": call.request_id} if call is not None else {}
+        attributes = {"gen_ai.request.model": model, **named}
+        span = self._tracer.start_span("request", parent, kind=SpanKind.SERVER, attributes=attributes)
+        try:
+            yield RequestSpans(self._tracer, span, self._every_rounds, self._now) if span.is_recording() else None
+        except BaseException as error:
+            span.set_status(StatusCode.ERROR, code_of(error))
+            raise
+        finally:
+            span.end()
+
+
+class RequestSpans:
+    """What is below one request's span."""
+
+    def __init__(self, tracer: Tracer, span: Span, every_rounds: int, now: Callable[[], float]) -> None:
+        self._now = now
+        self._span = span
+        self._every_rounds = every_rounds
+        self._ended: dict[int, tuple[str, int]] = {}
+        self._spans = _Spans(tracer, set_span_in_context(span, Context()), time.time_ns() - int(now() * NS))
+
+    def follow(self, index: int, request: GenerationRequest) -> SampleSpans:
+        """Those of sample `index`, which is asked for now."""
+        if index == 0:
+            self._span.set_attribute("gen_ai.usage.input_tokens", len(request.prompt))
+        return SampleSpans(self._spans, self._ends, index, request, self._every_rounds, self._now())
+
+    def _ends(self, index: int, reason: str, num_tokens: int) -> None:
+        """Sample `index` has ended."""
+        self._ended[index] = reason, num_tokens
+        ended = [self._ended[each] for each in sorted(self._ended)]
+        self._span.set_attribute("gen_ai.response.finish_reasons", [reason for reason, _ in ended])
+        self._span.set_attribute("gen_ai.usage.output_tokens", sum(number for _, number in ended))
+
+
+class SampleSpans:
+    """Follows one output, and makes its spans as their ends come."""
+
+    def __init__(
+        self,
+        spans: _Spans,
+        ends: Callable[[int, str, int], None],
+        index: int,
+        request: GenerationRequest,
+        every_rounds: int,
+        asked_s: float,
+    ) -> None:
+        self._spans = spans
+        self._ends = ends
+        self._index = index
+        self._is_asked_for = request.wants_trace
+        """Whether the client wants the calls, too."""
+        self._every_rounds = every_rounds
+        self._asked_s = asked_s
+        self._verdict_s: float | None = None
+        """When the last verdict came; the other times of the stream are of the same clock."""
+        self._num_rounds = 0
+        self._drafted: list[CallTrace] = []
+        """Calls to the draft since the last verdict."""
+
+    @property
+    def _of(self) -> Attributes:
+        return {"outrider.sample": self._index}
+
+    def traced(self, request: GenerationRequest) -> GenerationRequest:
+        """The request that reports its calls."""
+        return replace(request, wants_trace=True)
+
+    def saw(self, chunk: Chunk) -> Chunk:
+        """The same piece, with its calls for a client that has asked for them alone."""
+        if chunk.began_s is not None:
+            self._saw_calls(chunk.began_s, chunk.trace)
+        if chunk.finish_reason is not None:
+            self._ends(self._index, chunk.finish_reason.value, chunk.usage.completion_tokens)
+        return chunk if self._is_asked_for else replace(chunk, trace=())
+
+    def _saw_calls(self, began_s: float, calls: tuple[CallTrace, ...]) -> None:
+        if self._verdict_s is None and calls:
+            self._begin(began_s, min(call.sent_s for call in calls) + began_s)
+        for call in calls:
+            moved = replace(call, sent_s=call.sent_s + began_s, received_s=call.received_s + began_s)
+            if call.call is Call.VERIFY:
+                self._end_round(moved)
+            else:
+                self._drafted.append(moved)
+
+    def _begin(self, began_s: float, first_s: float) -> None:
+        self._spans.add("queue", None, self._asked_s, began_s, self._of)
+        self._spans.add("lease", None, began_s, first_s, self._of)
+
+    def _end_round(self, verify: CallTrace) -> None:
+        """What lies between the last verdict and this one."""
+        is_prefill = self._verdict_s is None
+        start_s = verify.sent_s if self._verdict_s is None else min(self._verdict_s, verify.sent_s)
+        drafted, self._drafted, self._verdict_s = self._drafted, [], verify.received_s
+        number = self._num_rounds
+        self._num_rounds += 1
+        if not is_prefill and not (self._every_rounds and number % self._every_rounds == 0):
+            return
+        guessed = {"outrider.guesses": verify.num_guesses, "outrider.accepted": verify.num_used}
+        attributes = {**self._of, **({} if is_prefill else {"outrider.round": number, **guessed})}
+        name = "prefill" if is_prefill else "round"
+        inside = self._spans.add(name, None, start_s, verify.received_s, attributes)
+        for call in (verify, *drafted):
+            self._add_call(call, inside)
+
+    def _add_call(self, call: CallTrace, inside: Span) -> None:
+        """A call from its message to its answer, and within it the engine's own time, as that has reported it."""
+        sent = self._spans.add(str(call.call), inside, call.sent_s, call.received_s, {}, SpanKind.CLIENT)
+        if (timing := call.timing) is None:
+            return
+        spent_s = timing.waited_s + timing.computed_s
+        way_s = max(0.0, call.received_s - call.sent_s - spent_s)
+        end_s = call.received_s - way_s / 2
+        attributes = {
+            "outrider.waited_s": timing.waited_s,
+            "outrider.way_s": way_s,
+            "outrider.passes": timing.num_passes,
+            "outrider.rows": timing.num_rows,
+        }
+        start_s = max(call.sent_s, end_s - timing.computed_s)
+        self._spans.add(ENGINES[call.call], sent, start_s, end_s, attributes, SpanKind.SERVER)
+
+
+class _Spans:
+    """Makes spans that have ended, from times on the service's clock."""
+
+    def __init__(self, tracer: Tracer, context: Context, offset_ns: int) -> None:
+        self._tracer = tracer
+        self._context = context
+        self._offset_ns = offset_ns
+
+    def add(
+        self,
+        name: str,
+        inside: Span | None,
+        start_s: float,
+        end_s: float,
+        attributes: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
+        """Below `inside`, or else below the request's own."""
+        context = self._context if inside is None else set_span_in_context(inside, Context())
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=self._ns(start_s))
+        span.end(self._ns(max(start_s, end_s)))
+        return span
+
+    def _ns(self, time_s: float) -> int:
+        return self._offset_ns + int(time_s * NS)
