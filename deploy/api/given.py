@@ -51,6 +51,8 @@ class Given:
     pipelining: bool | None = None
     guessers: Sequence[str] = ()
     wants_trace: bool = False
+    wants_explanation: bool = False
+    wants_receipt: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     resume_token_ids: Sequence[int] = ()

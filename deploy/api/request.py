@@ -95,6 +95,8 @@ def to_generation_request(
         num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(prompt), limits),
         include_stop=given.include_stop,
         wants_trace=given.wants_trace,
+        wants_explanation=given.wants_explanation,
+        wants_receipt=given.wants_receipt,
         grammar=_grammar(given, info, limits),
         deadline=_deadline(given.timeout_s, now),
         priority=_priority(given.priority),

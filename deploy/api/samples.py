@@ -17,9 +17,10 @@ from core.errors import InvalidRequest
 from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
 from deploy.api.checks import require
 from deploy.api.given import Given
-from deploy.api.hosted import Hosted, Watch
+from deploy.api.hosted import Hosted, Served, Watch
 from deploy.api.request import SEED_BITS, not_repeatable, resume_tokens, to_generation_request
 from deploy.metrics import RequestMeter
+from deploy.receipts import ReceiptMaker
 from orchestrator.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -142,9 +143,15 @@ async def _traced(
 
 
 async def _measured(model: Hosted, request: GenerationRequest, meter: RequestMeter) -> AsyncGenerator[Chunk, None]:
+    receipt = _receipt_maker(model.served, request) if request.wants_receipt else None
     async with aclosing(model.completions.generate(request)) as chunks:
         async for chunk in chunks:
-            yield meter.saw(chunk)
+            measured = meter.saw(chunk)
+            yield measured if receipt is None else receipt.saw(measured)
+
+
+def _receipt_maker(served: Served, request: GenerationRequest) -> ReceiptMaker:
+    return ReceiptMaker(request, served.config.model_name, served.target, served.draft, served.tokenizer.digest)
 
 
 async def merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[tuple[int, Piece], None]:

@@ -21,6 +21,7 @@ from core.records import Policy
 from deploy.cli import terminal
 from deploy.cli.jobs import Job
 from deploy.cli.options import number
+from deploy.cli.replay import save
 from deploy.trace import Stream, export
 from outrider_client import Client, GenerateFields, OutriderError, Retry, Verification
 
@@ -90,6 +91,15 @@ class GenerateOptions:
             help="Write the rounds of all prompts to FILE, for ui.perfetto.dev; as a picture if it ends with .svg.",
         ),
     ] = None
+    explain: Annotated[
+        bool, Option("--explain", help="Say why each round went as it did, a line each, on standard error.")
+    ] = False
+    save: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE", help="Keep the receipt, the request and the tokens, for outrider replay; of one prompt."
+        ),
+    ] = None
     color: Annotated[
         Literal["auto", "always", "never"], Option(help="Tell guessed tokens by colour; auto does so in a terminal.")
     ] = "auto"
@@ -111,6 +121,8 @@ class GenerateOptions:
             "guessers": self.guesser,
             "max_draft_tokens": 0 if self.no_draft else None,
             "trace": True if self.trace else None,
+            "explain": self.explain or None,
+            "receipt": True if self.save else None,
         }
 
 
@@ -119,6 +131,9 @@ def generate(options: GenerateOptions) -> int:
     token = os.environ.get(BEARER_VARIABLE, "").strip()
     if not (token.isascii() and token.isprintable()):  # gRPC would say so at length
         terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
+        return EXIT_FAILED
+    if options.save is not None and len(options.prompts) > 1:
+        terminal.say("outrider: --save keeps one output; give one prompt")
         return EXIT_FAILED
     jobs = [Job(_read(prompt), options.fields()) for prompt in options.prompts]
     retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)  # another server has another clock
@@ -133,6 +148,8 @@ def generate(options: GenerateOptions) -> int:
         finally:
             if options.trace is not None:
                 is_written = _write_trace(options.trace, jobs)
+        if options.save is not None:
+            is_written = _save(options.save, jobs[0]) and is_written
     return 0 if is_written else EXIT_FAILED
 
 
@@ -157,7 +174,23 @@ def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:
     if is_colored:
         terminal.say(f"\n{terminal.LEGEND}")
     for job in jobs:
+        for line in job.explanation if options.explain else ():
+            terminal.say(line)
         terminal.say(f"{terminal.summary(job)}; seed {job.finish.seed}")
+
+
+def _save(path: Path, job: Job) -> bool:
+    """Whether there was a receipt, and it could be written."""
+    if job.finish.receipt is None:
+        terminal.say("outrider: the server has sent no receipt")
+        return False
+    try:
+        save(path, job)
+    except OSError as error:
+        terminal.say(f"outrider: the receipt cannot be written: {error}")
+        return False
+    terminal.say(f"receipt in {path}; outrider replay {path} computes the output again")
+    return True
 
 
 def _write_trace(path: Path, jobs: Sequence[Job]) -> bool:

@@ -38,5 +38,10 @@ class Job:
         return finish
 
     @property
+    def explanation(self) -> tuple[str, ...]:
+        """Why its rounds went as they did, if it was asked for."""
+        return tuple(line for chunk in self.chunks for line in chunk.explanation)
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         return tuple(token_id for chunk in self.chunks for token_id in chunk.token_ids)

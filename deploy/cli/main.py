@@ -1,4 +1,4 @@
-"""The command `outrider`: serve a pair, generate with a server, simulate, check whether a pair fits, index a corpus.
+"""The command `outrider`: serve a pair, generate with it, repeat an output, simulate, check a pair, index a corpus.
 
 Knows commands and exit statuses; `theory` prints closed forms. What needs Ray or torch is imported by the command that
 needs it, so that `generate` starts at once.
@@ -17,6 +17,7 @@ from deploy.cli.index import IndexOptions, index
 from deploy.cli.options import add_command
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
+from deploy.cli.replay import ReplayOptions, replay
 from deploy.cli.serve import ServeOptions, serve
 from deploy.cli.terminal import say
 
@@ -25,6 +26,7 @@ EXIT_NO_START = 2
 app = typer.Typer(help="Speculative decoding across machines, served.", pretty_exceptions_enable=False)
 add_command(app, "serve", ServeOptions, serve)
 add_command(app, "generate", GenerateOptions, generate)
+add_command(app, "replay", ReplayOptions, replay)
 add_command(app, "simulate", SimulateOptions, simulate)
 add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)

@@ -5,7 +5,8 @@ Pure functions; `deploy.grpc.translate` goes the other way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from core.config import ServiceConfig
 from core.records import (
@@ -15,6 +16,7 @@ from core.records import (
     FinishReason,
     GenerationRequest,
     ModelInfo,
+    Receipt,
     Sampling,
     Timing,
     TokenLogprobs,
@@ -22,6 +24,7 @@ from core.records import (
 )
 from deploy.api import MODEL_SAMPLING, Served, speculation_fields
 from deploy.grpc.translate import VERIFICATION_PREFIX
+from deploy.receipts import receipt_fields
 from orchestrator.policy import ControlReport
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -50,6 +53,7 @@ def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage)
         usage=_usage(usage),
         finish=_finish(chunk, request),
         trace=map(_call, chunk.trace),
+        explanation=chunk.explanation,
     )
 
 
@@ -67,6 +71,7 @@ def to_response(
         usage=_usage(usage),
         finish=first.finish,
         trace=first.trace,
+        explanation=first.explanation,
         samples=[first, *others] if others else (),
     )
 
@@ -79,6 +84,7 @@ def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
         logprobs=[logprob for chunk in chunks for logprob in _logprobs(chunk)],
         finish=_finish(chunks[-1], request),
         trace=[_call(call) for chunk in chunks for call in chunk.trace],
+        explanation=[line for chunk in chunks for line in chunk.explanation],
     )
 
 
@@ -155,7 +161,26 @@ def _finish(chunk: Chunk, request: GenerationRequest) -> pb.Finish | None:
         stop_token_id=matched if isinstance(matched, int) else None,
         seed=request.sampling.seed,
         speculation=pb.SpeculationStats(**speculation_fields(chunk.stats)) if chunk.stats is not None else None,
+        receipt=_receipt(chunk.receipt) if chunk.receipt is not None else None,
     )
+
+
+def _receipt(receipt: Receipt) -> pb.Receipt:
+    fields = receipt_fields(receipt)
+    return pb.Receipt(
+        **{
+            **fields,
+            "verification": VERIFICATION_PREFIX + receipt.request.verification.name,
+            "sampling": _receipt_sampling(fields["sampling"]),
+        }
+    )
+
+
+def _receipt_sampling(fields: Mapping[str, Any]) -> pb.SamplingParams:
+    """The objects of JSON have texts for keys, and a list of lists is a list of messages here."""
+    bias = {int(token_id): value for token_id, value in fields["logit_bias"].items()}
+    words = [pb.TokenIds(ids=ids) for ids in fields["bad_word_ids"]]
+    return pb.SamplingParams(**{**fields, "logit_bias": bias, "bad_word_ids": words})
 
 
 def _call(trace: CallTrace) -> pb.CallTrace:

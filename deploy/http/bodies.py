@@ -76,6 +76,7 @@ class Speculation(Part):
     policy: str | None = None
     pipelining: bool | None = None
     guessers: Annotated[list[str] | None, BeforeValidator(few)] = None
+    explain: bool | None = None
 
 
 _Choice = Annotated[list[str] | None, BeforeValidator(few)]
@@ -93,6 +94,9 @@ class StructuredOutputs(Part):
 
 class Body(Part):
     """What the bodies of all APIs have in common."""
+
+    HAS_CHOICES: ClassVar[bool] = False
+    """Whether replies have OpenAI's choices, which receipts and explanations stand in."""
 
     model: str | None = None
     stream: bool | None = None
@@ -117,6 +121,7 @@ class Body(Part):
     speculation: Speculation | None = None
     timeout_s: float | None = None
     priority: int | None = None
+    receipt: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None

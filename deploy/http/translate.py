@@ -93,6 +93,12 @@ def prompt_of(body: Body, tokenizer: Tokenizer, info: ModelInfo, config: Service
 def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> Given:
     """What the body gives. Raises: InvalidRequest for what only a body can have wrong."""
     prompt, speculation = body.prompt_given, body.speculation or Speculation()
+    if not body.HAS_CHOICES:
+        for field, value in (("receipt", body.receipt), ("speculation.explain", speculation.explain)):
+            if value:
+                raise InvalidRequest(
+                    field, "is for /v1/completions and /v1/chat/completions: no other reply has a place"
+                )
     return Given(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=prompt if isinstance(prompt, list) else None,
@@ -119,6 +125,8 @@ def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> 
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
         guessers=speculation.guessers or (),
+        wants_explanation=bool(speculation.explain),
+        wants_receipt=bool(body.receipt),
         num_logprobs=body.num_logprobs,
         num_prompt_logprobs=body.num_prompt_logprobs,
         num_samples=body.num_samples,

@@ -56,6 +56,7 @@ def to_chunk(message: pb.GenerateChunk) -> Chunk:
         trace=tuple(_call(call) for call in message.trace),
         index=message.index,
         prompt_logprobs=tuple(_logprob(logprob) for logprob in message.prompt_logprobs),
+        explanation=tuple(message.explanation),
     )
 
 
@@ -84,6 +85,7 @@ def _sample(chunks: Sequence[Chunk]) -> Sample:
         logprobs=_joined(chunk.logprobs for chunk in chunks),
         finish=finish,
         trace=_joined(chunk.trace for chunk in chunks),
+        explanation=_joined(chunk.explanation for chunk in chunks),
     )
 
 
@@ -112,7 +114,28 @@ def _finish(message: pb.Finish) -> Finish:
         matched=getattr(message, matched) if matched else None,
         seed=message.seed,
         speculation=_speculation(message.speculation) if message.HasField("speculation") else None,
+        receipt=_json(message.receipt) if message.HasField("receipt") else None,
     )
+
+
+def _json(message: Message) -> dict[str, Any]:
+    """As replies by HTTP have it: names of the proto, verifications in small letters, lists of ids as lists."""
+    present = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
+    return {field.name: _json_value(field.name, getattr(message, field.name)) for field in present}
+
+
+def _json_value(name: str, value: Any) -> Any:
+    if name == "verification":
+        return _VERIFICATIONS[value]
+    if isinstance(value, pb.TokenIds):
+        return list(value.ids)
+    if isinstance(value, Message):
+        return _json(value)
+    if isinstance(value, str | float | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): each for key, each in value.items()}
+    return [_json_value(name, each) for each in value]
 
 
 def _speculation(message: pb.SpeculationStats) -> Speculation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 Verification = Literal["coupled", "rejection", "block", "lenient_coupled", "lenient_rejection", "typical"]
@@ -89,6 +89,8 @@ class Finish:
     `max_draft_tokens=0`. With rejection or block verification and drafting on it gives another of the same law, with a
     relaxed rule any other that the rule allows."""
     speculation: Speculation | None
+    receipt: Mapping[str, Any] | None = None
+    """With `receipt=True`: everything that determined the output, as JSON has the proto's Receipt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class Chunk:
     """With `n`: the sample that this belongs to; each has a last chunk of its own, and `usage` is that of all."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """In the first chunk, if they were asked for: one for each token of the prompt but the first."""
+    explanation: tuple[str, ...] = ()
+    """With `explain=True`: why the decisions since the last chunk were made, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class Sample:
     logprobs: tuple[TokenLogprob, ...]
     finish: Finish
     trace: tuple[CallTrace, ...]
+    explanation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class Completion:
     """Every output in order, one without `n`; the fields above, usage apart, are those of the first."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """If they were asked for: one for each token of the prompt but the first."""
+    explanation: tuple[str, ...] = ()
+    """With `explain=True`: why the decisions of the stream were made, a line each."""
 
 
 @dataclass(frozen=True, slots=True)

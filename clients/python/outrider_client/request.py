@@ -97,6 +97,10 @@ class GenerateFields(TypedDict, total=False):
     """Who guesses: "draft" for the draft model, and names of guessers that need none, for example "prompt_lookup"."""
     trace: bool | None
     """Report every call to an engine with the chunk that it led to."""
+    explain: bool | None
+    """Say with each chunk why the decisions that led to it were made."""
+    receipt: bool | None
+    """Have a receipt with the last chunk: everything that determined the output."""
 
 
 def _put_chat(message: pb.GenerateRequest, messages: Sequence[Mapping[str, str]]) -> None:
@@ -149,6 +153,7 @@ _PATHS = {
             "resume_token_ids",
             "n",
             "priority",
+            "receipt",
             "text",
         ),
         "sampling.": (
@@ -165,7 +170,16 @@ _PATHS = {
             "bad_words",
         ),
         "stopping.": ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"),
-        "speculation.": ("max_draft_tokens", "verification", "lenience", "policy", "pipelining", "guessers", "trace"),
+        "speculation.": (
+            "max_draft_tokens",
+            "verification",
+            "lenience",
+            "policy",
+            "pipelining",
+            "guessers",
+            "trace",
+            "explain",
+        ),
         "structured_output.": _STRUCTURES,
     }.items()
     for name in names

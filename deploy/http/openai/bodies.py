@@ -79,6 +79,8 @@ class SampledBody(OpenAiBody):
     max_tokens: int | None = None
     stop: Annotated[list[str], PlainValidator(strings)] = Field(default=[])
     response_format: ResponseFormat | None = None
+    HAS_CHOICES: ClassVar[bool] = True
+
     return_token_ids: bool | None = None
     store: Ignored = None
 

@@ -16,6 +16,7 @@ from deploy.http.openai.chat_body import ChatBody
 from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
 from deploy.http.reply import OWNER, Reply, ReplyOrder, text_of
 from deploy.http.wire import DONE, encoded, event
+from deploy.receipts import receipt_fields
 
 
 class ChoicesReply(Reply):
@@ -94,12 +95,15 @@ class ChoicesReply(Reply):
             fields["finish_reason"] = self._finish_reason(index, last.finish_reason)
             fields["stop_reason"] = last.matched_stop
             fields["outrider"] = self._outrider(index, last)
+        if explanation := [line for chunk in chunks for line in chunk.explanation]:
+            fields["outrider"] = {**fields.get("outrider", {}), "explanation": explanation}
         return fields
 
     def _outrider(self, index: int, last: Chunk) -> dict[str, Any]:
-        """By what seed the output can be repeated, and what speculation did for it."""
+        """By what seed the output can be repeated, what speculation did for it, and the receipt if asked for."""
         stats = speculation_fields(last.stats) if last.stats is not None else None
-        return {"seed": self._requests[index].sampling.seed, "speculation": stats}
+        receipt = {"receipt": receipt_fields(last.receipt)} if last.receipt is not None else {}
+        return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt}
 
     def _usage(self) -> dict[str, int]:
         """Of all samples so far; they share one prompt."""

@@ -47,7 +47,7 @@ CALL_GROWTH: Call
 CALL_PREFILL: Call
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "request_id", "sampling", "stopping", "speculation", "logprobs", "resume_token_ids", "timeout_s", "n", "resume_samples", "prompt_logprobs", "priority", "structured_output")
+    __slots__ = ("model", "text", "token_ids", "chat", "request_id", "sampling", "stopping", "speculation", "logprobs", "resume_token_ids", "timeout_s", "n", "resume_samples", "prompt_logprobs", "priority", "structured_output", "receipt")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class GenerateRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -80,7 +81,8 @@ class GenerateRequest(_message.Message):
     prompt_logprobs: int
     priority: int
     structured_output: StructuredOutput
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., logprobs: _Optional[int] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., resume_samples: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
+    receipt: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., request_id: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., logprobs: _Optional[int] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., resume_samples: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., receipt: _Optional[bool] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar")
@@ -174,7 +176,7 @@ class StoppingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience")
+    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience", "explain")
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +184,7 @@ class SpeculationParams(_message.Message):
     PIPELINING_FIELD_NUMBER: _ClassVar[int]
     GUESSERS_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     max_draft_tokens: int
     verification: Verification
     trace: bool
@@ -189,7 +192,8 @@ class SpeculationParams(_message.Message):
     pipelining: bool
     guessers: _containers.RepeatedScalarFieldContainer[str]
     lenience: float
-    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ...) -> None: ...
+    explain: bool
+    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "top")
@@ -292,21 +296,75 @@ class CallTrace(_message.Message):
     def __init__(self, call: _Optional[_Union[Call, str]] = ..., sent_s: _Optional[float] = ..., received_s: _Optional[float] = ..., guesses: _Optional[int] = ..., used: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation")
+    __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation", "receipt")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop: str
     stop_token_id: int
     seed: int
     speculation: SpeculationStats
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
+    receipt: Receipt
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("version", "model", "target", "draft", "tokenizer_digest", "prompt_digest", "prompt_tokens", "output_digest", "output_tokens", "sampling", "stopping", "verification", "lenience", "structured_output_digest", "depends_on_guesses")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DEPENDS_ON_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    model: str
+    target: ReceiptModel
+    draft: ReceiptModel
+    tokenizer_digest: str
+    prompt_digest: str
+    prompt_tokens: int
+    output_digest: str
+    output_tokens: int
+    sampling: SamplingParams
+    stopping: StoppingParams
+    verification: Verification
+    lenience: float
+    structured_output_digest: str
+    depends_on_guesses: bool
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., target: _Optional[_Union[ReceiptModel, _Mapping]] = ..., draft: _Optional[_Union[ReceiptModel, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_digest: _Optional[str] = ..., output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., lenience: _Optional[float] = ..., structured_output_digest: _Optional[str] = ..., depends_on_guesses: _Optional[bool] = ...) -> None: ...
+
+class ReceiptModel(_message.Message):
+    __slots__ = ("name", "digest", "architecture", "dtype", "device", "arithmetic", "deterministic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    architecture: str
+    dtype: str
+    device: str
+    arithmetic: str
+    deterministic: bool
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., arithmetic: _Optional[str] = ..., deterministic: _Optional[bool] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "guessed", "logprobs", "usage", "finish", "trace", "index", "prompt_logprobs")
+    __slots__ = ("request_id", "text", "token_ids", "guessed", "logprobs", "usage", "finish", "trace", "explanation", "index", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +373,7 @@ class GenerateChunk(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -325,12 +384,13 @@ class GenerateChunk(_message.Message):
     usage: Usage
     finish: Finish
     trace: _containers.RepeatedCompositeFieldContainer[CallTrace]
+    explanation: _containers.RepeatedScalarFieldContainer[str]
     index: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., guessed: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ..., index: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., guessed: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ..., explanation: _Optional[_Iterable[str]] = ..., index: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "logprobs", "usage", "finish", "trace", "samples", "prompt_logprobs")
+    __slots__ = ("request_id", "text", "token_ids", "logprobs", "usage", "finish", "trace", "explanation", "samples", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +398,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -347,23 +408,26 @@ class GenerateResponse(_message.Message):
     usage: Usage
     finish: Finish
     trace: _containers.RepeatedCompositeFieldContainer[CallTrace]
+    explanation: _containers.RepeatedScalarFieldContainer[str]
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ..., explanation: _Optional[_Iterable[str]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("text", "token_ids", "logprobs", "finish", "trace")
+    __slots__ = ("text", "token_ids", "logprobs", "finish", "trace", "explanation")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     finish: Finish
     trace: _containers.RepeatedCompositeFieldContainer[CallTrace]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ...) -> None: ...
+    explanation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[CallTrace, _Mapping]]] = ..., explanation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,182 @@
+"""`outrider replay`: compute an output again from its receipt, and say whether it is the same.
+
+Knows receipts, requests as callers keep them, and the client. Imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from typer import Argument, Option
+
+from core.errors import ConfigError
+from deploy.cli import terminal
+from deploy.cli.jobs import Job
+from deploy.receipts import Outcome, Verdict, compare
+from outrider_client import Client, GenerateFields, OutriderError
+from protos.outrider.v1 import generation_pb2 as pb
+
+DEFAULT_ADDRESS = "localhost:9000"
+BEARER_VARIABLE = "OUTRIDER_TOKEN"
+TIMEOUT_S = 600.0
+NEEDED = ("target", "sampling", "stopping", "verification", "output_digest", "output_tokens")
+"""Fields without which a receipt cannot be compared."""
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Compute an output again from its receipt, and say whether it is the same.
+
+    Exit status: 0 the same, 1 another output, 2 not comparable (a field is named) or not to be computed again.
+    """
+
+    receipt: Annotated[
+        Path,
+        Argument(
+            metavar="RECEIPT", help="A file of `generate --save`, or a receipt as JSON; its prompt is in --request."
+        ),
+    ]
+    request: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="The request as JSON, as the proto or as the body of a call by HTTP has it."),
+    ] = None
+    address: Annotated[
+        list[str] | None, Option(metavar="HOST:PORT", help="Of a server; may be repeated: each computes it again.")
+    ] = None
+    model: Annotated[str | None, Option(metavar="NAME", help="Of the model; that of the receipt when not given.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a caller has kept of an output."""
+
+    receipt: Mapping[str, Any]
+    request: Mapping[str, Any] | None
+    token_ids: tuple[int, ...] | None
+
+
+def replay(options: ReplayOptions) -> int:
+    """Returns the exit status: of several servers the worst. Raises: ConfigError for files that are no such things."""
+    kept = read(options.receipt)
+    request = _json_of(options.request) if options.request is not None else kept.request
+    if request is None:
+        raise ConfigError(f"{options.receipt} has no request: give the file with --request FILE")
+    prompt, fields = _asked(request, kept.receipt, options.model)
+    statuses = []
+    for address in options.address or [DEFAULT_ADDRESS]:
+        verdict = _replay_at(address, prompt, fields, kept)
+        terminal.say(f"{address}: {_WORDS[verdict.outcome]}: {verdict.reason}")
+        statuses.append(int(verdict.outcome))
+    return max(statuses)
+
+
+_WORDS = {Outcome.SAME: "same", Outcome.DIFFERS: "differs", Outcome.NOT_COMPARABLE: "not comparable"}
+
+
+def _replay_at(address: str, prompt: str | None, fields: GenerateFields, kept: Kept) -> Verdict:
+    token = os.environ.get(BEARER_VARIABLE, "").strip()
+    try:
+        with Client(address, token=token or None) as client:
+            completion = client.generate(prompt, **fields)
+    except OutriderError as error:
+        return Verdict(Outcome.NOT_COMPARABLE, f"it cannot be computed again: {error}")
+    now = completion.finish.receipt
+    if now is None:
+        return Verdict(Outcome.NOT_COMPARABLE, "the server gives no receipts")
+    return compare(kept.receipt, now, kept.token_ids, completion.token_ids)
+
+
+def save(path: Path, job: Job) -> None:
+    """Keep the receipt, and beside it what computes the output again and tells where it differs. Raises: OSError."""
+    request = pb.GenerateRequest(model=job.fields.get("model") or "", text=job.prompt)
+    kept = {
+        "receipt": job.finish.receipt,
+        "request": MessageToDict(request, preserving_proto_field_name=True),
+        "token_ids": list(job.token_ids),
+    }
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Kept:
+    """What `save` has written, or a receipt alone. Raises: ConfigError."""
+    found = _json_of(path)
+    receipt = found.get("receipt", found)
+    try:
+        missing = {*NEEDED} - {*receipt}
+        is_whole = not missing and isinstance(receipt["target"], Mapping)
+    except TypeError:
+        is_whole = False
+    if not is_whole:
+        raise ConfigError(f"{path} holds no receipt: outrider generate --save FILE writes one")
+    tokens = found.get("token_ids")
+    return Kept(receipt, found.get("request"), None if tokens is None else tuple(tokens))
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold an object, got {type(found).__name__}")
+    return found
+
+
+def _asked(
+    request: Mapping[str, Any], receipt: Mapping[str, Any], model: str | None
+) -> tuple[str | None, GenerateFields]:
+    """The prompt and the arguments of a call: the prompt of the request, all parameters of the receipt."""
+    prompt, fields = _prompt_of(request)
+    sampling = {name: value for name, value in receipt["sampling"].items() if value not in ([], {})}
+    if bias := sampling.pop("logit_bias", None):
+        fields["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
+    for name, value in {**sampling, **receipt["stopping"]}.items():
+        fields[name] = value  # type: ignore[literal-required]  # they are named alike in both
+    fields["verification"] = receipt["verification"]
+    if receipt["verification"] != "coupled" and not receipt.get("depends_on_guesses"):
+        fields["max_draft_tokens"] = 0  # as it was: with guesses its output would depend on them
+    if "lenience" in receipt:
+        fields["lenience"] = receipt["lenience"]
+    fields.update({"model": model or receipt.get("model") or None, "receipt": True, "timeout_s": TIMEOUT_S})
+    return prompt, fields
+
+
+def _prompt_of(request: Mapping[str, Any]) -> tuple[str | None, GenerateFields]:
+    """What the request asks to go on from, and what its output is held to. Raises: ConfigError."""
+    body: Any = request.get("prompt", request.get("messages"))
+    if body is not None:  # of a call by HTTP
+        if "messages" in request:
+            return None, {"messages": body}
+        return (body, {}) if isinstance(body, str) else (None, {"token_ids": body})
+    try:
+        message = ParseDict(dict(request), pb.GenerateRequest(), ignore_unknown_fields=True)
+    except ParseError as error:
+        raise ConfigError(f"the request is not one of outrider.v1: {error}") from error
+    return _given_by(message)
+
+
+def _given_by(message: pb.GenerateRequest) -> tuple[str | None, GenerateFields]:
+    fields: GenerateFields = {}
+    kind = message.structured_output.WhichOneof("kind")
+    if kind == "choice":
+        fields["choice"] = list(message.structured_output.choice.choices)
+    elif kind is not None:
+        fields[kind] = getattr(message.structured_output, kind)  # type: ignore[literal-required]  # as above
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text, fields
+        case "token_ids":
+            fields["token_ids"] = list(message.token_ids.ids)
+        case "chat":
+            fields["messages"] = [{"role": each.role, "content": each.content} for each in message.chat.messages]
+        case _:
+            raise ConfigError("the request has no prompt")
+    return None, fields

@@ -1,0 +1,133 @@
+"""A receipt as it comes to be, and its fields by the names that the proto has.
+
+Knows requests, models and digests; must not know messages, bodies or sessions. A receipt has no prompt and no output,
+but their digests: whoever guesses a short text can check the guess by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from core.records import Chunk, GenerationRequest, Grammar, ModelInfo, Receipt, Sampling
+
+DIGEST = "sha256"
+
+
+class ReceiptMaker:
+    """Follows one output, and writes its receipt."""
+
+    def __init__(
+        self, request: GenerationRequest, model: str, target: ModelInfo, draft: ModelInfo | None, tokenizer_digest: str
+    ) -> None:
+        self._receipt = Receipt(
+            version=outrider_version(),
+            model=model,
+            target=target,
+            draft=draft,
+            tokenizer_digest=tokenizer_digest,
+            request=request,
+            prompt_digest=digest_of_tokens(request.prompt),
+            output_digest="",
+            num_output_tokens=0,
+        )
+        self._output = hashlib.sha256(_bytes_of(request.resume_tokens))
+        self._num_tokens = len(request.resume_tokens)
+
+    def saw(self, chunk: Chunk) -> Chunk:
+        """The same piece; the last one with the receipt."""
+        self._output.update(_bytes_of(chunk.token_ids))
+        self._num_tokens += len(chunk.token_ids)
+        if chunk.finish_reason is None:
+            return chunk
+        output = f"{DIGEST}:{self._output.hexdigest()}"
+        receipt = replace(self._receipt, output_digest=output, num_output_tokens=self._num_tokens)
+        return replace(chunk, receipt=receipt)
+
+
+def digest_of_tokens(token_ids: Iterable[int]) -> str:
+    """SHA-256 over the ids, each of them four bytes, the lowest first."""
+    return f"{DIGEST}:{hashlib.sha256(_bytes_of(token_ids)).hexdigest()}"
+
+
+def _bytes_of(token_ids: Iterable[int]) -> bytes:
+    return b"".join(token_id.to_bytes(4, "little") for token_id in token_ids)
+
+
+@cache  # looking it up takes a third of a millisecond
+def outrider_version() -> str:
+    """Of the distribution; "unknown" where the code runs without one."""
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def receipt_fields(receipt: Receipt) -> dict[str, Any]:
+    """The fields of the proto's Receipt as JSON has them: numbers, texts, lists and objects; absent where unset."""
+    request = receipt.request
+    fields: dict[str, Any] = {
+        "version": receipt.version,
+        "model": receipt.model,
+        "target": _model_fields(receipt.target),
+        "tokenizer_digest": receipt.tokenizer_digest,
+        "prompt_digest": receipt.prompt_digest,
+        "prompt_tokens": len(request.prompt),
+        "output_digest": receipt.output_digest,
+        "output_tokens": receipt.num_output_tokens,
+        "sampling": _sampling_fields(request.sampling),
+        "stopping": _stopping_fields(request),
+        "verification": str(request.verification),
+        "depends_on_guesses": request.depends_on_guesses,
+        "structured_output_digest": _grammar_digest(request.grammar) if request.grammar is not None else "",
+    }
+    if request.rule.takes_lenience:
+        fields["lenience"] = request.lenience
+    if receipt.draft is not None:
+        fields["draft"] = _model_fields(receipt.draft)
+    return fields
+
+
+def _model_fields(info: ModelInfo) -> dict[str, Any]:
+    names = ("name", "digest", "architecture", "dtype", "device", "arithmetic")
+    return {**{name: getattr(info, name) for name in names}, "deterministic": info.is_deterministic}
+
+
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    numbers = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+    )
+    return {
+        **{name: getattr(sampling, name) for name in numbers},
+        "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias},
+        "allowed_token_ids": list(sampling.allowed_token_ids),
+        "bad_words": [],  # they are among the next
+        "bad_word_ids": [list(word) for word in sampling.bad_words],
+    }
+
+
+def _stopping_fields(request: GenerationRequest) -> dict[str, Any]:
+    return {
+        "max_tokens": request.max_tokens,
+        "min_tokens": request.sampling.min_tokens,
+        "stop": list(request.stop),
+        "stop_token_ids": sorted(request.stop_token_ids),
+        "ignore_eos": request.ignore_eos,
+        "include_stop": request.include_stop,
+    }
+
+
+def _grammar_digest(grammar: Grammar) -> str:
+    text = f"{grammar.kind}\n{grammar.text}"
+    return f"{DIGEST}:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,103 @@
+"""`outrider generate --save` and `outrider replay`, over a real gRPC server whose completions are written down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from deploy.cli import main
+from tests.deploy.grpc.rpc import Script, greeting, ids_of, server
+
+
+def run(*argv: str) -> int:
+    return main.main([str(each) for each in argv])
+
+
+@pytest.fixture
+def kept(tmp_path):
+    file = tmp_path / "receipt.json"
+    with server(Script(*greeting())) as address:
+        assert run("generate", "say", "--address", address, "--seed", "7", "--save", file) == 0
+    return file
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_what_is_saved_is_the_receipt_the_request_and_the_tokens(kept):
+    content = json.loads(kept.read_text())
+    assert content["request"] == {"text": "say"}
+    assert content["token_ids"] == list(ids_of("hello") + ids_of(" wor") + ids_of("d"))
+    receipt = content["receipt"]
+    assert (receipt["model"], receipt["sampling"]["seed"], receipt["sampling"]["temperature"]) == ("pair", 7, 0.7)
+    assert receipt["output_tokens"] == len(content["token_ids"])
+    assert "say" not in json.dumps(receipt)
+
+
+def test_an_output_that_comes_out_again_is_the_same(kept, capsys):
+    script = Script(*greeting())
+    with server(script) as address, server(Script(*greeting())) as other:
+        assert run("replay", kept, "--address", address, "--address", other) == 0
+    lines = capsys.readouterr().err.splitlines()[-2:]
+    assert lines == [f"{each}: same: all {len(ids_of('hello word'))} tokens are the same" for each in (address, other)]
+    request = script.requests[0]
+    assert (request.sampling.seed, request.sampling.temperature) == (7, 0.7), "as resolved, not as a default is now"
+
+
+def test_another_output_is_told_by_its_first_token(kept, capsys):
+    hello, last = greeting()
+    changed = replace(last, token_ids=(*last.token_ids[:-1], last.token_ids[-1] + 1))
+    with server(Script(hello, changed)) as address:
+        assert run("replay", kept, "--address", address) == 1
+    first = len(ids_of("hello")) + len(last.token_ids) - 1
+    assert f"differs: the output differs from token {first} on" in capsys.readouterr().err
+
+
+def test_other_weights_are_not_comparable_and_named(kept, capsys):
+    edit(kept, lambda content: content["receipt"]["target"].update(digest="sha256:other"))
+    with server(Script(*greeting())) as address:
+        assert run("replay", kept, "--address", address) == 2
+    assert "not comparable: target.digest differs ('sha256:other', now '')" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "request_json", [{"text": "say"}, {"prompt": "say"}, {"token_ids": {"ids": [*ids_of("say")]}}, {"prompt": [1, 2]}]
+)
+def test_a_receipt_alone_needs_its_request(kept, tmp_path, capsys, request_json):
+    alone, request = tmp_path / "alone.json", tmp_path / "request.json"
+    alone.write_text(json.dumps(json.loads(kept.read_text())["receipt"]))
+    assert run("replay", alone) == 2
+    assert "give the file with --request FILE" in capsys.readouterr().err
+    request.write_text(json.dumps(request_json))
+    with server(Script(*greeting())) as address:
+        status = run("replay", alone, "--request", request, "--address", address)
+    is_the_prompt = request_json != {"prompt": [1, 2]}
+    text = capsys.readouterr().err
+    assert ("prompt_digest differs" in text) is not is_the_prompt or "token_ids" in request_json
+    assert status in ((0,) if "text" in request_json or request_json.get("prompt") == "say" else (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("{", "cannot be read as JSON"), ("[]", "must hold an object"), ('{"receipt": 3}', "holds no receipt")],
+)
+def test_what_is_no_receipt_is_said_to_be_none(tmp_path, capsys, content, problem):
+    file = tmp_path / "receipt.json"
+    file.write_text(content)
+    assert run("replay", file) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_can_compute_nothing_again(kept, capsys):
+    assert run("replay", kept, "--address", "localhost:1") == 2
+    assert "it cannot be computed again" in capsys.readouterr().err
+
+
+def test_one_receipt_is_of_one_prompt(tmp_path, capsys):
+    assert run("generate", "one", "two", "--save", tmp_path / "file") == 1
+    assert "give one prompt" in capsys.readouterr().err
