@@ -36,6 +36,18 @@ _MAX_CHUNK = 1 << 16
 """Numbers computed at once: a few arrays of this size fit the cache."""
 
 
+ROWS_APART = 1 << 16
+"""Between the rows of two draws at one depth: more than a block is deep."""
+
+
+def row_of(depth: int, number: int = 0) -> int:
+    """Row of the noise of draw `number` at this depth below the root of a block; a chain has one at each depth.
+
+    Of two blocks with different roots no row at the same position is the same, whatever the numbers.
+    """
+    return depth + ROWS_APART * number
+
+
 class Purpose(IntEnum):
     """What a number is drawn for; numbers of different purposes are independent (docs/exactness.md, section 3)."""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from core import noise
 from core.noise import Purpose
 from core.records import Sampling
 from core.rules import draw
@@ -164,3 +165,17 @@ def draw_guess(q: SparseDistribution, vocab_size: int, seed: int, position: int,
     log_q = np.full(vocab_size, -np.inf)
     log_q[list(q.token_ids)] = np.log(q.probs)
     return draw(log_q, seed, position, row, Purpose.DRAFT)
+
+
+def draw_several(
+    q: SparseDistribution, vocab_size: int, seed: int, position: int, row: int, num_draws: int, *, draws_anew: bool
+) -> tuple[int, ...]:
+    """Guesses with law q at one place, in the order of drawing; without `draws_anew` none twice, nor more than there
+    are. `row` is as `core.noise.row_of` gives it."""
+    if draws_anew:
+        rows = [row + noise.ROWS_APART * each for each in range(num_draws)]
+        return tuple(draw_guess(q, vocab_size, seed, position, each) for each in rows)
+    gumbel = noise.gumbel(seed, position, row, Purpose.DRAFT, vocab_size)[list(q.token_ids)]
+    scores = np.log(q.probs).astype(np.float32) + gumbel
+    order = np.argsort(-scores, kind="stable")[:num_draws]
+    return tuple(q.token_ids[place] for place in order)

@@ -68,13 +68,14 @@ def sound_prefix(block: TokenTree, vocab_size: int) -> TokenTree:
         raise ValueError("rejection and block verification take chains only")
     length = 0
     for token, q in zip(block.tokens, block.q, strict=False):
-        if not _can_have_drawn(q, token, vocab_size):
+        if not can_have_drawn(q, token, vocab_size):
             break
         length += 1
     return block if length == len(block) else TokenTree.chain(block.tokens[:length], block.q[:length])
 
 
-def _can_have_drawn(q: SparseDistribution, token: int, vocab_size: int) -> bool:
+def can_have_drawn(q: SparseDistribution, token: int, vocab_size: int) -> bool:
+    """Whether q is a law over the vocabulary, and the token one that it gives."""
     ids, probs = q.token_ids, q.probs
     return (
         len(ids) == len(probs) == len(set(ids))

@@ -9,7 +9,9 @@ from core.rules.chains import BLOCK, REJECTION
 from core.rules.coupled import COUPLED
 from core.rules.lenient import LENIENT_COUPLED
 from core.rules.lenient_rejection import LENIENT_REJECTION
+from core.rules.recursive_rejection import RECURSIVE_REJECTION
 from core.rules.rule import Rule
+from core.rules.sequential_selection import SEQUENTIAL_SELECTION
 from core.rules.typical import TYPICAL
 
 
@@ -31,6 +33,8 @@ class Verification(StrEnum):
     LENIENT_COUPLED = "lenient_coupled", LENIENT_COUPLED
     LENIENT_REJECTION = "lenient_rejection", LENIENT_REJECTION
     TYPICAL = "typical", TYPICAL
+    RECURSIVE_REJECTION = "recursive_rejection", RECURSIVE_REJECTION
+    SEQUENTIAL_SELECTION = "sequential_selection", SEQUENTIAL_SELECTION
 
     def at(self, *, is_greedy: bool) -> Rule:
         """The rule that decides, by the sampling that it decides for."""

@@ -30,6 +30,8 @@ class SparseDistribution:
 
     token_ids: tuple[int, ...]
     probs: tuple[float, ...]
+    draws: tuple[int, ...] = ()
+    """What was drawn from it at one place, in this order, where several tokens were; else the node's own alone."""
 
     @classmethod
     def certain(cls, token: int) -> SparseDistribution:
@@ -109,8 +111,8 @@ class Measure(StrEnum):
 class TreeSpec:
     """How a draft is to grow, pass after pass, until it hears otherwise; it tells what has grown after each pass.
 
-    Where the draft samples (rejection and block verification) it grows a chain of its draws, and ends by itself: what
-    is drawn is of use for one block.
+    Where the draft samples it grows draws, a chain or a tree as its rule takes them, and ends by itself: what is drawn
+    is of use for one block. `fanout` tokens are drawn at each place.
     """
 
     rows_per_pass: int
@@ -148,7 +150,13 @@ class TreeSpec:
 
     @property
     def is_blind(self) -> bool:
-        """Whether what grows, and for how long, does not depend on what the draft says."""
+        """Whether what grows, and for how long, does not depend on what the draft says: the shape is fixed before."""
+        is_cut = self.min_path_prob > 0.0 or self.min_confidence > 0.0
+        return self.ends and self.calibration[1] == 0.0 and not is_cut and all(map(ge, self.tail, self.tail[1:]))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether what grows is the chain of this length, and nothing else."""
         return self == replace(TreeSpec.chain(self.num_passes or 1, self.measure), is_anew=self.is_anew)
 
     def __post_init__(self) -> None:

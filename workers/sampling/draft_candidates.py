@@ -16,9 +16,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from core import noise
+from core.noise import Purpose
 from core.records import Sampling, Verification
 from core.speculation import MAX_RANKS, NO_Q, NO_TOKEN, Candidates, SparseDistribution
 from workers.sampling import sampler
+from workers.sampling.gumbel import gumbel_at
 from workers.sampling.sampler import Row
 from workers.step import Readback, upload
 
@@ -47,7 +50,11 @@ class Place:
     row: Row
     kind: Kind
     sample: int | None = None
-    """Place, in its block, of the guess to draw; None where none is drawn."""
+    """Row of the noise of the guess to draw (`core.noise.row_of`); None where none is drawn."""
+    num_draws: int = 1
+    """Guesses to draw there."""
+    draws_anew: bool = False
+    """Whether two of them may be the same (`Rule.draws_anew`)."""
     num_ranks: int = MAX_RANKS
     """Candidates that are of use, where they are ordered by score: each takes time on the engine's thread."""
 
@@ -138,17 +145,7 @@ def _entropy(log_p: Tensor) -> Tensor:
 
 def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
     probs, ids = sampler.cut(log_q, q_top_tokens)
-    wanted = [i for i, place in enumerate(places) if place.sample is not None]
-    draw_wanted: Callable[[], list[_Draw]] = list
-    if wanted:
-        index = upload(wanted, ids.device)
-        rows, samples = [places[i].row for i in wanted], [places[i].sample or 0 for i in wanted]
-        draw_wanted = sampler.draw_guesses(probs[index], ids[index], rows, samples, log_q.shape[1], readback)
-
-    def draws() -> list[_Draw]:
-        by_row = dict(zip(wanted, draw_wanted(), strict=True))
-        return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
-
+    draws = _draws(probs, ids, places, readback)
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
     asked = [readback.ask(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
     return lambda: [
@@ -157,3 +154,67 @@ def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: 
             *(wanted.values for wanted in asked), draws(), strict=True
         )
     ]
+
+
+def _draws(probs: Tensor, ids: Tensor, places: Sequence[Place], readback: Readback) -> Callable[[], list[_Draw]]:
+    """What is drawn at each place; the places that want as many draws together."""
+    asked: list[tuple[list[int], Callable[[], list[_Draw]]]] = []
+    for num_draws, draws_anew in dict.fromkeys((place.num_draws, place.draws_anew) for place in places):
+        wanted = {
+            i: noise.key(place.row.sampling.seed, place.row.position, place.sample, Purpose.DRAFT)
+            for i, place in enumerate(places)
+            if place.sample is not None and (place.num_draws, place.draws_anew) == (num_draws, draws_anew)
+        }
+        if wanted:
+            index, keys = upload(list(wanted), ids.device), list(wanted.values())
+            draw = draw_guesses(probs[index], ids[index], keys, readback, num_draws, draws_anew=draws_anew)
+            asked.append((list(wanted), draw))
+
+    def found() -> list[_Draw]:
+        by_row = {i: each for wanted, drawn in asked for i, each in zip(wanted, drawn(), strict=True)}
+        return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
+
+    return found
+
+
+def draw_guesses(
+    probs: Tensor,
+    ids: Tensor,
+    keys: Sequence[noise.Key],
+    readback: Readback,
+    num_draws: int = 1,
+    *,
+    draws_anew: bool = False,
+) -> Callable[[], list[_Draw]]:
+    """What is drawn from each q [R, M], which is `cut` already: the first draw, and that q with all of them, when they
+    have been read back.
+
+    Without `draws_anew` the draws are the largest scores log q + noise, in order: the law of drawing one after the
+    other, none twice. With it each has noise of its own, from the same key on in steps of `ROWS_APART`.
+    """
+    log_probs = probs.double().log().float()
+    if draws_anew:
+        picks = [(log_probs + gumbel_at(_apart(keys, draw), ids)).argmax(dim=-1) for draw in range(num_draws)]
+        order = torch.stack(picks, dim=1)
+    else:
+        order = (log_probs + gumbel_at(keys, ids)).topk(min(num_draws, ids.shape[1])).indices
+    asked = [readback.ask(tensor) for tensor in (order, ids, probs)]
+    return lambda: [
+        _one_place(picks, token_ids, row_probs)
+        for picks, token_ids, row_probs in zip(*(wanted.values for wanted in asked), strict=True)
+    ]
+
+
+def _apart(keys: Sequence[noise.Key], draw: int) -> list[noise.Key]:
+    return [(seed, position, row + noise.ROWS_APART * draw, purpose) for seed, position, row, purpose in keys]
+
+
+def _one_place(picks: Sequence[int], token_ids: list[int], probs: list[float]) -> _Draw:
+    """Of one alone the guess itself tells. What has no chance is not drawn: of a row without a law nothing."""
+    draws = tuple([token_ids[pick] for pick in picks if probs[pick] > 0.0])
+    return (draws[0] if draws else NO_TOKEN), _sparse(token_ids, probs, draws if len(picks) > 1 else ())
+
+
+def _sparse(token_ids: list[int], probs: list[float], draws: tuple[int, ...]) -> SparseDistribution:
+    num_positive = sum(prob > 0 for prob in probs)  # they come likeliest first
+    return SparseDistribution(tuple(token_ids[:num_positive]), tuple(probs[:num_positive]), draws)

@@ -24,6 +24,15 @@ def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> T
     return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]
 
 
+def gumbel_at(keys: Sequence[Key], token_ids: Tensor) -> Tensor:
+    """What those rows hold at these ids [R, M]: for a draw from few tokens, without the rest of each row."""
+    columns = upload(list(keys), token_ids.device)[:, :, None].unbind(dim=1)
+    words = torch.stack(noise.words(token_ids // 4, *columns), dim=-1)
+    bits = words.gather(2, (token_ids % 4)[:, :, None]).squeeze(2)
+    gumbel: Tensor = noise.gumbel_of(bits.double(), _frexp)
+    return gumbel.float()
+
+
 class NoiseCache:
     """Rows of noise by key. A draft asks for those of one position in every pass until the position is committed, and a
     row costs more than a pass of a small model."""

@@ -19,7 +19,6 @@ from core import noise
 from core.exact import TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
-from core.speculation import SparseDistribution
 from workers.grammar import Mask
 from workers.sampling.gumbel import gumbel_rows
 from workers.sampling.masks import has_masks, masked
@@ -273,31 +272,6 @@ def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
     """
     log_probs, ids = largest(log_q, top_tokens)
     return log_probs.softmax(dim=-1), ids
-
-
-def draw_guesses(
-    probs: Tensor, ids: Tensor, rows: Sequence[Row], row_index: Sequence[int], vocab_size: int, readback: Readback
-) -> Callable[[], list[tuple[int, SparseDistribution]]]:
-    """A guess for each row from its q [R, M], which is `cut` already, and that q: when they have been read back.
-
-    `row_index` is each guess's place in its block, from 0.
-    """
-    keys = [
-        noise.key(row.sampling.seed, row.position, place, Purpose.DRAFT)
-        for row, place in zip(rows, row_index, strict=True)
-    ]
-    gumbel = gumbel_rows(keys, vocab_size, probs.device).gather(1, ids)
-    picks = (probs.double().log().float() + gumbel).argmax(dim=-1)
-    asked = [readback.ask(tensor) for tensor in (picks, ids, probs)]
-    return lambda: [
-        (token_ids[pick], _sparse(token_ids, row_probs))
-        for pick, token_ids, row_probs in zip(*(wanted.values for wanted in asked), strict=True)
-    ]
-
-
-def _sparse(token_ids: list[int], probs: list[float]) -> SparseDistribution:
-    num_positive = sum(prob > 0 for prob in probs)  # they come likeliest first
-    return SparseDistribution(tuple(token_ids[:num_positive]), tuple(probs[:num_positive]))
 
 
 def logprobs(

@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor
 
 from core.speculation import TokenTree
-from workers.sampling import chains, coupled, lenient, typical
+from workers.sampling import chains, coupled, drawn_trees, relaxed
 from workers.sampling.sampler import Row
 from workers.sampling.twin import Outcomes, Twin
 from workers.step import Readback
@@ -21,10 +21,12 @@ TWINS: Final[Mapping[str, Twin]] = {
     "coupled": coupled.follow_samples,
     "rejection": chains.reject,
     "block": chains.reject_blocks,
-    "lenient_greedy": lenient.follow_argmax_leniently,
-    "lenient_coupled": lenient.follow_leniently,
+    "recursive_rejection": drawn_trees.reject_recursively,
+    "sequential_selection": drawn_trees.select_in_sequence,
+    "lenient_greedy": relaxed.follow_argmax_leniently,
+    "lenient_coupled": relaxed.follow_leniently,
     "lenient_rejection": chains.reject_leniently,
-    "typical": typical.follow_typical,
+    "typical": relaxed.follow_typical,
 }
 
 

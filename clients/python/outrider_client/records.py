@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
-Verification = Literal["coupled", "rejection", "block", "lenient_coupled", "lenient_rejection", "typical"]
+Verification = Literal[
+    "coupled",
+    "rejection",
+    "block",
+    "lenient_coupled",
+    "lenient_rejection",
+    "typical",
+    "recursive_rejection",
+    "sequential_selection",
+]
 """The last three are relaxed rules, whose output has not the target's own law."""
 Call = Literal["verify", "block", "growth", "prefill"]
 """The kind of a call to an engine: the target is asked to verify (with no guesses: prefill, or a plain step); the draft

@@ -16,6 +16,8 @@ class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_LENIENT_COUPLED: _ClassVar[Verification]
     VERIFICATION_LENIENT_REJECTION: _ClassVar[Verification]
     VERIFICATION_TYPICAL: _ClassVar[Verification]
+    VERIFICATION_RECURSIVE_REJECTION: _ClassVar[Verification]
+    VERIFICATION_SEQUENTIAL_SELECTION: _ClassVar[Verification]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +39,8 @@ VERIFICATION_BLOCK: Verification
 VERIFICATION_LENIENT_COUPLED: Verification
 VERIFICATION_LENIENT_REJECTION: Verification
 VERIFICATION_TYPICAL: Verification
+VERIFICATION_RECURSIVE_REJECTION: Verification
+VERIFICATION_SEQUENTIAL_SELECTION: Verification
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

@@ -39,6 +39,8 @@ class NoiseTable:
     _gumbel: dict = field(default_factory=dict)
     _uniform: dict = field(default_factory=dict)
 
+    row_of = staticmethod(noise.row_of)
+
     def gumbel(self, seed, position, row, purpose, vocab_size):
         return self.gumbel_of_all(*self.remap(position, row, purpose))[seed]
 
@@ -136,6 +138,7 @@ def count(decoder, num_tokens, monkeypatch, verify=None):
     """How often each output occurs, over all seeds of the decoder's noise: [V] * num_tokens."""
     monkeypatch.setattr(acceptance, "noise", decoder.noise)
     monkeypatch.setattr("core.rules.rule.noise", decoder.noise)
+    monkeypatch.setattr("core.rules.drawn_trees.noise", decoder.noise)
     counts = np.zeros((VOCAB_SIZE,) * num_tokens)
     for seed in range(decoder.noise.num_seeds):
         counts[decoder.decode(seed, num_tokens, verify)] += 1

@@ -41,7 +41,13 @@ def test_a_request_and_its_sequence_have_the_same_rule(verification, temperature
 
 def test_lossless_rules_that_differ():
     assert lossless(is_greedy=True) == (Verification.COUPLED,)
-    assert lossless(is_greedy=False) == (Verification.COUPLED, Verification.REJECTION, Verification.BLOCK)
+    assert lossless(is_greedy=False) == (
+        Verification.COUPLED,
+        Verification.REJECTION,
+        Verification.BLOCK,
+        Verification.RECURSIVE_REJECTION,
+        Verification.SEQUENTIAL_SELECTION,
+    )
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.name)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from core.speculation.token_tree import TokenTree
 from tests.workers.step.readbacks import at_once
 from workers.sampling import gumbel
 from workers.sampling import sampler as twin
+from workers.sampling.draft_candidates import draw_guesses
 from workers.sampling.sampler import Row
 
 pytestmark = pytest.mark.thorough
@@ -192,7 +194,11 @@ def test_plain_rows_do_not_pay_for_sorting(monkeypatch):
 
 
 def draw(log_q, batch, places, top_tokens):
-    return at_once(twin.draw_guesses, *twin.cut(log_q, top_tokens), batch, places, VOCAB_SIZE)
+    return at_once(draw_guesses, *twin.cut(log_q, top_tokens), keys_of(batch, places))
+
+
+def keys_of(batch, rows):
+    return [noise.key(row.sampling.seed, row.position, at, Purpose.DRAFT) for row, at in zip(batch, rows, strict=True)]
 
 
 @pytest.mark.parametrize("top_tokens", [1, 4, 64])
@@ -206,6 +212,27 @@ def test_guesses_are_drawn_from_the_very_q_that_is_sent(top_tokens):
         assert len(q.token_ids) <= top_tokens
         assert token == sampling.draw_guess(q, VOCAB_SIZE, batch[i].sampling.seed, batch[i].position, places[i])
         assert len(sound_prefix(TokenTree.chain([token], [q]), VOCAB_SIZE)) == 1
+
+
+@pytest.mark.parametrize("draws_anew", [False, True])
+@pytest.mark.parametrize("top_tokens", [2, 8])
+def test_several_guesses_are_those_of_the_reference_in_their_order(top_tokens, draws_anew):
+    batch = [Row(Sampling(seed=2**63 + i, temperature=0.9), 10 + i, [], 3) for i in range(40)]
+    log_q = twin.process(random_logits(40), batch)
+    keys = keys_of(batch, [noise.row_of(i % 4, 5 * i) for i in range(40)])
+    probs, ids = twin.cut(log_q, top_tokens)
+    found = at_once(partial(draw_guesses, num_draws=4, draws_anew=draws_anew), probs, ids, keys)
+    for (token, q), (_, position, row, _), of in zip(found, keys, batch, strict=True):
+        want = sampling.draw_several(q, VOCAB_SIZE, of.sampling.seed, position, row, 4, draws_anew=draws_anew)
+        assert q.draws == want
+        assert token == want[0] == sampling.draw_guess(q, VOCAB_SIZE, of.sampling.seed, position, row)
+        assert len(want) == (4 if draws_anew else min(4, top_tokens))
+
+
+def test_noise_at_a_few_ids_is_that_of_whole_rows():
+    keys = [noise.key(2**63 + i, 7, noise.row_of(3, i << 12), Purpose.DRAFT) for i in range(5)]
+    ids = torch.randint(0, VOCAB_SIZE, (5, 9))
+    assert torch.equal(gumbel.gumbel_at(keys, ids), gumbel.gumbel_rows(keys, VOCAB_SIZE, CPU).gather(1, ids))
 
 
 def test_a_greedy_draft_is_sure():

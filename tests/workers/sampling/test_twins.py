@@ -1,10 +1,13 @@
 """Every rule in the table has a batched twin under its name, which decides as its reference does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from core.exact.sampling import draw_guess, truncate
+from core.exact.sampling import draw_guess, draw_several, truncate
+from core.noise import row_of
 from core.records import Sampling
 from core.rules import all_rules
 from core.speculation.token_tree import ROOT, TokenTree
@@ -38,6 +41,28 @@ def drawn_chain(generator, log_p, seed, position):
     return TokenTree.chain(tokens, q)
 
 
+def drawn_tree(generator, log_p, seed, position, rule):
+    """Draws at each place but the last, of which not all may have a node."""
+    tokens, parents, laws = [], [], []
+    numbers, depths = list(range(len(log_p) - 1)), [0]
+    for place, row in enumerate(log_p):
+        num_left = len(log_p) - 1 - len(tokens)
+        if place > len(tokens) or not num_left:
+            break
+        q = truncate(log_softmax(row + generator.normal(scale=0.7, size=VOCAB_SIZE)), 8)
+        noise_row = row_of(depths[place], 9 * numbers[place])
+        num_draws = int(generator.integers(1, 5))
+        draws = draw_several(
+            q, VOCAB_SIZE, seed, position + depths[place], noise_row, num_draws, draws_anew=rule.draws_anew
+        )
+        kept = list(dict.fromkeys(draws))[: min(num_left, int(generator.integers(1, 4)))]
+        tokens += kept
+        parents += [place - 1] * len(kept)
+        depths += [depths[place] + 1] * len(kept)
+        laws += [replace(q, draws=draws)] * len(kept)
+    return TokenTree(tuple(tokens), tuple(parents), tuple(laws))
+
+
 def tree(generator, num_nodes):
     """Of likely tokens, a few of them twice, and of ids that are none."""
     parents = tuple(int(generator.integers(ROOT, node)) for node in range(num_nodes))
@@ -46,9 +71,14 @@ def tree(generator, num_nodes):
 
 
 def case(generator, rule, is_greedy):
-    num_nodes, seed, position = (int(generator.integers(0, top)) for top in (6, 2**63, 99))
+    num_nodes, seed, position = (int(generator.integers(0, top)) for top in (9, 2**63, 99))
     log_p = laws(generator, 1 + num_nodes)
-    block = drawn_chain(generator, log_p, seed, position) if rule.needs_q else tree(generator, num_nodes)
+    if not rule.needs_q:
+        block = tree(generator, num_nodes)
+    elif rule.takes_trees:
+        block = drawn_tree(generator, log_p, seed, position, rule)
+    else:
+        block = drawn_chain(generator, log_p, seed, position)
     sampling = Sampling(seed=seed, temperature=0.0 if is_greedy else 1.0)
     lenience = float(generator.choice([1.0, 0.7, 0.2])) if rule.takes_lenience else 1.0
     return block, log_p, [Row(sampling, position + depth, [], 1, lenience=lenience) for depth in (0, *block.depths)]

@@ -23,6 +23,8 @@ class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_LENIENT_COUPLED: _ClassVar[Verification]
     VERIFICATION_LENIENT_REJECTION: _ClassVar[Verification]
     VERIFICATION_TYPICAL: _ClassVar[Verification]
+    VERIFICATION_RECURSIVE_REJECTION: _ClassVar[Verification]
+    VERIFICATION_SEQUENTIAL_SELECTION: _ClassVar[Verification]
 
 class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +43,8 @@ VERIFICATION_BLOCK: Verification
 VERIFICATION_LENIENT_COUPLED: Verification
 VERIFICATION_LENIENT_REJECTION: Verification
 VERIFICATION_TYPICAL: Verification
+VERIFICATION_RECURSIVE_REJECTION: Verification
+VERIFICATION_SEQUENTIAL_SELECTION: Verification
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
@@ -179,14 +183,20 @@ class TokenTree(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., q: _Optional[_Union[Distributions, _Mapping]] = ...) -> None: ...
 
 class Distributions(_message.Message):
-    __slots__ = ("lengths", "token_ids", "probs")
+    __slots__ = ("lengths", "token_ids", "probs", "draw_lengths", "draws", "of_nodes")
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAW_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    OF_NODES_FIELD_NUMBER: _ClassVar[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     probs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
+    draw_lengths: _containers.RepeatedScalarFieldContainer[int]
+    draws: _containers.RepeatedScalarFieldContainer[int]
+    of_nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., draw_lengths: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., of_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TreeSpec(_message.Message):
     __slots__ = ("rows_per_pass", "max_depth", "min_path_prob", "calibration_offset", "calibration_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_confidence")

@@ -1,4 +1,4 @@
-"""Lenient verification of a batch of trees: the twin of `core.rules.lenient`, with noise and, greedily, without.
+"""Relaxed verification of a batch of trees: the twins of `core.rules.lenient` and of `core.rules.typical`.
 
 Of each row two numbers come to the host, and one of each guess; the reference's own functions decide by them.
 """
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from core.rules import Outcome
-from core.rules import lenient as reference
+from core.rules import Outcome, lenient, typical
 from core.rules.relaxed import verify_relaxed
 from core.speculation import TokenTree
 from workers.sampling import sampler
@@ -40,9 +39,25 @@ def _follow(blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], re
             verify_relaxed(
                 block,
                 samples[i],
-                reference.merits(block, of_guesses[i][1:], largest[i], rows[start].lenience),
+                lenient.merits(block, of_guesses[i][1:], largest[i], rows[start].lenience),
             )
             for i, (block, start) in enumerate(zip(blocks, starts_of(blocks), strict=True))
+        ]
+
+    return outcomes
+
+
+def follow_typical(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
+    """The twin of typical acceptance."""
+    wide = log_p.double()
+    entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
+    asked = [readback.ask(part) for part in (sampler.sample_coupled(log_p, rows), entropies, at_guesses(log_p, blocks))]
+
+    def outcomes() -> list[Outcome]:
+        samples, of_rows, of_guesses = (of_nodes(wanted.values, blocks) for wanted in asked)
+        return [
+            verify_relaxed(block, samples[i], typical.merits(block, of_guesses[i][1:], of_rows[i]))
+            for i, block in enumerate(blocks)
         ]
 
     return outcomes

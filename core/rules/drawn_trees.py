@@ -1,0 +1,119 @@
+"""Verification of trees of draws: at each place what was drawn there is tried, one token after the other.
+
+A place is the root or a node of the block. What was drawn at a place travels whole with each child of the place
+(`SparseDistribution.draws`), so that all of it is tried even where some of it has no node in the block. How likely each
+trial is to pass is the business of a rule: `core.rules.recursive_rejection`, `core.rules.sequential_selection`. Knows
+blocks, p, q and the noise; must not know who guessed. Proofs: docs/exactness.md. Batched twin:
+`workers.sampling.drawn_trees`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from core import noise
+from core.noise import Purpose
+from core.rules.chains import can_have_drawn, normalised
+from core.rules.rule import Float64, Outcome, draw
+from core.speculation import ROOT, SparseDistribution, TokenTree
+
+SURE = 2.0
+"""Chance of a trial that passes whatever its number in (0, 1) is."""
+
+
+class Drawn(NamedTuple):
+    """What was drawn at a place, and from which law."""
+
+    tokens: tuple[int, ...]
+    ids: tuple[int, ...]
+    probs: tuple[float, ...]
+    """In float64, summing to 1."""
+
+    def law(self, vocab_size: int) -> Float64:
+        """q [V]."""
+        q = np.zeros(vocab_size)
+        q[list(self.ids)] = self.probs
+        return q
+
+
+Judge: TypeAlias = Callable[[Float64, Drawn], tuple[list[float], Float64]]
+"""(p [V], what was drawn) -> the chance that each trial passes if those before it have failed, and the residual to draw
+from where all fail [V], which need not be normalised."""
+
+
+def verify_drawn(
+    block: TokenTree, p: Float64, seed: int, num_committed: int, judge: Judge, *, draws_anew: bool
+) -> Outcome:
+    """The outcome of a block whose laws are `p` [1 + nodes, V], by the rule that `judge` is of."""
+    drawn_at = draws_of(block, p.shape[1], draws_anew=draws_anew)
+    judged = {place: judge(p[place + 1], drawn) for place, drawn in drawn_at.items()}
+
+    def next_token(place: int, depth: int) -> int:
+        purpose = Purpose.RESIDUAL if place in judged else Purpose.BONUS
+        with np.errstate(divide="ignore"):
+            log_law = np.log(judged[place][1] if place in judged else p[place + 1])
+        return draw(log_law, seed, num_committed + depth, depth, purpose)
+
+    return walk(block, drawn_at, lambda place: judged[place][0], next_token, seed, num_committed)
+
+
+def walk(
+    block: TokenTree,
+    drawn_at: Mapping[int, Drawn],
+    chances_at: Callable[[int], Sequence[float]],
+    next_token: Callable[[int, int], int],
+    seed: int,
+    num_committed: int,
+) -> Outcome:
+    """Go down from the root: of what was drawn at a place, the first whose trial passes follows.
+
+    One that has no node ends the block as its next token. `next_token` (place, depth) is what comes where none passes,
+    or where nothing was drawn.
+    """
+    place, path = ROOT, list[int]()
+    while (drawn := drawn_at.get(place)) is not None:
+        chances, depth = chances_at(place), len(path)
+        passing = first_passing(chances, trial_uniforms(len(chances), seed, num_committed, depth))
+        if passing is None:
+            break
+        child = block.child(place, drawn.tokens[passing])
+        if child is None:
+            return Outcome(tuple(path), drawn.tokens[passing])
+        path.append(child)
+        place = child
+    return Outcome(tuple(path), next_token(place, len(path)))
+
+
+def draws_of(block: TokenTree, vocab_size: int, *, draws_anew: bool) -> dict[int, Drawn]:
+    """By place, what was drawn there; of a place whose draws cannot be from the q that they carry, nothing.
+
+    An honest draft is never cut, so this bends no distribution.
+    """
+    found: dict[int, Drawn] = {}
+    seen: set[int] = set()
+    for parent, token, q in zip(block.parents, block.tokens, block.q, strict=False):
+        if parent not in seen:
+            seen.add(parent)
+            tokens = q.draws or (token,)
+            if _is_sound(q, tokens, vocab_size, draws_anew):
+                found[parent] = Drawn(tokens, q.token_ids, tuple(normalised(q)))
+    return found
+
+
+def _is_sound(q: SparseDistribution, tokens: Sequence[int], vocab_size: int, draws_anew: bool) -> bool:
+    is_possible = draws_anew or len(set(tokens)) == len(tokens)
+    return is_possible and all(can_have_drawn(q, token, vocab_size) for token in tokens)
+
+
+def trial_uniforms(num_trials: int, seed: int, num_committed: int, depth: int) -> list[float]:
+    """The number that decides on each draw of a place at this depth: a walk sees one such place."""
+    position = num_committed + depth
+    return [noise.uniform(seed, position, noise.row_of(depth, trial), Purpose.ACCEPT) for trial in range(num_trials)]
+
+
+def first_passing(chances: Sequence[float], uniforms: Sequence[float]) -> int | None:
+    """The first trial that passes."""
+    return next((trial for trial, (h, u) in enumerate(zip(chances, uniforms, strict=True)) if u < h), None)

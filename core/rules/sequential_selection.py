@@ -1,0 +1,65 @@
+"""Sequential selection: of k tokens drawn independently at a place, the first that passes the same test follows.
+
+Source: Sun et al. 2023, SpecTr (arXiv 2310.15141), k-SEQ, whose p is our q and whose q is our p. One token
+a place is rejection.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.rules.chains import NEGLIGIBLE_MASS, law_of
+from core.rules.coupled import GREEDY
+from core.rules.drawn_trees import SURE, Drawn, verify_drawn
+from core.rules.rule import Float64, Outcome, Rule
+from core.speculation import TokenTree
+
+NUM_HALVINGS = 40
+"""Of the interval that holds rho: what is left of it is below 1e-11, and on the side where all is exact."""
+
+
+def division_factor(p: Float64, q: Float64, num_draws: int) -> float:
+    """rho in [1, k] with 1 - (1 - beta)^k = rho beta, beta(rho) = sum_x min(q, p / rho); rounded up.
+
+    Every larger rho is exact, too, and accepts less; `p` and `q` need the tokens alone that q gives.
+    """
+    low, high = 1.0, float(num_draws)
+    for _ in range(NUM_HALVINGS):
+        rho = (low + high) / 2.0
+        beta = float(np.minimum(q, p / rho).sum())
+        is_enough = rho * beta >= 1.0 - (1.0 - beta) ** num_draws
+        low, high = (low, rho) if is_enough else (rho, high)
+    return high
+
+
+def judge_in_sequence(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
+    """Try each draw with min(1, p(x) / (rho q(x))); where all fail, p - min(q, p / rho) (1 - (1 - beta)^k) / beta."""
+    q, num_draws = drawn.law(len(p)), len(drawn.tokens)
+    rho = division_factor(p[list(drawn.ids)], np.array(drawn.probs), num_draws)
+    passing = np.minimum(q, p / rho)
+    beta = float(passing.sum())
+    factor = (1.0 - (1.0 - beta) ** num_draws) / beta if beta > 0.0 else rho
+    residual = np.maximum(p - factor * passing, 0.0)
+    if residual.sum() <= NEGLIGIBLE_MASS:  # p is q: a failure can only be a rounding
+        return [SURE], p
+    return [float(p[token] / (rho * q[token])) for token in drawn.tokens], residual
+
+
+def verify_in_sequence(block: TokenTree, p: Float64, seed: int, num_committed: int) -> Outcome:
+    """The outcome of a block whose laws are `p` [1 + nodes, V]."""
+    return verify_drawn(block, p, seed, num_committed, judge_in_sequence, draws_anew=True)
+
+
+def _decide(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001
+    return verify_in_sequence(block, law_of(log_p), seed, num_committed)
+
+
+SEQUENTIAL_SELECTION = Rule(
+    name="sequential_selection",
+    needs_q=True,
+    takes_trees=True,
+    is_lossless=True,
+    draws_anew=True,
+    decide=_decide,
+    at_zero=GREEDY,
+)
