@@ -305,11 +305,18 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     # only a first message sets the sampling
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
-        is_chosen = spec is not None and spec.needs_q and not request.growth.is_blind
-        return "a draft that samples grows a chain of a length that is fixed beforehand" if is_chosen else None
+        return _why_chosen(request.growth, spec) if spec is not None and spec.needs_q else None
     block = request.block.tokens
     if block and (min(block) < 0 or max(block) >= vocab_size):
         return f"a guess is outside the vocabulary of {vocab_size}"
     if spec is not None and not spec.takes_trees and not request.block.is_chain:
         return f"{spec.rule.name} verification takes chains only"
     return None
+
+
+def _why_chosen(growth: TreeSpec, spec: SequenceSpec) -> str | None:
+    """Why draws would be selected by what they are (docs/exactness.md, section 4)."""
+    if growth.is_chain or (growth.is_blind and spec.takes_trees):
+        return None
+    what = "a tree of a shape" if spec.takes_trees else "a chain of a length"
+    return f"a draft that samples grows {what} that is fixed beforehand"

@@ -3,9 +3,9 @@
 Knows tokens, chances and the order of work; must not know models, KV or time.
 """
 
-from core.speculation.calibration import PRIOR, USUAL_TAIL, Average, Calibration, logit, miss_curve
+from core.speculation.calibration import DRAWN_TAIL, PRIOR, USUAL_TAIL, Average, Calibration, logit, miss_curve
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
-from core.speculation.chances import MAX_TOLD
+from core.speculation.chances import MAX_TOLD, fixed_shape
 from core.speculation.guesser import DRAFT, MAX_GUESSES, NO_GUESSES, Guesser, Guesses
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
@@ -30,6 +30,7 @@ from core.speculation.tree_nodes import EMPTY_PART, Part
 
 __all__ = [
     "DRAFT",
+    "DRAWN_TAIL",
     "EMPTY_BLOCK",
     "EMPTY_PART",
     "MAX_GUESSES",
@@ -60,6 +61,7 @@ __all__ = [
     "TreeBuilder",
     "TreeSpec",
     "feed_likeliest",
+    "fixed_shape",
     "logit",
     "miss_curve",
     "num_branches",

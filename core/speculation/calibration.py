@@ -45,6 +45,8 @@ def miss_curve(fanout: int) -> float:
     return float((1.0 + fanout) ** -1.2)
 
 
+DRAWN_TAIL = (0.45, 0.2, 0.1)
+"""Where a place has several draws and the first is not accepted: the chances of the second, the third, and so on."""
 USUAL_TAIL = tuple(miss_curve(rank - 1) - miss_curve(rank) for rank in range(1, MAX_RANKS_TOLD + 1))
 """Chances of the second candidate, the third, and so on, if it is not the first: the demo pair's, never learned."""
 

@@ -28,15 +28,17 @@ class Candidates:
     entropy: float = 0.0
     """Of q, in nats."""
     sampled: int = NO_TOKEN
-    """The draft's own draw from q, where verification needs one."""
+    """The draft's own draw from q, where verification needs one; the first of several, which q tells of."""
     q: SparseDistribution = NO_Q
     shares: tuple[float, ...] = ()
     """Of each candidate, of what orders them, so that the first is `confidence`; none where it is not known."""
 
     @property
     def guesses(self) -> tuple[int, ...]:
-        """What may become nodes: where verification needs draws nothing but the draw."""
-        return self.ranked if self.sampled == NO_TOKEN else (self.sampled,)
+        """What may become nodes: where verification needs draws nothing but these, in the order of drawing."""
+        if self.sampled == NO_TOKEN:
+            return self.ranked
+        return tuple(dict.fromkeys(self.q.draws)) or (self.sampled,)
 
     @property
     def margin(self) -> float:

@@ -6,13 +6,15 @@ The first candidate by its margin; the others by their share, and by what is usu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import chain, repeat
 
 import numpy as np
 
-from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS_TOLD, MIN_CHANCE
+from core.speculation.calibration import MAX_CHANCE, MAX_LOGIT, MAX_RANKS_TOLD, MIN_CHANCE, PRIOR
 from core.speculation.candidates import Candidates
-from core.speculation.token_tree import Floats, TreeSpec
+from core.speculation.token_tree import ROOT, Floats, TreeSpec
+from core.speculation.tree_nodes import Part
 
 LEAST = 1e-9
 """Of anything: what is told has one, also where it travels as a float of four bytes."""
@@ -61,3 +63,19 @@ def _tails(said: Sequence[Candidates], usual: Floats, total: Floats) -> Floats:
     sums = weights.sum(axis=1, keepdims=True)
     found: Floats = np.where(sums > 0.0, weights * (total / np.maximum(sums, _TINY)), usual)
     return found
+
+
+def fixed_shape(rule: TreeSpec, num_nodes: int) -> Part:
+    """The likeliest nodes where chances are the same at each place: their path probabilities, falling, and parents."""
+    first = Candidates(tuple(range(MAX_TOLD)))
+    (chances,) = chances_of([first], [PRIOR], [(rule, 1)])
+    reached, parents = list[float](), list[int]()
+    heap = [(-chance, 1, ROOT) for chance in chances]
+    while heap and len(reached) < num_nodes:
+        path_prob, depth, parent = heappop(heap)
+        if depth < rule.max_depth:
+            for chance in chances:
+                heappush(heap, (path_prob * chance, depth + 1, len(reached)))
+        reached.append(-path_prob)
+        parents.append(parent)
+    return Part((), reached, parents)

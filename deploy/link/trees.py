@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import TypeVar
 
 from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, TokenTree, TreeSpec
 from protos.outrider.link.v1 import link_pb2 as pb
@@ -13,6 +14,7 @@ _MEASURES = {
     Measure.CONFIDENCE: pb.MEASURE_CONFIDENCE,
     Measure.ENTROPY: pb.MEASURE_ENTROPY,
 }
+_Entry = TypeVar("_Entry", int, float)
 _BY_NUMBER = {number: measure for measure, number in _MEASURES.items()}
 
 
@@ -31,13 +33,19 @@ def decode_tree(message: pb.TokenTree) -> TokenTree:
 
 
 def encode_distributions(distributions: Sequence[SparseDistribution]) -> pb.Distributions | None:
-    """None where there are none."""
+    """Each once, however many nodes share it; None where there are none."""
     if not distributions:
         return None
+    each_once = list({id(each): each for each in distributions}.values())
+    places = {id(each): place for place, each in enumerate(each_once)}
+    has_draws = any(each.draws for each in each_once)
     return pb.Distributions(
-        lengths=[len(each.token_ids) for each in distributions],
-        token_ids=chain.from_iterable(each.token_ids for each in distributions),
-        probs=chain.from_iterable(each.probs for each in distributions),
+        lengths=[len(each.token_ids) for each in each_once],
+        token_ids=chain.from_iterable(each.token_ids for each in each_once),
+        probs=chain.from_iterable(each.probs for each in each_once),
+        draw_lengths=[len(each.draws) for each in each_once] if has_draws else (),
+        draws=chain.from_iterable(each.draws for each in each_once),
+        of_nodes=[places[id(each)] for each in distributions] if len(each_once) < len(distributions) else (),
     )
 
 
@@ -45,16 +53,21 @@ def decode_distributions(message: pb.Distributions) -> tuple[SparseDistribution,
     """Raises: ValueError when lengths and entries do not agree."""
     if not message.lengths:
         return ()
-    if not sum(message.lengths) == len(message.token_ids) == len(message.probs):
+    draw_lengths = message.draw_lengths or [0] * len(message.lengths)
+    has_all = sum(message.lengths) == len(message.token_ids) == len(message.probs)
+    has_draws = len(draw_lengths) == len(message.lengths) and sum(draw_lengths) == len(message.draws)
+    if not has_all or not has_draws or max(message.of_nodes, default=0) >= len(message.lengths):
         raise ValueError("the lengths of distributions do not match their entries")
-    return tuple(_split(message))
+    token_ids = _split(tuple(message.token_ids), message.lengths)
+    probs = _split(tuple(message.probs), message.lengths)
+    each_once = tuple(map(SparseDistribution, token_ids, probs, _split(tuple(message.draws), draw_lengths)))
+    return tuple(each_once[place] for place in message.of_nodes) or each_once
 
 
-def _split(message: pb.Distributions) -> Iterator[SparseDistribution]:
-    token_ids, probs = tuple(message.token_ids), tuple(message.probs)
+def _split(values: tuple[_Entry, ...], lengths: Sequence[int]) -> Iterator[tuple[_Entry, ...]]:
     start = 0
-    for length in message.lengths:
-        yield SparseDistribution(token_ids[start : start + length], probs[start : start + length])
+    for length in lengths:
+        yield values[start : start + length]
         start += length
 
 

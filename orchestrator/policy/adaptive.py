@@ -12,7 +12,7 @@ import numpy as np
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest
-from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec
+from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec, fixed_shape
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
 from orchestrator.policy.tree_policy import TreePolicy, TreeView
@@ -72,7 +72,7 @@ class AdaptivePolicy(TreePolicy):
         For a chain and constant costs. Source: Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8.
         """
         costs, chance = self._known.costs, self._learned.accepted.value
-        rows = 1 if self._is_sampled else costs.rows_worth
+        rows = 1 if self._is_sampled and not self.draws_trees else costs.rows_worth
         rates, tokens, path_prob = [1.0 / costs.verify_s(0)], 1.0, 1.0
         for num in range(1, min(self.max_depth, self.max_nodes) + 1):
             path_prob *= chance
@@ -89,6 +89,25 @@ class AdaptivePolicy(TreePolicy):
         return TreeSpec(
             self._num_rows, depth, calibration=self._calibration, tail=USUAL_TAIL, num_passes=self._num_passes
         )
+
+    def _drawn_tree(self, depth: int) -> TreeSpec:
+        """As deep as is forecast to yield most, and as many nodes as are worth their rows; or a chain."""
+        tree_spec = super()._drawn_tree(max(1, min(depth, self._forecast())))
+        shape = fixed_shape(tree_spec, self.max_nodes)
+        chain = self._first_chance ** np.arange(1.0, 1.0 + tree_spec.max_depth)
+        gained = self.net(shape.path_prob, shape.branches() if self.minds_branches else None)
+        if self.net(chain).max() >= gained.max():
+            self._num_drawn = tree_spec.max_depth
+            return self._chain(tree_spec.max_depth)
+        self._num_drawn = max(1, int(np.argmax(gained)))
+        return tree_spec
+
+    def _drawn_rows(self, depth: int) -> int:  # noqa: ARG002
+        return self._known.costs.rows_worth
+
+    @property
+    def _first_chance(self) -> float:
+        return self._learned.accepted.value
 
     # Verifying
 

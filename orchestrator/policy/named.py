@@ -81,6 +81,8 @@ class NamedPolicy(TreePolicy):
 class ChainPolicy(NamedPolicy):
     """A chain of the draft's first candidates, as long as the rule says."""
 
+    _takes_trees = False
+
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         super().__init__(request, config, known)
         self._rule = rule_of(config)

@@ -5,13 +5,25 @@ Knows shapes, chances, costs and times; must not know tokens. The policies are i
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing
-from core.speculation import ROOT, USUAL_TAIL, Measure, Part, SourceWorth, TreeSpec, num_branches
+from core.speculation import (
+    DRAWN_TAIL,
+    PRIOR,
+    ROOT,
+    USUAL_TAIL,
+    Measure,
+    Part,
+    SourceWorth,
+    TreeSpec,
+    logit,
+    num_branches,
+)
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
 
@@ -24,7 +36,7 @@ CATCH_UP = TreeSpec.chain(1)
 def kind_of(request: GenerationRequest) -> str:
     """The name under which observations of this request are learned, since acceptance differs by verification."""
     rule = request.rule
-    return "rejection" if rule.needs_q and rule.is_lossless else rule.name
+    return "rejection" if rule.needs_q and rule.is_lossless and not rule.takes_trees else rule.name
 
 
 class TreeView(Protocol):
@@ -45,6 +57,8 @@ class TreePolicy(ABC):
     """The measure of confidence that the draft reports."""
     why = ""
     """The policy's reason in reports, for people."""
+    _takes_trees = True
+    """Whether it ever has trees verified."""
 
     def __init__(self, request: GenerationRequest, config: SpeculationConfig, known: SharedEstimates) -> None:
         asked = request.max_draft_tokens
@@ -56,6 +70,9 @@ class TreePolicy(ABC):
         self._is_sampled = request.rule.needs_q
         self.is_in_turn = self._is_sampled or not config.pipelining
         """Draws are of use for one block, whose root has to be known."""
+        self.draws_trees = self._is_sampled and request.rule.takes_trees and self._takes_trees
+        """Whether what the draft draws is a tree, of which the first nodes of a number fixed before are verified."""
+        self._num_drawn = self.max_nodes
         self._timeout_s = config.draft_timeout_s
         self._known = known
         self._learned = known.kinds[self.kind]
@@ -91,7 +108,9 @@ class TreePolicy(ABC):
         if not turn:
             return CATCH_UP
         depth = min(room, turn, self.max_depth)
-        return self._chain(depth) if self._is_sampled else self._in_turn(depth)
+        if not self._is_sampled:
+            return self._in_turn(depth)
+        return self._drawn_tree(depth) if self.draws_trees else self._chain(depth)
 
     def wants_turn(self) -> bool:
         """Whether to draft before the next block, where that is done in turn."""
@@ -113,6 +132,28 @@ class TreePolicy(ABC):
         self._num_rows, self._num_passes = 1, depth
         return TreeSpec.chain(depth, self.measure)
 
+    def _drawn_tree(self, depth: int) -> TreeSpec:
+        """A tree of draws, of a shape that is fixed before they are made: each rank has the same chance everywhere."""
+        self._num_rows, self._num_passes = self._drawn_rows(depth), depth
+        return TreeSpec(
+            self._num_rows,
+            depth,
+            calibration=(logit(self._first_chance), 0.0),
+            tail=DRAWN_TAIL,
+            num_passes=depth,
+            fanout=1 + len(DRAWN_TAIL),
+            measure=self.measure,
+        )
+
+    def _drawn_rows(self, depth: int) -> int:
+        """Nodes of a tree of draws that are fed in a pass: on average as many as it is wide."""
+        return math.ceil(self.max_nodes / depth)
+
+    @property
+    def _first_chance(self) -> float:
+        """That the first draw of a place is accepted."""
+        return PRIOR
+
     @property
     def _calibration(self) -> tuple[float, float]:
         """As `TreeSpec` has it."""
@@ -123,6 +164,10 @@ class TreePolicy(ABC):
     @abstractmethod
     def choose(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
         """The nodes to verify next, parents first. Where the draft samples, `keeps` is asked instead."""
+
+    def choose_draws(self, tree: TreeView, max_nodes: int, max_depth: int) -> Part:
+        """What to verify of a tree of draws: its chances are those of the places alone, so no draw decides on it."""
+        return tree.best(min(max_nodes, self._num_drawn), min(max_depth, self.max_depth))
 
     def keeps(self, confidences: Sequence[float]) -> bool:
         """Whether to verify the last of these draws, a chain of which those before it are verified.

@@ -345,7 +345,7 @@ class DraftSide:
         is_drawn = self._is_drawn and self.has_guesses
         choose = self._keep_draws if is_drawn else partial(self._policy.choose, tree)
         part = choose(max_nodes, max_depth)
-        if self._is_drawn:  # rejection and block verification take chains alone
+        if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # what is looked up was not drawn
             part = part.straight()
         self._taken = part
         if not len(part):
@@ -354,6 +354,8 @@ class DraftSide:
         return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
 
     def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
+        if self._policy.draws_trees:
+            return self._policy.choose_draws(self._tree, max_nodes, max_depth)
         chain = self._tree.first_chain(min(max_nodes, max_depth))
         confidences, num = chain.confidences, 0
         while num < len(chain) and self._policy.keeps(confidences[: num + 1]):

@@ -77,6 +77,9 @@ def copying(model):
     [
         (Verification.REJECTION, ("draft",)),
         (Verification.REJECTION, WITHOUT_A_MODEL),
+        (Verification.RECURSIVE_REJECTION, ("draft",)),
+        pytest.param(Verification.SEQUENTIAL_SELECTION, ("draft",), marks=pytest.mark.slow),
+        pytest.param(Verification.RECURSIVE_REJECTION, WITHOUT_A_MODEL, marks=pytest.mark.slow),
         pytest.param(Verification.BLOCK, ("draft",), marks=pytest.mark.slow),
         pytest.param(Verification.BLOCK, WITHOUT_A_MODEL, marks=pytest.mark.slow),
     ],

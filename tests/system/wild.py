@@ -47,6 +47,14 @@ class WildPolicy(TreePolicy):
         num_passes = self.random.randrange(1, 6)
         return TreeSpec(self.random.randrange(1, 9), depth, tail=USUAL_TAIL, num_passes=num_passes)
 
+    def _drawn_tree(self, depth: int) -> TreeSpec:
+        self._num_drawn = self.random.randrange(0, MAX_NODES)
+        tail = USUAL_TAIL[: self.random.randrange(4)]
+        num_passes = self.random.randrange(1, depth + 1)
+        calibration = (self.random.uniform(-2.0, 2.0), 0.0)
+        rows = self.random.randrange(1, 9)
+        return TreeSpec(rows, depth, calibration=calibration, tail=tail, num_passes=num_passes, fanout=1 + len(tail))
+
     def _chain(self, depth: int) -> TreeSpec:
         return super()._chain(self.random.randrange(1, depth + 1))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from core.noise import row_of
 from core.records import DraftDone, DraftRequest, DraftUpdate, Timing
 from core.speculation import MAX_TOLD, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
@@ -77,18 +78,28 @@ class TreeJob(Job[DraftRequest]):
         masks = self.held.masks(lambda: [builder.path(node) for node in nodes])
         if self.held.spec.sampling.reads_tokens or masks is not None:
             return [
-                self._place(builder.depths[node], [*log.tokens, *builder.path(node)], mask)
+                self._place(node, [*log.tokens, *builder.path(node)], mask)
                 for node, mask in zip(nodes, masks or [None] * len(nodes), strict=True)
             ]
-        at = {depth: self._place(depth) for depth in {builder.depths[node] for node in nodes}}
-        return [at[builder.depths[node]] for node in nodes]
+        if self.held.spec.needs_q:
+            return [self._place(node) for node in nodes]
+        at = {builder.depths[node]: node for node in nodes}
+        alike = {depth: self._place(node) for depth, node in at.items()}
+        return [alike[builder.depths[node]] for node in nodes]
 
-    def _place(self, depth: int, seen: Sequence[int] = (), mask: Mask | None = None) -> Place:
-        spec = self.held.spec
+    def _place(self, node: int, seen: Sequence[int] = (), mask: Mask | None = None) -> Place:
+        spec, depth, num_draws = self.held.spec, self.builder.depths[node], self._num_draws
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len, mask)
-        sample = depth if spec.needs_q else None
-        # the others share the rest of the probability
-        return Place(row, Kind.of(spec.sampling, spec.verification), sample, num_ranks=MAX_TOLD + 1)
+        kind = Kind.of(spec.sampling, spec.verification)
+        if not spec.needs_q:  # one candidate more than is told: the others share the rest of the probability
+            return Place(row, kind, num_ranks=MAX_TOLD + 1)
+        # In a chain the depth alone names a draw; in a tree the node does, too, and leaves room for its draws.
+        sample = row_of(depth, node * num_draws if num_draws > 1 else 0)
+        return Place(row, kind, sample, num_draws, spec.rule.draws_anew)
+
+    @property
+    def _num_draws(self) -> int:
+        return self.tree_spec.fanout if self.tree_spec.ends else 1
 
     def hold(self, found: Sequence[Candidates]) -> None:
         """The model's candidates after each of `places`, which the tree builder still needs."""

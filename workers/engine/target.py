@@ -186,6 +186,8 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
                 self._answer(item.job, Refused(item.job.request.stamp, _why_unsound(item), is_final=True))
             elif any(guesses) and (has_spoilt or not item.rule.needs_q):
                 again.append(_without_guesses(item))
+            elif any(guesses) and item.rule.takes_trees:
+                sound.append((item, _ending_before(item, outcome, guesses)))
             elif any(guesses[:-1]):
                 again.append(_up_to(item, guesses.index(1) + 1))
             elif any(guesses):
@@ -280,6 +282,15 @@ def _with_last_as_next(item: _Judged, outcome: Outcome) -> Outcome:
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
+
+
+def _ending_before(item: _Judged, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
+    """The same tokens, up to the first guess of the path after which nothing can be drawn: it is the next token. In a
+    tree of draws no verdict looks at what is behind it."""
+    for place, node in enumerate(outcome.path):
+        if is_bad[node]:
+            return Outcome(outcome.path[:place], item.block.tokens[node])
+    return outcome
 
 
 def _rows(job: VerifyJob) -> list[Row]:

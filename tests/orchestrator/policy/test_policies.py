@@ -117,6 +117,8 @@ ALLOWED_INTS = {
     "tree_spec.turn",
     "choose.max_nodes",
     "choose.max_depth",
+    "choose_draws.max_nodes",
+    "choose_draws.max_depth",
     "is_worth_waiting.num_passes",
     "is_worth_going_on.num_nodes",
     "is_worth_going_on.num_now",
