@@ -12,7 +12,7 @@ from bench.control import ablation, control, guessers, workloads
 from bench.disruption import cluster, drain, kills, storm
 from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
-from bench.rounds import rounds, tree
+from bench.rounds import draws, rounds, tree
 from bench.service import distant, edge, links, overhead, session_events, streams
 
 
@@ -37,6 +37,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "distant": distant,
     "divergence": divergence,
     "drain": drain,
+    "draws": draws,
     "edge": edge,
     "families": families,
     "gpu": gpu,

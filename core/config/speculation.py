@@ -27,14 +27,14 @@ class SpeculationConfig:
     be best."""
     pipelining: bool = True
     """Draft on while the last block is verified. False drafts and verifies in turn, as drafts that sample always do
-    (rejection and block verification above temperature 0). Unset it where draft and target share one device."""
+    (all verifications but "coupled", above temperature 0). Unset it where draft and target share one device."""
     max_draft_tokens: int = 8
     """Longest draft gamma in tokens, from the root down, in [0, 64]: the most that the policy may choose. Raise it
     where the target accepts whole blocks; 0 decodes plainly."""
     max_block_tokens: int = 32
     """Most nodes of a block, over all branches of its tree, in [1, 256]: the policy "adaptive" chooses up to this
     number, "static_tree" always this number. Lower it where many sessions share the target or each row costs time.
-    Trees are verified in greedy and coupled mode only."""
+    Chains alone are verified by "rejection" and "block"."""
     min_path_probability: float = 0.03
     """Least path probability of a guess under the policy "path_probability", in [0, 1]: a chain ends before the first
     guess for which the product of the draft's probabilities from the root down is below it; 0 ends none early. Raise it
@@ -64,13 +64,14 @@ class SpeculationConfig:
     """File made by `outrider index`, from which the guesser "retrieval" guesses; None, and there is no such guesser. It
     must be at this path wherever an orchestrator runs, and is refused if it was made with another tokenizer."""
     verification: Verification = Verification.COUPLED
-    """Method of verification for requests that name none: "coupled", "rejection" or "block" (docs/exactness.md). Change
-    it where acceptance matters more than output that depends on prompt, parameters and seed alone."""
+    """Method of verification for requests that name none: "coupled"; "rejection" or "block", by chains;
+    "recursive_rejection" or "sequential_selection", by trees (docs/exactness.md). Change it where acceptance matters
+    more than output that depends on prompt, parameters and seed alone."""
     allow_relaxed: bool = False
     """Whether requests may name a relaxed rule ("lenient_coupled", "lenient_rejection" or "typical"), whose output does
     not have the target's own law (docs/exactness.md, section 6). Set it where callers may trade the law for speed."""
     q_top_tokens: int = 64
-    """Tokens to which q is cut before the draft samples, in rejection and block mode, in [1, 4096]; q of these alone is
+    """Tokens to which q is cut before the draft samples, in all modes but coupled, in [1, 4096]; q of these alone is
     sent. Raise it where acceptance suffers at high temperature; each token adds bytes to every draft."""
     draft_timeout_s: float = 0.25
     """Seconds, above 0, after which a block that has not come counts as lost for its round, unless its usual pace is

@@ -20,7 +20,7 @@ Verification = Literal[
     "recursive_rejection",
     "sequential_selection",
 ]
-"""The last three are relaxed rules, whose output has not the target's own law."""
+"""The lenient ones and `typical` are relaxed rules, whose output has not the target's own law."""
 Call = Literal["verify", "block", "growth", "prefill"]
 """The kind of a call to an engine: the target is asked to verify (with no guesses: prefill, or a plain step); the draft
 to guess the next block while the target waits, to grow on while it verifies, or to catch up with the tokens so far."""

@@ -1,0 +1,107 @@
+"""Trees of draws against chains of draws and coupled trees: tokens a round at equal rows, by the demo pair.
+
+Real engines and the real orchestrator in this process, in turn, so that every block has as many guesses as it may. Each
+rule completes the same prompts with the same seeds; what is counted does not depend on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from bench.engine.in_process import RealClock, ThreadLeases
+from bench.models.prompts import held_out_prompts
+from bench.results import Result
+from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
+from core.records import GenerationRequest, Sampling, SpeculationStats, Verification
+from orchestrator.service import Service
+from orchestrator.text import Tokenizer
+from workers.engine import DraftEngine, TargetEngine
+
+DEMO: Final = Path(__file__).parents[2] / "models" / "demo"
+DEPTH: Final = 8
+TOKENS: Final = 96
+PROMPTS: Final = 16
+ROWS: Final = (4, 8, 16, 32)
+TREES: Final = (Verification.COUPLED, Verification.RECURSIVE_REJECTION, Verification.SEQUENTIAL_SELECTION)
+CHAINS: Final = (Verification.COUPLED, Verification.REJECTION, Verification.BLOCK)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much is completed, and how."""
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each completion")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--q-top-tokens", type=int, nargs="+", default=[64, 1024], help="tokens that q is cut to")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="guesses of a block")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Each rule by chains or trees of each size, with each cut of q."""
+    torch.set_num_threads(1)
+    return [result for top_tokens in args.q_top_tokens for result in _of_cut(args, top_tokens)]
+
+
+def _of_cut(args: argparse.Namespace, top_tokens: int) -> Iterator[Result]:
+    for rows in args.rows:
+        depth = min(rows, DEPTH)
+        chain = SpeculationConfig(policy="static", max_draft_tokens=min(rows, 2 * DEPTH), **_COMMON)
+        tree = SpeculationConfig(policy="static_tree", max_draft_tokens=depth, max_block_tokens=rows, **_COMMON)
+        ways = [(rule, "chain", chain) for rule in CHAINS] + [(rule, "tree", tree) for rule in TREES]
+        for rule, shape, speculation in ways:
+            stats = asyncio.run(_complete(args, rule, speculation, top_tokens))
+            yield _result(f"q of {top_tokens}, {rows} rows: {rule.value}, {shape}", stats)
+
+
+_COMMON: Final = {"pipelining": False, "guessers": ("draft",), "draft_timeout_s": 60.0}
+
+
+def _result(name: str, stats: Sequence[SpeculationStats]) -> Result:
+    rounds = sum(each.num_draft_rounds for each in stats)
+    accepted, guesses = (sum(values) for values in zip(*map(_accepted_and_drafted, stats), strict=True))
+    settings = {"rounds": rounds, "guesses_a_round": round(guesses / rounds, 2)}
+    return Result(f"{name}, tokens a round", round(1.0 + accepted / rounds, 3), "tokens", settings=settings)
+
+
+def _accepted_and_drafted(stats: SpeculationStats) -> tuple[int, int]:
+    return stats.num_accepted_tokens, stats.num_drafted_tokens
+
+
+async def _complete(
+    args: argparse.Namespace, rule: Verification, speculation: SpeculationConfig, top_tokens: int
+) -> list[SpeculationStats]:
+    target_config, draft_config = (EngineConfig(str(DEMO / role)) for role in ("target", "draft"))
+    target = TargetEngine.load(target_config, 1, _ignore)
+    draft = DraftEngine.load(draft_config, 2, top_tokens, _ignore)
+    config = ServiceConfig(TargetConfig(target_config), DraftConfig(draft_config), speculation=speculation)
+    tokenizer, leases = Tokenizer.from_directory(DEMO / "target"), ThreadLeases(target, draft)
+    service = Service(config, target.info, draft.info, tokenizer, leases, RealClock())
+    try:
+        found = await asyncio.gather(*(_stats(service, request) for request in _requests(args, rule, tokenizer)))
+        await service.close()
+    finally:
+        await leases.close()
+    return found
+
+
+def _requests(args: argparse.Namespace, rule: Verification, tokenizer: Tokenizer) -> Iterator[GenerationRequest]:
+    for seed, prompt in enumerate(held_out_prompts(args.prompts)):
+        sampling = Sampling(temperature=args.temperature, seed=seed)
+        tokens = tokenizer.encode(prompt)
+        yield GenerationRequest(f"{seed}", tokens, sampling, args.tokens, verification=rule, ignore_eos=True)
+
+
+async def _stats(service: Service, request: GenerationRequest) -> SpeculationStats:
+    chunks = [chunk async for chunk in service.generate(request)]
+    stats = chunks[-1].stats
+    assert stats is not None, "the last chunk has them"
+    return stats
+
+
+def _ignore(_reason: object) -> None:
+    """Engines that are lost end their sessions by themselves."""
