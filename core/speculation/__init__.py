@@ -3,7 +3,16 @@
 Knows tokens, chances and the order of work; must not know models, KV or time.
 """
 
-from core.speculation.calibration import DRAWN_TAIL, PRIOR, USUAL_TAIL, Average, Calibration, logit, miss_curve
+from core.speculation.calibration import (
+    DRAWN_ANEW_TAIL,
+    DRAWN_TAIL,
+    PRIOR,
+    USUAL_TAIL,
+    Average,
+    Calibration,
+    logit,
+    miss_curve,
+)
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD, fixed_shape
 from core.speculation.guesser import DRAFT, MAX_GUESSES, NO_GUESSES, Guesser, Guesses
@@ -30,6 +39,7 @@ from core.speculation.tree_nodes import EMPTY_PART, Part
 
 __all__ = [
     "DRAFT",
+    "DRAWN_ANEW_TAIL",
     "DRAWN_TAIL",
     "EMPTY_BLOCK",
     "EMPTY_PART",

@@ -13,6 +13,7 @@ from typing import Protocol
 from core.config import SpeculationConfig
 from core.records import GenerationRequest, Timing
 from core.speculation import (
+    DRAWN_ANEW_TAIL,
     DRAWN_TAIL,
     PRIOR,
     ROOT,
@@ -72,6 +73,7 @@ class TreePolicy(ABC):
         """Draws are of use for one block, whose root has to be known."""
         self.draws_trees = self._is_sampled and request.rule.takes_trees and self._takes_trees
         """Whether what the draft draws is a tree, of which the first nodes of a number fixed before are verified."""
+        self._tail = DRAWN_ANEW_TAIL if request.rule.draws_anew else DRAWN_TAIL
         self._num_drawn = self.max_nodes
         self._timeout_s = config.draft_timeout_s
         self._known = known
@@ -139,9 +141,9 @@ class TreePolicy(ABC):
             self._num_rows,
             depth,
             calibration=(logit(self._first_chance), 0.0),
-            tail=DRAWN_TAIL,
+            tail=self._tail,
             num_passes=depth,
-            fanout=1 + len(DRAWN_TAIL),
+            fanout=1 + len(self._tail),
             measure=self.measure,
         )
 

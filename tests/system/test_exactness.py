@@ -142,6 +142,20 @@ async def test_seeded_output_does_not_depend_on_drafting_or_on_company(sampling,
         await served.check_nothing_is_held()
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "static_tree"])
+@pytest.mark.parametrize("verification", [Verification.RECURSIVE_REJECTION, Verification.SEQUENTIAL_SELECTION])
+async def test_trees_of_draws_are_greedy_like_the_rest_and_accept_guesses_when_they_sample(verification, policy):
+    speculation = SpeculationConfig(max_draft_tokens=4, max_block_tokens=8, draft_timeout_s=30.0, guessers=("draft",))
+    async with system(speculation=replace(speculation, policy=policy, verification=verification)) as served:
+        prompt = served.tokenizer.encode(PROMPTS[0])
+        greedy = request(prompt, 16, verification=verification)
+        assert await served.tokens(greedy) == await served.tokens(replace(greedy, max_draft_tokens=0))
+        stats = (await served.complete(replace(greedy, sampling=Sampling(temperature=1.0, seed=9))))[-1].stats
+        assert policy == "adaptive" or stats.num_accepted_tokens > 0
+        assert policy == "adaptive" or stats.num_drafted_tokens > 4 * stats.num_draft_rounds, "blocks are trees"
+        await served.check_nothing_is_held()
+
+
 @pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
 async def test_rejection_and_block_are_greedy_like_the_rest_and_accept_guesses_when_they_sample(verification):
     async with system() as served:

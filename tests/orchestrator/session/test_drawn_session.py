@@ -362,3 +362,66 @@ def test_a_reply_without_draws_is_no_lie(waiting):
     assert waiting.block == EMPTY_BLOCK
     assert waiting.session.stats.num_draft_failures == 0
     assert waiting.reply().new_nodes.parents[0] == ROOT
+
+
+# Trees of draws
+
+TREES = (Verification.RECURSIVE_REJECTION, Verification.SEQUENTIAL_SELECTION)
+
+
+@pytest.mark.parametrize("verification", TREES)
+@pytest.mark.parametrize("policy", ["adaptive", "static_tree"])
+def test_a_tree_of_draws_has_a_shape_that_is_fixed_before(verification, policy):
+    chosen = Controller(SpeculationConfig(policy=policy)).policy(request(**{**SAMPLED, "verification": verification}))
+    assert chosen.draws_trees
+    assert chosen.is_in_turn
+    tree_spec = chosen.tree_spec(100, 4)
+    assert tree_spec.is_blind
+    assert tree_spec.is_chain or tree_spec.fanout == 1 + len(tree_spec.tail) > 1
+    assert 1 <= tree_spec.num_passes <= 4
+
+
+@pytest.mark.parametrize("verification", TREES)
+def test_other_policies_have_chains_drawn_under_every_rule(verification):
+    for policy in ("static", "confidence", "entropy", "heuristic", "path_probability"):
+        asked = request(**{**SAMPLED, "verification": verification})
+        chosen = Controller(SpeculationConfig(policy=policy)).policy(asked)
+        assert not chosen.draws_trees
+        assert chosen.tree_spec(100, 4).is_chain
+
+
+def test_adaptive_draws_a_chain_where_branches_cost_more_than_they_bring(monkeypatch):
+    policy = Controller(SpeculationConfig()).policy(request(**{**SAMPLED, "verification": TREES[0]}))
+    monkeypatch.setattr(AdaptivePolicy, "minds_branches", True)
+    policy.net = lambda path_prob, branches=None: path_prob if branches is None else -path_prob
+    assert policy.tree_spec(100, 4).is_chain
+
+
+def several(text, draws_anew):
+    """What a fake draft draws after it: the first two of three, in the order of drawing."""
+    ranked = candidates(text)[:3]
+    draws = (ranked[0], ranked[0], ranked[1]) if draws_anew else ranked[:2]
+    return SparseDistribution(ranked, (0.4, 0.3, 0.3), draws)
+
+
+@pytest.mark.parametrize("verification", TREES)
+def test_the_children_of_a_place_share_its_draws_in_the_block(tokenizer, verification):
+    config = SpeculationConfig(policy="static_tree", max_draft_tokens=2, max_block_tokens=5, guessers=("draft",))
+    stage = DrawnStage(tokenizer, config=config, verification=verification)
+    stage.grown()
+    stage.verdict()
+    reply, text = stage.reply(), [*PROMPT, *stage.tokens]
+    first = several(text, verification.rule.draws_anew)
+    tokens = list(dict.fromkeys(first.draws))
+    below = several([*text, tokens[0]], verification.rule.draws_anew)
+    tokens += list(dict.fromkeys(below.draws))
+    told = NewNodes(
+        0, (ROOT, ROOT, 0, 0), tokens, (0, 1, 0, 1), (0.7, 0.2, 0.7, 0.2), (0.5,) * 4, q=(first, first, below, below)
+    )
+    stage.grown(replace(reply, new_nodes=told))
+    block = stage.block
+    assert sorted(zip(block.parents, block.tokens, strict=True)) == sorted(
+        zip((ROOT, ROOT, block.tokens.index(tokens[0]), block.tokens.index(tokens[0])), tokens, strict=True)
+    )
+    for parent, q in zip(block.parents, block.q, strict=True):
+        assert q is (first if parent == ROOT else below)
