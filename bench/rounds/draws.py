@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -50,15 +51,15 @@ def measure(args: argparse.Namespace) -> list[Result]:
 def _of_cut(args: argparse.Namespace, top_tokens: int) -> Iterator[Result]:
     for rows in args.rows:
         depth = min(rows, DEPTH)
-        chain = SpeculationConfig(policy="static", max_draft_tokens=min(rows, 2 * DEPTH), **_COMMON)
-        tree = SpeculationConfig(policy="static_tree", max_draft_tokens=depth, max_block_tokens=rows, **_COMMON)
+        chain = replace(_COMMON, policy="static", max_draft_tokens=min(rows, 2 * DEPTH))
+        tree = replace(_COMMON, policy="static_tree", max_draft_tokens=depth, max_block_tokens=rows)
         ways = [(rule, "chain", chain) for rule in CHAINS] + [(rule, "tree", tree) for rule in TREES]
         for rule, shape, speculation in ways:
             stats = asyncio.run(_complete(args, rule, speculation, top_tokens))
             yield _result(f"q of {top_tokens}, {rows} rows: {rule.value}, {shape}", stats)
 
 
-_COMMON: Final = {"pipelining": False, "guessers": ("draft",), "draft_timeout_s": 60.0}
+_COMMON: Final = SpeculationConfig(pipelining=False, guessers=("draft",), draft_timeout_s=60.0)
 
 
 def _result(name: str, stats: Sequence[SpeculationStats]) -> Result:
