@@ -255,7 +255,7 @@ def next_message(offer: Continuation, request: VerifyRequest, log: TokenLog, out
 
     `log`: the engine's tokens after the verdict.
     """
-    block, tree, (path, next_token, _) = request.block, offer.tree, outcome
+    block, tree, path, next_token = request.block, offer.tree, outcome.path, outcome.next_token
     if tree.prefix(len(block)) != block:
         return None
     node = tree.child(path[-1] if path else ROOT, next_token)
@@ -306,6 +306,8 @@ def _why_malformed(request: VerifyRequest | DraftRequest, held: HeldTokens | Non
     spec = request.spec if held is None or request.base.num_tokens == 0 else held.spec
     if isinstance(request, DraftRequest):
         return _why_chosen(request.growth, spec) if spec is not None and spec.needs_q else None
+    if len(set(request.wants)) < len(request.wants):
+        return "the message names twice what it wants"
     block = request.block.tokens
     if block and (min(block) < 0 or max(block) >= vocab_size):
         return f"a guess is outside the vocabulary of {vocab_size}"

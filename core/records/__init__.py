@@ -20,6 +20,7 @@ from core.records.engine import (
     Verdict,
     VerifyReply,
     VerifyRequest,
+    Want,
 )
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
@@ -62,4 +63,5 @@ __all__ = [
     "Verification",
     "VerifyReply",
     "VerifyRequest",
+    "Want",
 ]

@@ -8,6 +8,7 @@ call (prefill), a lost message, a restart and a preempted KV cache are one case.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from core import ranges
 from core.records.request import GenerationRequest, Grammar, Sampling
@@ -83,6 +84,13 @@ class Base:
     prefix_hash: int
 
 
+class Want(StrEnum):
+    """What a target may say beside its verdict, where a message asks for it. What it cannot say it leaves out."""
+
+    SAMPLES = "samples"
+    """The target's own token after the root and after each node of the block, whatever the verdict."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """Extend the held prefix by `suffix`, then check `block` against the target's own samples.
@@ -96,6 +104,8 @@ class VerifyRequest:
     block: TokenTree = EMPTY_BLOCK
     spec: SequenceSpec | None = None
     """Required when `base.num_tokens` is 0."""
+    wants: tuple[Want, ...] = ()
+    """What is to be said beside the verdict; each at most once."""
 
     @property
     def num_committed(self) -> int:
@@ -166,6 +176,9 @@ class Verdict:
     them."""
     num_relaxed: int = 0
     """Of the accepted nodes, those that the exact rule would have rejected in their place."""
+    samples: tuple[int, ...] = ()
+    """`Want.SAMPLES`: one for the root and one for each node, or none at all. The sample after a node of depth d has
+    the noise of the place at which it would stand, d tokens after the next one."""
 
 
 @dataclass(frozen=True, slots=True)

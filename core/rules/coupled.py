@@ -22,7 +22,7 @@ def verify_coupled(block: TokenTree, samples: Sequence[int]) -> Outcome:
     while (child := block.child(node, sample)) is not None:
         path.append(child)
         node, sample = child, samples[child + 1]
-    return Outcome(tuple(path), sample)
+    return Outcome(tuple(path), sample, samples=tuple(samples))
 
 
 def _decide_coupled(block: TokenTree, log_p: Float64, seed: int, num_committed: int, lenience: float) -> Outcome:  # noqa: ARG001

@@ -27,7 +27,7 @@ def verify_relaxed(block: TokenTree, samples: Sequence[int], merits: Sequence[fl
         if child is None and (child := _best_below(block, node, merits)) is not None:
             num_relaxed += 1
         if child is None:
-            return Outcome(tuple(path), samples[node + 1], num_relaxed)
+            return Outcome(tuple(path), samples[node + 1], num_relaxed, tuple(samples))
         path.append(child)
 
 

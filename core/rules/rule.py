@@ -28,6 +28,9 @@ class Outcome(NamedTuple):
     """The target's own."""
     num_relaxed: int = 0
     """Of the accepted nodes, those that the exact rule would have rejected in their place."""
+    samples: tuple[int, ...] = ()
+    """What the target draws after the root and after each node, whatever stands; none under a rule that does not draw
+    there."""
 
 
 Decide: TypeAlias = Callable[[TokenTree, Float64, int, int, float], Outcome]

@@ -83,6 +83,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         continued=verdict.continued,
         prompt_logprobs=map(_encode_logprobs, verdict.prompt_logprobs),
         num_relaxed=verdict.num_relaxed,
+        samples=verdict.samples,
     )
 
 
@@ -97,6 +98,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         message.continued,
         tuple(map(_decode_logprobs, message.prompt_logprobs)),
         message.num_relaxed,
+        tuple(message.samples),
     )
 
 

@@ -16,6 +16,7 @@ from core.records import (
     Stamp,
     Verification,
     VerifyRequest,
+    Want,
 )
 from deploy.link.stream import LinkError, parse
 from deploy.link.trees import decode_tree, decode_tree_spec, encode_tree, encode_tree_spec
@@ -30,6 +31,8 @@ _GRAMMAR_KINDS = {
     GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
     GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
 }
+_WANTS = {Want.SAMPLES: pb.WANT_SAMPLES}
+_WANTS_BY_NUMBER = {number: want for want, number in _WANTS.items()}
 _KINDS_BY_NUMBER = {number: kind for kind, number in _GRAMMAR_KINDS.items()}
 
 
@@ -72,6 +75,7 @@ def _encode_verify(request: VerifyRequest) -> pb.VerifyRequest:
         suffix=request.suffix,
         block=encode_tree(request.block),
         spec=_encode_spec(request.spec),
+        wants=[_WANTS[want] for want in request.wants],
     )
 
 
@@ -82,6 +86,7 @@ def _decode_verify(message: pb.VerifyRequest) -> VerifyRequest:
         tuple(message.suffix),
         decode_tree(message.block),
         _decode_spec(message.spec) if message.HasField("spec") else None,
+        tuple([_WANTS_BY_NUMBER[number] for number in message.wants]),
     )
 
 

@@ -44,6 +44,9 @@ def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_siz
         return "it has relaxed more than it has accepted"
     if not 0 <= verdict.next_token < vocab_size:
         return "its next token is outside the vocabulary"
+    samples = verdict.samples
+    if samples and not (len(samples) == 1 + len(block) and 0 <= min(samples) <= max(samples) < vocab_size):
+        return "its samples are not those of the block"
     if not 0 <= verdict.held <= num_committed + len(verdict.path):
         return "it claims to hold tokens that it was not sent"
     return None

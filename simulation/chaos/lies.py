@@ -44,6 +44,8 @@ TARGET_LIES: dict[str, TargetLie] = {
     "it does not go on": lambda v, _: replace(v, continued=0),
     "too little held": lambda v, r: replace(v, held=max(0, v.held - r.randrange(1, 1000))),
     "less than nothing held": lambda v, _: replace(v, held=-1),
+    "samples of no block": lambda v, _: replace(v, samples=(*v.samples, 1) if v.samples else (1,) * 999),
+    "samples outside the vocabulary": lambda v, r: replace(v, samples=(r.choice((10**6, -1)), *v.samples[1:])),
     "another epoch": lambda v, _: replace(v, stamp=_other_epoch(v.stamp)),
     "missing": lambda v, r: Missing(v.stamp, r.choice((0, v.held, -1, 10**6))),
 }

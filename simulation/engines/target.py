@@ -8,7 +8,7 @@ from typing import Any
 
 from core.errors import WorkerLost
 from core.protocol import Continuations, HeldTokens, refusal_of_offer
-from core.records import Continuation, Refused, SequenceSpec, TokenLogprobs, Verdict, VerifyReply, VerifyRequest
+from core.records import Continuation, Refused, SequenceSpec, TokenLogprobs, Verdict, VerifyReply, VerifyRequest, Want
 from core.rules import Outcome
 from core.speculation import ROOT, TokenTree
 from simulation.engines.base import Job, SimEngine
@@ -48,7 +48,7 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
 
     def _judge(self, job: VerifyJob) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
         block, log, spec = job.request.block, job.held.log, job.held.spec
-        place = self._text.place(log, spec)
+        first = place = self._text.place(log, spec)
         path: list[int] = []
         tokens: list[int] = []
         num_relaxed = 0
@@ -60,7 +60,15 @@ class SimTarget(SimEngine[VerifyRequest, VerifyReply]):
         tokens.append(place.next_token)
         log.extend(tokens[:-1])
         logprobs = tuple(map(logprob_of, tokens)) if spec.num_logprobs is not None else ()
-        return Outcome(tuple(path), tokens[-1], num_relaxed), logprobs
+        samples = self._samples(block, first) if Want.SAMPLES in job.request.wants else ()
+        return Outcome(tuple(path), tokens[-1], num_relaxed, samples), logprobs
+
+    def _samples(self, block: TokenTree, root: Place) -> tuple[int, ...]:
+        """The target's token after the root and after each node."""
+        places = [root]
+        for token, parent in zip(block.tokens, block.parents, strict=True):
+            places.append(self._text.after(places[parent + 1], token))
+        return tuple([place.next_token for place in places])
 
     def _accepted(self, block: TokenTree, parent: int, place: Place, spec: SequenceSpec) -> int | None:
         """The child that stands: the text's own token, or else one that a relaxed rule tolerates."""
@@ -119,6 +127,7 @@ def _verdict(
         job.timing(now_s),
         continued,
         num_relaxed=outcome.num_relaxed,
+        samples=outcome.samples,
     )
 
 

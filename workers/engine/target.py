@@ -19,6 +19,7 @@ from core.records import (
     Verdict,
     VerifyReply,
     VerifyRequest,
+    Want,
 )
 from core.rules import Outcome, Rule
 from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
@@ -236,6 +237,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             continued,
             tuple(job.scores.found) if job.scores is not None else (),
             outcome.num_relaxed,
+            _samples(job, outcome),
         )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
@@ -252,6 +254,12 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
 def _nothing() -> None:
     """Nothing to take: an engine driven by hand gets its offers between steps."""
+
+
+def _samples(job: VerifyJob, outcome: Outcome) -> tuple[int, ...]:
+    """What was drawn after each node, if the message wants it; none where not all of the block was judged."""
+    is_whole = len(outcome.samples) == 1 + len(job.block)
+    return outcome.samples if is_whole and Want.SAMPLES in job.request.wants else ()
 
 
 def _stretches(jobs: Sequence[VerifyJob]) -> Iterator[_Judged]:

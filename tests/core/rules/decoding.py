@@ -125,10 +125,10 @@ class Decoder:
         tokens = [FIRST_TOKEN]
         while len(tokens) <= num_tokens:
             if verify is None:
-                block, (path, next_token, _) = self.coupled_round(seed, len(tokens), tokens[-1])
+                block, (path, next_token, *_) = self.coupled_round(seed, len(tokens), tokens[-1])
             else:
                 block = self.chain(seed, len(tokens), tokens[-1])
-                path, next_token, _ = verify(block, self.p[[tokens[-1], *block.tokens]], seed, len(tokens))
+                path, next_token, *_ = verify(block, self.p[[tokens[-1], *block.tokens]], seed, len(tokens))
             tokens += [block.tokens[node] for node in path]
             tokens.append(next_token)
         return tuple(tokens[1 : num_tokens + 1])

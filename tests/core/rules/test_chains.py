@@ -40,10 +40,10 @@ def set_uniforms(monkeypatch, *values):
 def test_coupled_follows_matching_children_and_stops_at_the_correction():
     #        root -> 0: 5, 1: 7;  1 -> 2: 5, 3: 8;  3 -> 4: 1
     tree = TokenTree((5, 7, 5, 8, 1), (ROOT, ROOT, 1, 1, 3))
-    assert verify_coupled(tree, [7, 0, 8, 0, 2, 0]) == Outcome((1, 3), 2)
-    assert verify_coupled(tree, [7, 0, 8, 0, 1, 6]) == Outcome((1, 3, 4), 6)
-    assert verify_coupled(tree, [9, 0, 0, 0, 0, 0]) == Outcome((), 9)
-    assert verify_coupled(TokenTree(), [4]) == Outcome((), 4)
+    assert verify_coupled(tree, [7, 0, 8, 0, 2, 0])[:2] == ((1, 3), 2)
+    assert verify_coupled(tree, [7, 0, 8, 0, 1, 6])[:2] == ((1, 3, 4), 6)
+    assert verify_coupled(tree, [9, 0, 0, 0, 0, 0])[:2] == ((), 9)
+    assert verify_coupled(TokenTree(), [4])[:2] == ((), 4)
 
 
 @st.composite
@@ -64,7 +64,7 @@ def test_coupled_emits_the_targets_own_sequence_whatever_the_tree(tree, key):
     contexts = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         contexts.append((*contexts[parent + 1], token))
-    path, next_token, _ = verify_coupled(tree, [target(context) for context in contexts])
+    path, next_token, *_ = verify_coupled(tree, [target(context) for context in contexts])
     emitted = (*(tree.tokens[node] for node in path), next_token)
     assert all(token == target(emitted[:n]) for n, token in enumerate(emitted))
 
@@ -144,7 +144,7 @@ def test_nothing_impossible_is_emitted(data):
     q = [SparseDistribution((0, 1, 2, 3), tuple(data.draw(laws).tolist())) for _ in range(length)]
     tokens = [data.draw(st.sampled_from([t for t in range(4) if row.probs[t] > 0])) for row in q]
     verify = data.draw(st.sampled_from(CHAIN_RULES))
-    path, next_token, _ = verify(TokenTree.chain(tokens, q), p, data.draw(st.integers(0, 2**64 - 1)), 7)
+    path, next_token, *_ = verify(TokenTree.chain(tokens, q), p, data.draw(st.integers(0, 2**64 - 1)), 7)
     emitted = [*(tokens[node] for node in path), next_token]
     assert path == tuple(range(len(path)))
     assert all(p[row, token] > 0 for row, token in enumerate(emitted))

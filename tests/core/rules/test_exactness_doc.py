@@ -57,7 +57,7 @@ def block(q):
 
 
 def outcome_cells(guesses, outcome):
-    path, next_token, _ = outcome
+    path, next_token, *_ = outcome
     emitted = [*(guesses[node] for node in path), next_token]
     return [" ".join(map(str, guesses)), str(len(path)), str(next_token), " ".join(map(str, emitted))]
 

@@ -129,10 +129,10 @@ def test_residual_of_equal_laws_is_guarded(verify, monkeypatch):
     p[0, 2] = np.nextafter(0.5, 0)
     block = TokenTree.chain([2], [SparseDistribution((2, 5), (0.5, 0.5))])
     monkeypatch.setattr(acceptance.noise, "uniform", lambda *key: 1 - 2**-53)
-    _, token, _ = verify(block, p, seed=0, num_committed=1)
+    _, token, *_ = verify(block, p, seed=0, num_committed=1)
     assert p[0, token] > 0
     monkeypatch.setattr(acceptance, "NEGLIGIBLE_MASS", -1.0)
-    path, token, _ = verify(block, p, seed=0, num_committed=1)
+    path, token, *_ = verify(block, p, seed=0, num_committed=1)
     assert p[len(path), token] == 0  # what no target would say
 
 

@@ -26,6 +26,7 @@ from core.records import (
     Verdict,
     Verification,
     VerifyRequest,
+    Want,
 )
 from core.speculation.token_tree import ROOT, Measure, NewNodes, SparseDistribution, TokenTree, TreeSpec
 
@@ -124,7 +125,15 @@ def all_new_nodes(draw):
 
 
 offers = st.builds(Continuation, stamps, st.integers(0, 2**63), trees(), st.booleans())
-verify_requests = st.builds(VerifyRequest, stamps, bases, tuples(token_ids), block=trees(), spec=st.none() | specs)
+verify_requests = st.builds(
+    VerifyRequest,
+    stamps,
+    bases,
+    tuples(token_ids),
+    block=trees(),
+    spec=st.none() | specs,
+    wants=st.just(()) | st.just(tuple(Want)),
+)
 draft_requests = st.builds(
     DraftRequest,
     stamps,
@@ -144,6 +153,7 @@ replies = st.one_of(
         timing=st.none() | timings,
         continued=st.integers(0, 2**63),
         num_relaxed=counts,
+        samples=tuples(token_ids),
     ),
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
     st.builds(DraftDone, stamps, all_new_nodes(), counts, st.none() | timings),

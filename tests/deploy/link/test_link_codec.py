@@ -148,6 +148,8 @@ def tree_spec(**fields):
         (tree_spec(measure=0), "an invalid request"),
         (tree_spec(tail=[0.9, 0.9]), "chances"),
         (tree_spec(calibration_slope=math.inf), "chances"),
+        (pb.VerifyRequest(wants=[0]), "an invalid request"),
+        (pb.VerifyRequest(wants=[pb.WANT_SAMPLES, 9]), "an invalid request"),
         (pb.DraftRequest(), "an invalid request"),
     ],
 )

@@ -7,6 +7,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Want(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WANT_UNSPECIFIED: _ClassVar[Want]
+    WANT_SAMPLES: _ClassVar[Want]
+
 class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEASURE_UNSPECIFIED: _ClassVar[Measure]
@@ -32,6 +37,8 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
     GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
     GRAMMAR_KIND_LARK: _ClassVar[GrammarKind]
+WANT_UNSPECIFIED: Want
+WANT_SAMPLES: Want
 MEASURE_UNSPECIFIED: Measure
 MEASURE_MARGIN: Measure
 MEASURE_CONFIDENCE: Measure
@@ -133,18 +140,20 @@ class Base(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., prefix_hash: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("stamp", "base", "suffix", "block", "spec")
+    __slots__ = ("stamp", "base", "suffix", "block", "spec", "wants")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    WANTS_FIELD_NUMBER: _ClassVar[int]
     stamp: Stamp
     base: Base
     suffix: _containers.RepeatedScalarFieldContainer[int]
     block: TokenTree
     spec: SequenceSpec
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ...) -> None: ...
+    wants: _containers.RepeatedScalarFieldContainer[Want]
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., base: _Optional[_Union[Base, _Mapping]] = ..., suffix: _Optional[_Iterable[int]] = ..., block: _Optional[_Union[TokenTree, _Mapping]] = ..., spec: _Optional[_Union[SequenceSpec, _Mapping]] = ..., wants: _Optional[_Iterable[_Union[Want, str]]] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("stamp", "after", "tree", "is_open")
@@ -311,7 +320,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "prompt_logprobs")
+    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "samples", "prompt_logprobs")
     PATH_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +328,7 @@ class Verdict(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RELAXED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
@@ -327,8 +337,9 @@ class Verdict(_message.Message):
     timing: Timing
     continued: int
     num_relaxed: int
+    samples: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftUpdate(_message.Message):
     __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "confidences", "timing", "root", "is_over", "q")

@@ -1,0 +1,20 @@
+"""What a verdict says beside itself is believed only where it can be of the block."""
+
+import pytest
+
+from core.records import Stamp, Verdict
+from core.speculation.token_tree import TokenTree
+from orchestrator.session.verdicts import problem_of
+
+BLOCK = TokenTree.chain([3, 4])
+
+
+@pytest.mark.parametrize("samples", [(), (3, 9, 0), (3, 4, 49)])
+def test_samples_of_the_block_or_none(samples):
+    assert problem_of(Verdict(Stamp("s", 1, 1), (0,), 9, 1, samples=samples), BLOCK, 5, 50) is None
+
+
+@pytest.mark.parametrize("samples", [(3,), (3, 9), (3, 9, 0, 0), (3, 9, 50), (-1, 9, 0)])
+def test_samples_that_cannot_be_of_the_block(samples):
+    found = problem_of(Verdict(Stamp("s", 1, 1), (0,), 9, 1, samples=samples), BLOCK, 5, 50)
+    assert found == "its samples are not those of the block"
