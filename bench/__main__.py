@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bench.control import ablation, control, guessers, workloads
+from bench.control import ablation, control, guessers, lookahead, workloads
 from bench.disruption import cluster, drain, kills, storm
 from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
@@ -44,6 +44,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "guessers": guessers,
     "kills": kills,
     "links": links,
+    "lookahead": lookahead,
     "overhead": overhead,
     "rounds": rounds,
     "runtime": runtime,

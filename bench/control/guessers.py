@@ -20,8 +20,8 @@ from typing import Final
 
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
-from core.speculation import NO_GUESSES, ROOT, Guesser, Guesses, SourceWorth, SpeculationTree
-from orchestrator.guessers import GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
+from core.speculation import NO_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, SpeculationTree
+from orchestrator.guessers import ASKING, GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
 from orchestrator.text import Tokenizer
 
 ROOT_DIR: Final = Path(__file__).resolve().parents[2]
@@ -96,8 +96,9 @@ def costs(tokenizer: Tokenizer) -> Iterator[Result]:
     text = (text * (1 + (CONTEXT_TOKENS + NUM_ROUNDS * ROUND_TOKENS) // len(text)))[: CONTEXT_TOKENS * 2]
     for name, (source, means) in guessers(tokenizer).items():
         guesser, log = GUESSERS[source](means), text[:CONTEXT_TOKENS]
-        first_us = _elapsed_us(partial(guesser.propose, log))
-        alone = list(_rounds(text, log, partial(guesser.propose, log)))
+        work = partial(_talk, guesser, log, text) if isinstance(guesser, Asker) else partial(guesser.propose, log)
+        first_us = _elapsed_us(work)
+        alone = list(_rounds(text, log, work))
         panel = Guessers(means.index).panel([source], means.config, DEPTH, SourceWorth(), tokenizer.vocab_size)
         log = text[:CONTEXT_TOKENS]
         panel.ask(log)
@@ -121,6 +122,12 @@ def _ask(panel: Panel, log: Sequence[int]) -> None:
         tree.guess(guesses, source)
 
 
+def _talk(guesser: Asker, log: Sequence[int], text: Sequence[int]) -> None:
+    """A guess and a question, and the answers to it: from elsewhere in the text, so that n-grams come and go."""
+    guesser.propose(log)
+    guesser.answered(text[len(log) // 2 :][: 1 + len(guesser.questions(log))])
+
+
 def _elapsed_us(work: Callable[[], object]) -> float:
     began_s = time.thread_time()
     work()
@@ -134,7 +141,8 @@ def worths(tokenizer: Tokenizer, num_nodes: int) -> Iterator[Result]:
     """Tokens a round of each guesser alone, and of all of them together, on each text."""
     texts = _texts(tokenizer)
     fixed = controls(texts["corpus"])
-    num_ids, asked_for = tokenizer.vocab_size, guessers(tokenizer)
+    asked_for = {name: made for name, made in guessers(tokenizer).items() if name not in ASKING}
+    num_ids = tokenizer.vocab_size
     for kind in ("code", "prose", "edits", "log"):
         alone = {name: {name: make()} for name, make in fixed.items()}
         alone |= {name: {source: GUESSERS[source](means)} for name, (source, means) in asked_for.items()}

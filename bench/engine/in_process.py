@@ -55,11 +55,13 @@ class ThreadLease:
 
 
 class ThreadLeases:
-    """Grants places on one target and one draft."""
+    """Grants places on one target and, if there is one, one draft."""
 
-    def __init__(self, target: TargetEngine, draft: DraftEngine) -> None:
+    def __init__(self, target: TargetEngine, draft: DraftEngine | None = None) -> None:
         self._num_leases = 0
-        self._engines: dict[str, TargetEngine | DraftEngine] = {"target": target, "draft": draft}
+        self._engines: dict[str, TargetEngine | DraftEngine] = {"target": target}
+        if draft is not None:
+            self._engines["draft"] = draft
         self._loops: dict[str, EngineLoop[Any, Any]] = {
             name: EngineLoop[Any, Any](engine) for name, engine in self._engines.items()
         }

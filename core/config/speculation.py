@@ -11,6 +11,8 @@ from core.records import Policy, Verification
 Continuation = Literal["latest", "most_frequent"]
 MAX_LOOKUP_MATCH = 16
 MAX_LOOKUP_BRANCHES = 4
+MAX_LOOKAHEAD_WINDOW, MAX_LOOKAHEAD_NGRAM = 32, 8
+"""A window of this size has 223 rows, and no block has more than 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,12 @@ class SpeculationConfig:
     retrieval_index: str | None = None
     """File made by `outrider index`, from which the guesser "retrieval" guesses; None, and there is no such guesser. It
     must be at this path wherever an orchestrator runs, and is refused if it was made with another tokenizer."""
+    lookahead_window: int = 10
+    """Lookahead: places of the text that the target is asked about in each pass, in [2, 32]. Its window has
+    `lookahead_window` times (`lookahead_ngram` - 1) rows, less one. Raise it where rows of the target are free, lower
+    it where each costs time."""
+    lookahead_ngram: int = 5
+    """Lookahead: length of the n-grams that its answers make, in tokens, in [3, 8]; guesses are one token shorter."""
     verification: Verification = Verification.COUPLED
     """Method of verification for requests that name none: "coupled"; "rejection" or "block", by chains;
     "recursive_rejection" or "sequential_selection", by trees (docs/exactness.md). Change it where acceptance matters
@@ -95,6 +103,7 @@ class SpeculationConfig:
         check(bool(self.guessers), "guessers", "at least one name", self.guessers)
         check(len(set(self.guessers)) == len(self.guessers), "guessers", "different names", self.guessers)
         self._check_lookup()
+        self._check_lookahead()
         check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
         check(self.draft_timeout_s > 0, "draft_timeout_s", "positive", self.draft_timeout_s)
         check(self.draft_retry_s > 0, "draft_retry_s", "positive", self.draft_retry_s)
@@ -108,3 +117,9 @@ class SpeculationConfig:
         check(choice in get_args(Continuation), "lookup_continuation", "latest or most_frequent", choice)
         is_few = 1 <= self.lookup_branches <= MAX_LOOKUP_BRANCHES
         check(is_few, "lookup_branches", f"in [1, {MAX_LOOKUP_BRANCHES}]", self.lookup_branches)
+
+    def _check_lookahead(self) -> None:
+        window, ngram = self.lookahead_window, self.lookahead_ngram
+        is_wide = 2 <= window <= MAX_LOOKAHEAD_WINDOW
+        check(is_wide, "lookahead_window", f"in [2, {MAX_LOOKAHEAD_WINDOW}]", window)
+        check(3 <= ngram <= MAX_LOOKAHEAD_NGRAM, "lookahead_ngram", f"in [3, {MAX_LOOKAHEAD_NGRAM}]", ngram)

@@ -1,9 +1,10 @@
 """The guesser port: who proposes what may come next, beside the draft engine.
 
 A guesser is asked once a round. It knows the committed text, and answers nodes with chances. What these are worth is
-learned from what was committed instead, whether or not they were verified (`core.speculation.SourceWorth`). The draft
-engine is the other kind: it tells pass by pass, when it likes (`core.speculation.NewNodes`), and its nodes meet these
-in one tree.
+learned from what was committed instead, whether or not they were verified (`core.speculation.SourceWorth`). A guesser
+may also ask: for what the target says after nodes of its choice (`Asker`), which go with the block that is verified.
+The draft engine is the other kind: it tells pass by pass, when it likes (`core.speculation.NewNodes`), and its nodes
+meet these in one tree.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from itertools import count
 from math import isnan
 from operator import ge
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from core.speculation.token_tree import ROOT
+from core.speculation.token_tree import ROOT, TokenTree
 
 DRAFT = "draft"
 """The name of the draft engine as a source of guesses."""
@@ -67,4 +68,18 @@ class Guesser(Protocol):
 
     def propose(self, text: Sequence[int]) -> Guesses:
         """What may follow `text`, all of which is committed. It has grown since the last time, and changed nowhere."""
+        ...
+
+
+@runtime_checkable
+class Asker(Guesser, Protocol):
+    """A guesser that learns from the target's answers. Its questions are rows of the target, and may be left out."""
+
+    def questions(self, text: Sequence[int]) -> TokenTree:
+        """Nodes below the end of `text`, for which it has just been asked to propose. A node that the text goes on with
+        is accepted as any other."""
+        ...
+
+    def answered(self, samples: Sequence[int]) -> None:
+        """What the target says after the root and after each node of the last questions."""
         ...

@@ -3,9 +3,10 @@
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import NUM_PASSES, CorpusIndex, encode_index, write_index
 from orchestrator.guessers.panel import Panel
-from orchestrator.guessers.registry import GUESSERS, SOURCES, Guessers, Means, available_sources, check_sources
+from orchestrator.guessers.registry import ASKING, GUESSERS, SOURCES, Guessers, Means, available_sources, check_sources
 
 __all__ = [
+    "ASKING",
     "GUESSERS",
     "NUM_PASSES",
     "SOURCES",

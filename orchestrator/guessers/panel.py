@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.speculation import ROOT, Guesser, Guesses, SourceWorth
+from core.speculation import MAX_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, TokenTree
 from orchestrator.guessers.breaker import Breaker
 
 Proposal = tuple[str, Guesses]
 """A source, and what it proposes."""
+Question = tuple[str, TokenTree]
+"""A source, and the nodes after which it wants to know the target's token."""
 
 
 class Panel:
@@ -23,6 +25,7 @@ class Panel:
         self, guessers: Mapping[str, Guesser], breakers: Mapping[str, Breaker], worth: SourceWorth, vocab_size: int
     ) -> None:
         self._guessers = dict(guessers)
+        self._askers = {source: each for source, each in guessers.items() if isinstance(each, Asker)}
         self._breakers = breakers
         self._worth = worth
         self._vocab_size = vocab_size
@@ -49,12 +52,35 @@ class Panel:
             guesses = guesser.propose(text)
             guesses.check(self._vocab_size)
         except Exception as error:  # noqa: BLE001  whatever is wrong with it, the stream goes on
-            del self._guessers[source]
-            self.failures[source] += 1
-            self._breakers[source].failed(error)
+            self._leave_out(source, error)
             return None
         self._breakers[source].worked()
         return guesses if len(guesses) else None
+
+    def _leave_out(self, source: str, error: Exception) -> None:
+        del self._guessers[source]
+        self._askers.pop(source, None)
+        self.failures[source] += 1
+        self._breakers[source].failed(error)
+
+    def questions(self, text: Sequence[int]) -> Question | None:
+        """What a source asks the target about, beside the block; of several sources the first that has been named."""
+        for source, asker in tuple(self._askers.items()):
+            try:
+                tree = asker.questions(text)
+                _check_questions(tree, self._vocab_size)
+            except Exception as error:  # noqa: BLE001
+                self._leave_out(source, error)
+                continue
+            return (source, tree) if len(tree) else None
+        return None
+
+    def answered(self, source: str, samples: Sequence[int]) -> None:
+        """What the target said after the root and after each node of the questions of this source."""
+        try:
+            self._askers[source].answered(samples)
+        except Exception as error:  # noqa: BLE001
+            self._leave_out(source, error)
 
     def _calibrated(self, source: str, guesses: Guesses) -> Guesses:
         return replace(guesses, chances=self._worth.calibrated(source, guesses.chances))
@@ -78,3 +104,11 @@ class Panel:
                 self._worth.see(source, claimed, is_right=place is not None)
             if place is None:
                 return
+
+
+def _check_questions(tree: TokenTree, vocab_size: int) -> None:
+    """Raises: ValueError for what no block may have."""
+    if len(tree) > MAX_GUESSES:
+        raise ValueError(f"{len(tree)} questions, more than {MAX_GUESSES}")
+    if len(tree) and not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
+        raise ValueError("a question about a token outside the vocabulary")

@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import CorpusIndex
+from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
 from orchestrator.guessers.prompt_lookup import PromptLookup
@@ -56,8 +57,13 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
     "ngram": lambda means: NgramTables(means.max_depth),
     "suffix": lambda means: SuffixIndex(means.max_depth),
     "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
+    "lookahead": lambda means: Lookahead(
+        means.max_depth, window=means.config.lookahead_window, ngram=means.config.lookahead_ngram
+    ),
 }
 """Each makes one session's guesser."""
+ASKING = frozenset({"lookahead"})
+"""Of these, those that learn from the target's answers: of a text that is there already they find nothing."""
 SOURCES = (DRAFT, *GUESSERS)
 """All names: the draft engine is one, too."""
 

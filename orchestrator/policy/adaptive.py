@@ -139,6 +139,11 @@ class AdaptivePolicy(TreePolicy):
                 fitting, gained = straight, chain
         return fitting.head(int(np.argmax(gained)))
 
+    def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
+        """Whether the guesses that come of the answers yield more tokens than the time of the rows is worth."""
+        costs = self._known.costs
+        return self._learned.answers.are_worth(self.rate * (costs.verify_s(num_with) - costs.verify_s(num_nodes)))
+
     # Waiting
 
     def is_worth_waiting(self, num_passes: int, *, has_drafted: bool) -> bool:  # noqa: ARG002
@@ -223,6 +228,8 @@ class AdaptivePolicy(TreePolicy):
 
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
+        if seen.gained is not None:
+            self._learned.answers.see(seen.gained)
         if seen.shape.num_looked_up < len(seen.shape):
             self._num_idle = 0
         elif self.is_in_turn or seen.found is not Found.NOT_ASKED:

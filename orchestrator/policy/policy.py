@@ -60,6 +60,8 @@ class RoundSeen:
     """The draft's margin for its first candidate at the end of the path, and whether that was the token, if the block
     did not have it. So the estimates learn about a draft whose guesses are never verified.
     """
+    gained: int | None = None
+    """Where the block had questions of a guesser, the accepted guesses that were its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,35 @@ PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.003
 """Seconds of a pass before any was observed."""
 LOOK_ROUNDS = 8
 """Observations of all sessions after which costs, and everything derived from them, are computed anew."""
+ASKING_TRIAL_ROUNDS = 32
+"""Rounds that ask the target after a time without questions: a window is full after a few, its n-grams come after."""
+TRIAL_SHARE = 0.02
+"""Of the tokens of the rounds in between, what such a trial may cost."""
+
+
+@dataclass(slots=True)
+class AnswersWorth:
+    """Whether the questions of guessers pay: accepted guesses of theirs a round, against the price of the rows."""
+
+    tokens: Average = field(default_factory=lambda: Average(1.0))
+    num_trials: int = 0
+    """Rounds that still ask whatever it costs, to learn."""
+    unasked_rounds: int = 0
+
+    def are_worth(self, price: float) -> bool:
+        """Whether to ask in this round, for rows that are worth `price` tokens; trials cost `TRIAL_SHARE` at most."""
+        if self.num_trials > 0 or self.tokens.value > price:
+            self.unasked_rounds = 0
+            return True
+        self.unasked_rounds += 1
+        if self.unasked_rounds * TRIAL_SHARE > ASKING_TRIAL_ROUNDS * price:
+            self.num_trials = ASKING_TRIAL_ROUNDS
+        return False
+
+    def see(self, num_accepted: int) -> None:
+        """One round that asked."""
+        self.tokens.see(num_accepted)
+        self.num_trials -= self.num_trials > 0
 
 
 @dataclass(slots=True)
@@ -27,6 +56,8 @@ class Learned:
     """Of the draft's margin."""
     sources: SourceWorth = field(default_factory=SourceWorth)
     """What guessers have been worth."""
+    answers: AnswersWorth = field(default_factory=AnswersWorth)
+    """What the target's answers to guessers have been worth."""
     tokens: Average = field(default_factory=lambda: Average(1.0))
     """Of a round of any session."""
     seconds: Average | None = None

@@ -187,6 +187,10 @@ class TreePolicy(ABC):
         node that may be verified. Asked only where drafting is continuous.
         """
 
+    def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:  # noqa: ARG002  a named policy always asks
+        """Whether a guesser's questions are worth their rows: of `num_with` nodes instead of `num_nodes`."""
+        return True
+
     @property
     def num_outcomes(self) -> int:
         """The number of outcomes of the block in flight for which the target is offered a next block."""

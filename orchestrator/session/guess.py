@@ -8,10 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from core.speculation import EMPTY_BLOCK, TokenTree, subtree
+from core.speculation import EMPTY_BLOCK, ROOT, UNRANKED, TokenTree, subtree
 from orchestrator.policy import Shape
 
 NO_SHAPE = Shape()
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What a guesser wants to know of the target, within a block."""
+
+    source: str
+    rows: tuple[int, ...]
+    """Of the target's samples, those that answer: of the root, then of each node that it asks about."""
+    num_added: int
+    """Nodes at the end of the block that nobody guesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +33,43 @@ class Guess:
     shape: Shape = NO_SHAPE
     sources: tuple[str, ...] = ()
     """Who has guessed each node."""
+    questions: Questions | None = None
 
     def __len__(self) -> int:
         return len(self.block)
+
+    def asking(self, source: str, tree: TokenTree) -> Guess:
+        """The same and, behind its guesses, the nodes of `tree` that are not among them."""
+        tokens, parents, num_guesses = list(self.block.tokens), list(self.block.parents), len(self.block)
+        place_of = {key: place for place, key in enumerate(zip(parents, tokens, strict=True))}
+        places = list[int]()
+        for token, above in zip(tree.tokens, tree.parents, strict=True):
+            parent = ROOT if above == ROOT else places[above]
+            place = place_of.setdefault((parent, token), len(tokens))
+            if place == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+            places.append(place)
+        num = len(tokens) - num_guesses
+        shape = Shape(tuple(parents), (*self.shape.ranks, *[UNRANKED] * num), (*self.shape.confidence, *[0.0] * num))
+        questions = Questions(source, (0, *[place + 1 for place in places]), num)
+        return Guess(TokenTree(tuple(tokens), shape.parents), shape, (*self.sources, *[source] * num), questions)
+
+    def num_only_asked(self, path: Sequence[int]) -> int:
+        """Nodes that do not count as guesses, since they were questions and are not on the accepted `path`."""
+        if self.questions is None:
+            return 0
+        num_guesses = len(self.block) - self.questions.num_added
+        return self.questions.num_added - sum([node >= num_guesses for node in path])
+
+    def credits(self, path: Sequence[int]) -> tuple[list[str], list[str]]:
+        """Who has guessed each node that counts as a guess, and who each of the accepted `path`."""
+        accepted = [self.sources[node] for node in path]
+        if self.questions is None:
+            return list(self.sources), accepted
+        num_guesses = len(self.block) - self.questions.num_added
+        lucky = [self.sources[node] for node in path if node >= num_guesses]
+        return [*self.sources[:num_guesses], *lucky], accepted
 
 
 NO_GUESS = Guess()

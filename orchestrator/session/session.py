@@ -25,8 +25,9 @@ from core.records import (
     SequenceSpec,
     Verdict,
     VerifyRequest,
+    Want,
 )
-from core.speculation import DRAFT
+from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
 from orchestrator.guessers import Panel
 from orchestrator.policy import Explanation, Found, TreePolicy
@@ -177,6 +178,9 @@ class Session:
         if judged is None:
             return []
         committed = judged.tokens
+        questions, samples = judged.guess.questions, judged.verdict.samples
+        if questions is not None and samples:
+            self._panel.answered(questions.source, [samples[row] for row in questions.rows])
         unverified = self._draft_side.unverified(committed)
         found = self._draft_side.reroot(committed)
         self._panel.saw(committed)
@@ -217,7 +221,16 @@ class Session:
             self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
         self._draft_side.used(block)
         self._draft_side.explain_block(self._max_depth)
-        return self._send(block)
+        return self._send(self._with_questions(block))
+
+    def _with_questions(self, guess: Guess) -> Guess:
+        """What a guesser wants to know goes along where it is worth its rows, and all of it has room."""
+        asked = self._panel.questions(self._log.tokens) if not self._is_drawn and self._max_depth > 0 else None
+        if asked is None:
+            return guess
+        asking = guess.asking(*asked)
+        has_room = len(asking) <= min(self._max_nodes, MAX_GUESSES) and max(asking.block.depths) <= self._max_depth
+        return asking if has_room and self._policy.is_worth_asking(len(guess), len(asking)) else guess
 
     @property
     def _max_depth(self) -> int:
@@ -234,7 +247,8 @@ class Session:
         self._offers.clear()
         self._machine.fire(Trigger.VERIFY)
         stamp, base, spec = self._held.next_header()
-        return VerifyRequest(stamp, base, self._log.since(base.num_tokens), self._guess.block, spec)
+        wants = () if self._guess.questions is None else (Want.SAMPLES,)
+        return VerifyRequest(stamp, base, self._log.since(base.num_tokens), self._guess.block, spec, wants)
 
     # The target's side
 
@@ -310,14 +324,15 @@ class Session:
         return self._output.commit(tokens, verdict.logprobs, verdict.prompt_logprobs)
 
     def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
-        num_accepted = len(verdict.path)
+        num_accepted, num_asked = len(verdict.path), guess.num_only_asked(verdict.path)
+        num_guesses, num_looked_up = len(guess) - num_asked, guess.shape.num_looked_up - num_asked
         if self.stats.explanation is not None:
-            self.stats.explanation.judged(len(guess), num_accepted)
-        self.stats.record_round(len(guess), num_accepted, guess.shape.num_looked_up, verdict.num_relaxed)
-        self.stats.record_sources(guess.sources, verdict.path)
+            self.stats.explanation.judged(num_guesses, num_accepted)
+        self.stats.record_round(num_guesses, num_accepted, num_looked_up, verdict.num_relaxed)
+        self.stats.record_sources(*guess.credits(verdict.path))
         self.stats.record_verify(event.sent_s, event.received_s)
         self.stats.trace_call(
-            CallTrace(Call.VERIFY, event.sent_s, event.received_s, len(guess), num_accepted, verdict.timing)
+            CallTrace(Call.VERIFY, event.sent_s, event.received_s, num_guesses, num_accepted, verdict.timing)
         )
 
     def _problem_of(self, verdict: Verdict) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from core.records import CallTrace, SourceStats, SpeculationStats
@@ -80,10 +80,10 @@ class Statistics:
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
 
-    def record_sources(self, sources: Sequence[str], path: Iterable[int]) -> None:
-        """Credit whoever has guessed each node of a block, and those of its accepted `path`."""
-        self.drafted_by_source.update(sources)
-        self.accepted_by_source.update(sources[node] for node in path)
+    def record_sources(self, drafted: Iterable[str], accepted: Iterable[str]) -> None:
+        """Credit whoever has guessed each node of a block, and each that was accepted."""
+        self.drafted_by_source.update(drafted)
+        self.accepted_by_source.update(accepted)
 
     def record_found(self, found: Found) -> None:
         """Count whether the next block was there when it was wanted."""

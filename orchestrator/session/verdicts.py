@@ -30,7 +30,16 @@ class Judged:
     def seen(self, found: Found, unverified: tuple[float, bool] | None = None) -> RoundSeen:
         """As the policy is told of it."""
         shape, verdict = self.guess.shape, self.verdict
-        return RoundSeen(shape, verdict.path, found, self.elapsed_s, verdict.timing, self.is_continued, unverified)
+        continued, gained = self.is_continued, self._gained
+        return RoundSeen(shape, verdict.path, found, self.elapsed_s, verdict.timing, continued, unverified, gained)
+
+    @property
+    def _gained(self) -> int | None:
+        """Accepted guesses of the source that asks; None where none asks."""
+        guess = self.guess
+        if guess.questions is None:
+            return None
+        return sum([guess.sources[node] == guess.questions.source for node in self.verdict.path])
 
 
 def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_size: int) -> str | None:

@@ -191,6 +191,9 @@ class FakePolicy:
     def is_worth_waiting(self, *_: object, **__: object) -> bool:
         return False
 
+    def is_worth_asking(self, num_nodes: int, num_with: int) -> bool:
+        return True
+
     def is_worth_going_on(self, *_: object) -> bool:
         return False
 

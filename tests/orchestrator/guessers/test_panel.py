@@ -10,7 +10,7 @@ import pytest
 from core.speculation.calibration import PRIOR
 from core.speculation.guesser import MAX_GUESSES, NO_GUESSES, Guesses
 from core.speculation.source_worth import Record, SourceWorth
-from core.speculation.token_tree import ROOT
+from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.breaker import MAX_FAILURES, TRIAL_SESSIONS, Breaker
 from orchestrator.guessers.panel import Panel
 
@@ -133,3 +133,67 @@ def test_failures_with_sound_answers_in_between_open_nothing():
         breaker.failed(ValueError())
         breaker.worked()
     assert breaker.admits()
+
+
+class Asks(Says):
+    """Asks always the same, and keeps the answers."""
+
+    def __init__(self, asked, told=None):
+        super().__init__(NO_GUESSES)
+        self.asked = asked
+        self.told = told
+        self.answers = []
+
+    def questions(self, text):
+        if isinstance(self.asked, Exception):
+            raise self.asked
+        return self.asked
+
+    def answered(self, samples):
+        if self.told is not None:
+            raise self.told
+        self.answers.append(list(samples))
+
+
+def asking(worth, **guessers):
+    return Panel(guessers, {name: Breaker(name) for name in guessers}, worth, VOCAB_SIZE)
+
+
+def test_the_first_that_has_questions_asks_and_gets_the_answers(worth):
+    window = TokenTree.chain([3, 4])
+    first, second = Asks(window), Asks(TokenTree.chain([5]))
+    told = asking(worth, a=Says(NO_GUESSES), b=first, c=second)
+    assert told.questions([1, 2]) == ("b", window)
+    told.answered("b", [7, 8, 9])
+    assert (first.answers, second.answers) == ([[7, 8, 9]], [])
+
+
+def test_who_has_no_questions_asks_none(worth):
+    assert asking(worth, a=Asks(TokenTree())).questions([1]) is None
+    assert asking(worth, a=Says(NO_GUESSES)).questions([1]) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        RuntimeError("broken"),
+        TokenTree.chain([VOCAB_SIZE]),
+        TokenTree.chain([-1]),
+        TokenTree.chain([1] * (MAX_GUESSES + 1)),
+        None,
+        7,
+    ],
+    ids=str,
+)
+def test_who_asks_nonsense_is_left_out_and_counted_and_the_next_one_asks(worth, asked):
+    window = TokenTree.chain([3])
+    both = asking(worth, bad=Asks(asked), good=Asks(window))
+    assert both.questions([1]) == ("good", window)
+    assert both.failures == {"bad": 1}
+    assert both.questions([1]) == ("good", window)
+
+
+def test_who_fails_at_the_answers_is_left_out(worth):
+    alone = asking(worth, a=Asks(TokenTree.chain([3]), told=IndexError("no")))
+    alone.answered(alone.questions([1])[0], [1, 2])
+    assert (alone.failures, alone.questions([1])) == ({"a": 1}, None)

@@ -58,8 +58,8 @@ def test_rounds_and_guesses_are_counted_by_what_came_of_them():
 
 def test_each_source_is_credited_with_its_own_guesses_and_its_failures():
     stats = Statistics()
-    stats.record_sources(("draft", "a", "draft", "b"), (0, 2))
-    stats.record_sources(("a", "a"), (0,))
+    stats.record_sources(("draft", "a", "draft", "b"), ("draft", "draft"))
+    stats.record_sources(("a", "a"), ("a",))
     stats.record_sources((), ())
     stats.source_failures["c"] += 1
     expected = (SourceStats("a", 3, 1), SourceStats("b", 1, 0), SourceStats("c", 0, 0, 1), SourceStats("draft", 2, 2))
