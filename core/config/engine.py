@@ -25,6 +25,9 @@ class EngineConfig:
 
     model: str
     """Directory of a checkpoint: config.json, *.safetensors, tokenizer.json."""
+    layers: tuple[int, ...] | None = None
+    """Numbers of the checkpoint's layers that are loaded, from 0, in ascending order; not with `tensor_parallel`. None
+    loads all. For a draft that is a part of its own target, as `outrider layers` finds it; a target has to be whole."""
     dtype: Dtype = "float32"
     """Type of the weights and of the arithmetic. float32 gives outputs that do not depend on the batch; bfloat16 halves
     the memory and is faster where the hardware has instructions for it."""
@@ -94,6 +97,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(bool(self.model), "model", "the directory of a checkpoint", self.model)
+        self._check_layers()
         has_kv = self.kv_cache_tokens is None or self.kv_cache_tokens >= 1
         check(has_kv, "kv_cache_tokens", "at least 1", self.kv_cache_tokens)
         check(0 < self.kv_memory_share <= 1, "kv_memory_share", "above 0 and at most 1", self.kv_memory_share)
@@ -110,3 +114,11 @@ class EngineConfig:
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)
         is_known = self.paced_as is None or self.paced_as in PASS_LAWS
         check(is_known, "paced_as", f"one of {', '.join(PASS_LAWS)}", self.paced_as)
+
+    def _check_layers(self) -> None:
+        layers = self.layers
+        if layers is None:
+            return
+        is_sorted = list(layers) == sorted(set(layers))
+        check(bool(layers) and layers[0] >= 0 and is_sorted, "layers", "numbers from 0 in ascending order", layers)
+        check(self.tensor_parallel == 1, "layers", "absent where tensor_parallel is above 1", layers)

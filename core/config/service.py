@@ -93,6 +93,10 @@ class TargetConfig(WorkerConfig):
     autoscaling: TargetScaling | None = None
     """Bounds and signals of autoscaling; None keeps `num_replicas`."""
 
+    def __post_init__(self) -> None:
+        WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
+        check(self.engine.layers is None, "engine.layers", "absent: a target has to be whole", self.engine.layers)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig(WorkerConfig):

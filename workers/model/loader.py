@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from core.records import ModelInfo
 from workers.attention import ATTENTION, LayerProbe
 from workers.model.checkpoint import INDEX, check_stored, meta_model
 from workers.model.digest import digest
+from workers.model.layers import LayerSubset, layer_list
 from workers.model.sharded_loader import ModelShard
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
@@ -64,13 +65,18 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
     path = Path(config.model)
     progress(f"reading {path / 'config.json'}")
     model_config, max_context = _check(config)
+    subset = _subset(config)
     with _quiet_transformers():
         progress(f"loading {model_config.architectures[0] if model_config.architectures else model_config.model_type}")
-        if shard is None:
+        if subset is not None:
+            model = _read_layers(path, config, model_config, subset)
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        elif shard is None:
             model = _read_weights(path, config, model_config)
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
         else:
             model, num_parameters = shard.read(_weight_files(path), model_config, config)
+    model_config = model_config if subset is None else subset.config_of(model_config)
     layers = _probe_layers(model, model_config)
     info = _describe(model, model_config, config, max_context, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
@@ -99,9 +105,12 @@ def survey(config: EngineConfig) -> ModelInfo:
     model_config, max_context = _check(config)
     with _quiet_transformers():
         model = meta_model(model_config, config.dtype)
-        if (path / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        _read_generation_config(path, model)
     check_stored(path, _weight_files(path), model)
+    subset = _subset(config)
+    if subset is not None:
+        model = meta_model(subset.config_of(model_config), config.dtype)
+        _read_generation_config(path, model)
     return _describe(model, model_config, config, max_context, sum(each.numel() for each in model.parameters()))
 
 
@@ -112,6 +121,8 @@ def _check(config: EngineConfig) -> tuple[Any, int]:
     with _quiet_transformers():
         model_config = _read_config(path)
         _check_architecture(model_config)
+        if (subset := _subset(config)) is not None:
+            subset.check(model_config, config.model)
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel).check(model_config)
         return model_config, _context_limit(model_config, config)
@@ -226,12 +237,49 @@ def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConf
             output_loading_info=True,
         )
     except (SafetensorError, OSError, RuntimeError) as error:
-        reason = first_line(error)
-        raise CheckpointError(f"the weights in {path} are damaged or do not fit config.json: {reason}") from error
+        raise _damaged(path, error) from error
+    _check_complete(path, report)
+    return model.to(config.device).eval()
+
+
+def _read_layers(path: Path, config: EngineConfig, model_config: PretrainedConfig, subset: LayerSubset) -> Any:
+    """The model of these layers alone; the others are never read."""
+    name, _ = layer_list(meta_model(model_config, config.dtype))
+    try:
+        with subset.open(_weight_files(path), name.rpartition(".")[2]) as tensors:
+            model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)].from_pretrained(
+                None,
+                config=subset.config_of(model_config),
+                state_dict=tensors,
+                dtype=getattr(torch, config.dtype),
+                attn_implementation=ATTENTION,
+                output_loading_info=True,
+            )
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise _damaged(path, error) from error
+    _check_complete(path, report)
+    _read_generation_config(path, model)
+    return model.to(config.device).eval()
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"the weights in {path} are damaged or do not fit config.json: {first_line(error)}")
+
+
+def _check_complete(path: Path, report: Mapping[str, Any]) -> None:
+    """Raises: CheckpointError."""
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise CheckpointError(f"the weights in {path} lack {len(missing)} tensors, the first is {missing[0]}")
-    return model.to(config.device).eval()
+
+
+def _read_generation_config(path: Path, model: Any) -> None:
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+
+
+def _subset(config: EngineConfig) -> LayerSubset | None:
+    return None if config.layers is None else LayerSubset(config.layers)
 
 
 @torch.inference_mode()
@@ -274,7 +322,7 @@ def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
 def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:
     path = Path(config.model)
     return ModelInfo(
-        name=path.resolve().name,
+        name=_name(path, config),
         architecture=type(model).__name__,
         dtype=config.dtype,
         device=config.device,
@@ -285,6 +333,12 @@ def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: 
         eos_token_ids=_eos_token_ids(model),
         bos_token_id=model_config.bos_token_id,
     )
+
+
+def _name(path: Path, config: EngineConfig) -> str:
+    """Of the directory; and the layers, where not all are loaded."""
+    name = path.resolve().name
+    return name if config.layers is None else f"{name}[{','.join(map(str, config.layers))}]"
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:

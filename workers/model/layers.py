@@ -1,0 +1,109 @@
+"""A model that is some of a checkpoint's layers: a draft out of the target itself, without training.
+
+Knows configurations, modules and names of tensors; must not know who drafts. The layers keep their order and are
+numbered anew, so that for everything else this is an ordinary model with fewer layers. Sources: Draft & Verify (Zhang
+et al. 2023, arXiv 2309.08168), LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), SWIFT (Xia et al. 2024, arXiv
+2410.06916).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import nn
+
+from core.errors import ConfigError, UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSubset:
+    """Layers of a model, by their numbers in the checkpoint."""
+
+    indices: tuple[int, ...]
+
+    def check(self, model_config: Any, path: str) -> None:
+        """Raises: ConfigError for a layer that there is none of."""
+        num_layers = model_config.num_hidden_layers
+        for place, index in enumerate(self.indices):
+            if not 0 <= index < num_layers:
+                raise ConfigError(f"layers[{place}] is {index}, but {path} has layers 0 to {num_layers - 1}")
+
+    def config_of(self, model_config: Any) -> Any:
+        """The configuration of the model that has these layers alone."""
+        found = deepcopy(model_config)
+        for name, value in self._settings(model_config).items():
+            setattr(found, name, value)
+        return found
+
+    def _settings(self, model_config: Any) -> Mapping[str, Any]:
+        """What differs: the number of layers, and each list that has an entry for each of them."""
+        num_layers = model_config.num_hidden_layers
+        changed: dict[str, Any] = {"num_hidden_layers": len(self.indices)}
+        for name, value in vars(model_config).items():
+            if isinstance(value, list) and len(value) == num_layers:
+                changed[name] = [value[index] for index in self.indices]
+        return changed
+
+    def renamed(self, name: str, layers: str) -> str | None:
+        """The name that this model has for a stored tensor; None for one of a layer that it has not.
+
+        `layers` is what the model calls its list of layers.
+        """
+        found = re.search(rf"(?:^|\.){re.escape(layers)}\.(\d+)\.", name)
+        if found is None:
+            return name
+        index = int(found[1])
+        if index not in self.indices:
+            return None
+        return f"{name[: found.start(1)]}{self.indices.index(index)}{name[found.end(1) :]}"
+
+    @contextmanager
+    def open(self, files: Sequence[Path], layers: str) -> Iterator[dict[str, Any]]:
+        """The tensors of these layers and of what is no layer, by the names that this model has for them. A tensor is
+        read when it is used, and the layers that are left out never."""
+        with ExitStack() as stack:
+            found: dict[str, Any] = {}
+            for file in files:
+                opened = stack.enter_context(safe_open(file, framework="pt"))
+                for stored in opened.keys():  # noqa: SIM118  it is no mapping
+                    name = self.renamed(stored, layers)
+                    if name is not None:
+                        found[name] = opened.get_slice(stored)
+            yield found
+
+    @contextmanager
+    def of(self, model: Any) -> Iterator[None]:
+        """Run a whole model as if it had these layers alone, without KV. For trying subsets: nothing is loaded."""
+        name, whole = layer_list(model)
+        parent = model.get_submodule(name.rpartition(".")[0])
+        settings = self._settings(model.config)
+        before = {key: getattr(model.config, key) for key in settings}
+        try:
+            setattr(parent, name.rpartition(".")[2], nn.ModuleList([whole[index] for index in self.indices]))
+            for key, value in settings.items():
+                setattr(model.config, key, value)
+            yield
+        finally:
+            setattr(parent, name.rpartition(".")[2], whole)
+            for key, value in before.items():
+                setattr(model.config, key, value)
+
+
+def layer_list(model: Any) -> tuple[str, nn.ModuleList]:
+    """The list of a model's layers, and its name. Raises: UnsupportedModel where it is not clear which it is."""
+    num_layers = model.config.num_hidden_layers
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." not in name.partition(".")[2]
+    ]
+    if len(found) != 1:
+        raise UnsupportedModel(f"{model.config.model_type} has {len(found)} lists of layers, so none can be chosen")
+    return found[0]
