@@ -38,8 +38,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """All texts of one kind."""
+class Passes:
+    """What all texts of one kind have taken."""
 
     tokens: Sequence[tuple[int, ...]]
     num_passes: int
@@ -82,7 +82,7 @@ def _jobs(prompts: Sequence[str], temperature: float, num_tokens: int) -> Iterat
 
 async def _decode(
     engine: TargetEngine, leases: ThreadLeases, speculation: SpeculationConfig, jobs: Sequence[GenerationRequest]
-) -> Decoded:
+) -> Passes:
     """One after the other; rows of prompts, of which prefixes are shared, count as well."""
     config = ServiceConfig(TargetConfig(EngineConfig(str(DEMO_DIRECTORY / "target"))), speculation=speculation)
     tokenizer = Tokenizer.from_directory(DEMO_DIRECTORY / "target")
@@ -98,4 +98,4 @@ async def _decode(
     finally:
         await service.close()
     num_rows = engine.stats().num_rows - rows_before
-    return Decoded(texts, num_passes, num_rows)
+    return Passes(texts, num_passes, num_rows)

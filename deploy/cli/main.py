@@ -15,6 +15,7 @@ from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
 from deploy.cli.options import add_command
+from deploy.cli.planning.layers import LayersOptions, layers
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
 from deploy.cli.replay import ReplayOptions, replay
@@ -30,6 +31,7 @@ add_command(app, "replay", ReplayOptions, replay)
 add_command(app, "simulate", SimulateOptions, simulate)
 add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
+add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
 
 

@@ -55,6 +55,7 @@ class MeasuredModel:
         self._runtime = ModelRuntime(loaded, config)
         self._runtime.warm_up(_quiet)
         self.info = self._runtime.info
+        self.num_layers = len(loaded.layers)
         self._chunk_tokens = config.max_step_tokens
         cache = self._runtime.cache
         self.kv_bytes_a_token = sum(tensor[0].nbytes for tensor in (*cache.keys, *cache.values))

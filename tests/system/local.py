@@ -161,6 +161,7 @@ async def system(
     deterministic: bool = True,
     speculation: SpeculationConfig | None = None,
     policies: Policies | None = None,
+    draft_layers: tuple[int, ...] | None = None,
     **engine: Any,
 ) -> AsyncIterator[System]:
     """A service over the checkpoints; `engine` changes settings of both engines.
@@ -170,7 +171,7 @@ async def system(
     """
     torch.set_num_threads(1)
     target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
-    draft_config = replace(target_config, model=str(draft)) if draft else None
+    draft_config = replace(target_config, model=str(draft), layers=draft_layers) if draft else None
     config = ServiceConfig(
         TargetConfig(target_config),
         DraftConfig(draft_config) if draft_config else None,

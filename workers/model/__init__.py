@@ -1,6 +1,17 @@
 """From a checkpoint to a model that is ready to serve, whole or one rank's shard."""
 
-from workers.model.loader import LoadedModel, check_checkpoint, digest_of, load, survey
+from workers.model.layers import LayerSubset, layer_list
+from workers.model.loader import LoadedModel, check_checkpoint, digest_of, load, reference_model, survey
 from workers.model.sharded_loader import ModelShard
 
-__all__ = ["LoadedModel", "ModelShard", "check_checkpoint", "digest_of", "load", "survey"]
+__all__ = [
+    "LayerSubset",
+    "LoadedModel",
+    "ModelShard",
+    "check_checkpoint",
+    "digest_of",
+    "layer_list",
+    "load",
+    "reference_model",
+    "survey",
+]

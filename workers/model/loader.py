@@ -89,6 +89,15 @@ def digest_of(config: EngineConfig) -> str:
     return digest(path / "config.json", _weight_files(path), config.digest_whole_bytes)
 
 
+def reference_model(config: EngineConfig) -> Any:
+    """The model with the attention of transformers itself, for passes over whole texts without KV. Raises: as `load`
+    does."""
+    path = Path(config.model)
+    model_config, _ = _check(config)
+    with _quiet_transformers():
+        return _read_weights(path, config, model_config, attention="sdpa")
+
+
 def check_checkpoint(config: EngineConfig) -> None:
     """Check everything that can be checked without the weights. Raises: as `load` does."""
     _check(config)
@@ -224,13 +233,13 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
         yield from (kind for kind in parameters.values() if isinstance(kind, dict))
 
 
-def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConfig) -> Any:
+def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConfig, attention: str = ATTENTION) -> Any:
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
             config=model_config,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=ATTENTION,
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

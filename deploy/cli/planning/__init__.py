@@ -1,1 +1,1 @@
-"""Commands that say what a pair would be worth, without one: by simulation, and by closed forms."""
+"""Commands that say what a pair would be worth, before there is one: by simulation, closed forms and measuring."""

@@ -1,0 +1,149 @@
+"""Which of a target's layers make the best draft of it: greedy removal, judged on what the target writes.
+
+Knows models and texts; must not know how figures are shown. A subset is tried in the loaded model itself, one pass a
+text, so that nothing is loaded twice. Source of the search: SWIFT (Xia et al. 2024) and Draft & Verify (Zhang et al.
+2023) search by Bayesian optimisation; removing the layer that is missed least is simpler and gives a whole curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError
+from core.records import Sampling
+from core.theory import optimal_gamma, pipelined_factor, walltime_factor
+from deploy.measure.agreement import Agreement, coupled
+from deploy.measure.recording import MeasuredModel, Recording
+from workers.model import LayerSubset, layer_list, reference_model
+
+Layers = tuple[int, ...]
+Score = Callable[[Layers], Agreement]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """What is searched."""
+
+    target: EngineConfig
+    prompts: Sequence[Sequence[int]]
+    num_tokens: int
+    """Of each output, greedy, at most."""
+    depth: int
+    """Guesses in a row, at most."""
+    budget: int
+    """Subsets that are tried, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft out of some layers."""
+
+    layers: Layers
+    agreement: Agreement
+    c: float
+    """Time of its pass over the target's, on this machine."""
+    depth: int
+
+    @property
+    def alpha(self) -> float:
+        """Share of guesses that the target says itself."""
+        return self.agreement.alpha
+
+    @property
+    def in_turn(self) -> tuple[float, int]:
+        """Times plain decoding, and the draft length: Theorem 3.8."""
+        return _best(partial(walltime_factor, self.alpha, c=self.c), self.depth)
+
+    @property
+    def pipelined(self) -> tuple[float, int]:
+        """The same where drafting is hidden behind verification, on a device of its own."""
+        return _best(partial(pipelined_factor, self.alpha, c=self.c), self.depth)
+
+
+def _best(factor: Callable[[int], float], depth: int) -> tuple[float, int]:
+    gamma = optimal_gamma(factor, depth)
+    return factor(gamma), gamma
+
+
+def search(plan: SearchPlan, progress: Callable[[], None]) -> list[Candidate]:
+    """The best subset that was found of each size, the largest first; `progress` is told of each that was tried.
+
+    Raises: StartupError, of which ConfigError for a budget that is too small.
+    """
+    texts, cost = _texts_and_cost(plan)
+    model = reference_model(plan.target)
+    num_layers = len(layer_list(model)[1])
+
+    def score(layers: Layers) -> Agreement:
+        progress()
+        return _sum([_judge(model, layers, text, plan.depth) for text in texts])
+
+    found = removal(num_layers, plan.budget, score)
+    return [Candidate(layers, agreement, cost(len(layers)), plan.depth) for layers, agreement in found]
+
+
+def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Agreement]]:
+    """Subsets of falling size, each of the one before it.
+
+    In each step every layer is tried without, and those that are missed least are removed: one, or as many as the
+    budget asks for. Raises: ConfigError.
+    """
+    if num_layers < 2:
+        raise ConfigError("--target must have two layers at least, for some of them to be a draft")
+    if budget < (least := num_tried(num_layers, num_layers)):
+        raise ConfigError(f"--budget must be at least {least} for {num_layers} layers, got {budget}")
+    at_once = next(each for each in range(1, num_layers + 1) if num_tried(num_layers, each) <= budget)
+    kept, found = tuple(range(num_layers)), list[tuple[Layers, Agreement]]()
+    while len(kept) > 1:
+        without = {layer: score(_less(kept, layer)) for layer in kept}
+        order = sorted(kept, key=lambda layer: (-without[layer].alpha, -layer))
+        for number, layer in enumerate(order[: min(at_once, len(kept) - 1)]):
+            kept = _less(kept, layer)
+            found.append((kept, without[layer] if number == 0 else score(kept)))
+    return found
+
+
+def num_tried(num_layers: int, at_once: int) -> int:
+    """Subsets that are tried where so many layers are removed in a step."""
+    tried, left = 0, num_layers
+    while left > 1:
+        removed = min(at_once, left - 1)
+        tried, left = tried + left + removed - 1, left - removed
+    return tried
+
+
+def _less(layers: Layers, layer: int) -> Layers:
+    return tuple([each for each in layers if each != layer])
+
+
+def _texts_and_cost(plan: SearchPlan) -> tuple[list[Recording], Callable[[int], float]]:
+    """What the target writes, and what part of its pass one of some layers takes: each layer takes the same."""
+    sampling = Sampling(temperature=0.0)
+    whole = MeasuredModel(plan.target)
+    texts = [whole.write(prompt, sampling, plan.num_tokens) for prompt in plan.prompts]
+    whole_s, num_layers = whole.pass_law()(1), whole.num_layers
+    del whole
+    one_s = MeasuredModel(replace(plan.target, layers=(0,))).pass_law()(1)
+    layer_s = max(0.0, whole_s - one_s) / max(1, num_layers - 1)
+    return texts, lambda num: min(1.0, (one_s + (num - 1) * layer_s) / whole_s)
+
+
+@torch.inference_mode()
+def _judge(model: torch.nn.Module, layers: Layers, text: Recording, depth: int) -> Agreement:
+    """What these layers would have guessed at each place of the text."""
+    ids = torch.tensor([[*text.prompt, *text.output[:-1]]], device=next(model.parameters()).device)
+    with LayerSubset(layers).of(model):
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(text.output)).logits[0]
+    return coupled(logits.argmax(dim=-1).tolist(), text.output, depth)
+
+
+def _sum(agreements: Sequence[Agreement]) -> Agreement:
+    first, *others = agreements
+    for each in others:
+        first += each
+    return first
