@@ -56,6 +56,8 @@ SAMPLING: Mapping[str, Range] = {
 LOGIT_BIAS = Range(-100.0, 100.0)
 LENIENCE = Range(0.0, 1.0, excludes_low=True)
 """Of `GenerationRequest.lenience`."""
+DRAFT_TEMPERATURE = Range(0.001, 100.0)
+"""Of `GenerationRequest.draft_temperature`: as a temperature, but for 0, which is the target's to say."""
 
 
 def check(field: str, value: float, allowed: Range) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from core.config.checks import check, forbid_unknown
+from core.ranges import DRAFT_TEMPERATURE
 from core.records import Policy, Verification
 
 Continuation = Literal["latest", "most_frequent"]
@@ -81,6 +82,10 @@ class SpeculationConfig:
     q_top_tokens: int = 64
     """Tokens to which q is cut before the draft samples, in all modes but coupled, in [1, 4096]; q of these alone is
     sent. Raise it where acceptance suffers at high temperature; each token adds bytes to every draft."""
+    draft_temperature: float | None = None
+    """Temperature of the draft's law q where the target samples, in [0.001, 100]; None takes the target's own. It
+    changes how often guesses are accepted, and no output's law. Set it where the draft is known to be too sure or too
+    unsure of itself, and `outrider check --measure --draft-temperature` shows a gain."""
     draft_timeout_s: float = 0.25
     """Seconds, above 0, after which a block that has not come counts as lost for its round, unless its usual pace is
     slower. Raise it where the draft is far away."""
@@ -105,6 +110,8 @@ class SpeculationConfig:
         self._check_lookup()
         self._check_lookahead()
         check(1 <= self.q_top_tokens <= 4096, "q_top_tokens", "in [1, 4096]", self.q_top_tokens)
+        is_warm = self.draft_temperature is None or self.draft_temperature in DRAFT_TEMPERATURE
+        check(is_warm, "draft_temperature", str(DRAFT_TEMPERATURE), self.draft_temperature)
         check(self.draft_timeout_s > 0, "draft_timeout_s", "positive", self.draft_timeout_s)
         check(self.draft_retry_s > 0, "draft_retry_s", "positive", self.draft_retry_s)
         check(self.breaker_rounds >= 1, "breaker_rounds", "at least 1", self.breaker_rounds)

@@ -7,7 +7,7 @@ call (prefill), a lost message, a restart and a preempted KV cache are one case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from core import ranges
@@ -47,6 +47,15 @@ class SequenceSpec:
             grammar=request.grammar,
             lenience=request.lenience,
         )
+
+    def at_draft_temperature(self, temperature: float | None) -> SequenceSpec:
+        """What a draft is told, that is to guess at this temperature; None, or greedy decoding, leaves the target's.
+
+        Whatever verifies the guesses stays the same, and q is what such a draft draws from.
+        """
+        if temperature is None or self.sampling.is_greedy:
+            return self
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     @property
     def rule(self) -> Rule:

@@ -110,6 +110,8 @@ class GenerationRequest:
     """Whether the next block is prepared while the last one is verified."""
     guessers: tuple[str, ...] = ()
     """Who guesses; empty leaves it to the service. A draft is asked only where "draft" is among them."""
+    draft_temperature: float | None = None
+    """Of the draft's law q, where the target samples; None takes the service's setting."""
     resume_tokens: tuple[int, ...] = ()
     """Output that the client has already: the stream continues after it as if it had never stopped."""
     stop: tuple[str, ...] = ()
@@ -136,6 +138,8 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         ranges.check("lenience", self.lenience, ranges.LENIENCE)
+        if self.draft_temperature is not None:
+            ranges.check("draft_temperature", self.draft_temperature, ranges.DRAFT_TEMPERATURE)
 
     @property
     def is_repeatable(self) -> bool:

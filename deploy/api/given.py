@@ -50,6 +50,7 @@ class Given:
     policy: str = ""
     pipelining: bool | None = None
     guessers: Sequence[str] = ()
+    draft_temperature: float | None = None
     wants_trace: bool = False
     wants_explanation: bool = False
     wants_receipt: bool = False

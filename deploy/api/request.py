@@ -18,7 +18,7 @@ from typing import get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import LENIENCE
+from core.ranges import DRAFT_TEMPERATURE, LENIENCE
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
 from deploy.api.checks import (
     allowed_token_ids,
@@ -114,6 +114,7 @@ def _with_speculation(request: GenerationRequest, given: Given, config: ServiceC
         policy=_policy(given.policy),
         pipelining=given.pipelining,
         guessers=_guessers(given.guessers, config.speculation),
+        draft_temperature=_draft_temperature(given.draft_temperature),
     )
     _check_resumable(request)
     return request
@@ -285,6 +286,12 @@ def _guessers(given: Sequence[str], settings: SpeculationConfig) -> tuple[str, .
         require(name in names, f"speculation.guessers[{index}]", f"one of {', '.join(names)}", name)
         require(name not in given[:index], f"speculation.guessers[{index}]", "another name than those before", name)
     return tuple(given)
+
+
+def _draft_temperature(given: float | None) -> float | None:
+    is_allowed = given is None or given in DRAFT_TEMPERATURE
+    require(is_allowed, "speculation.draft_temperature", str(DRAFT_TEMPERATURE), given)
+    return given
 
 
 def _num_logprobs(given: int | None, limits: Limits) -> int | None:

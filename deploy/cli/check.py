@@ -12,7 +12,7 @@ from typer import Option
 
 from core.config import Dtype, EngineConfig, SpeculationConfig
 from core.errors import ConfigError, StartupError
-from core.ranges import SAMPLING, Range
+from core.ranges import DRAFT_TEMPERATURE, SAMPLING, Range
 from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.options import Numbers, number, numbers
@@ -60,6 +60,10 @@ class MeasureOptions:
             Range(1, 4096, is_whole=True), "Tokens that a draft's q is cut to in rejection verification", panel=PANEL
         ),
     ] = Q_TOP_TOKENS
+    draft_temperature: Annotated[
+        float | None,
+        number(DRAFT_TEMPERATURE, "Of the draft alone, instead of each of --temperatures", metavar="T", panel=PANEL),
+    ] = None
     timing: Annotated[
         Preset | None,
         Option(help=f"Hardware to predict for, beside this machine. {PRESETS_HELP}", rich_help_panel=PANEL),
@@ -180,4 +184,12 @@ def _plan_of(options: CheckOptions, texts: Sequence[str]) -> Plan:
     )
     draft = None if options.draft is None else replace(config, model=str(options.draft))
     temperatures, lengths = options.temperatures.values, (options.tokens, options.gamma)
-    return Plan(config, draft, prompts, temperatures, *lengths, q_top_tokens=options.q_top_tokens)
+    return Plan(
+        config,
+        draft,
+        prompts,
+        temperatures,
+        *lengths,
+        q_top_tokens=options.q_top_tokens,
+        draft_temperature=options.draft_temperature,
+    )

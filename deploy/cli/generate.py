@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import grpc
 from typer import Argument, Option
 
-from core.ranges import LENIENCE, SAMPLING, Range
+from core.ranges import DRAFT_TEMPERATURE, LENIENCE, SAMPLING, Range
 from core.records import Policy
 from deploy.cli import terminal
 from deploy.cli.jobs import Job
@@ -83,6 +83,10 @@ class GenerateOptions:
             help="Who guesses: draft, prompt_lookup and others that the server knows; may be repeated.",
         ),
     ] = None
+    draft_temperature: Annotated[
+        float | None,
+        number(DRAFT_TEMPERATURE, "Of the draft alone; the output's law stays the target's", metavar="T"),
+    ] = None
     no_draft: Annotated[bool, Option("--no-draft", help="Decode plainly, without a draft.")] = False
     trace: Annotated[
         Path | None,
@@ -119,6 +123,7 @@ class GenerateOptions:
             "policy": self.policy,
             "pipelining": self.pipelining,
             "guessers": self.guesser,
+            "draft_temperature": self.draft_temperature,
             "max_draft_tokens": 0 if self.no_draft else None,
             "trace": True if self.trace else None,
             "explain": self.explain or None,

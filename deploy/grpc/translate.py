@@ -72,6 +72,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         policy=speculation.policy,
         pipelining=_given(speculation, "pipelining"),
         guessers=speculation.guessers,
+        draft_temperature=_given(speculation, "draft_temperature"),
         wants_trace=speculation.trace,
         wants_explanation=speculation.explain,
         wants_receipt=message.receipt,

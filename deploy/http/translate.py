@@ -125,6 +125,7 @@ def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> 
         policy=speculation.policy or "",
         pipelining=speculation.pipelining,
         guessers=speculation.guessers or (),
+        draft_temperature=speculation.draft_temperature,
         wants_explanation=bool(speculation.explain),
         wants_receipt=bool(body.receipt),
         num_logprobs=body.num_logprobs,

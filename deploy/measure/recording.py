@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from core.config import EngineConfig
 from core.costs import PassCost, PassLaw
-from core.records import Sampling
+from core.records import Sampling, SequenceSpec
 from core.speculation import TokenTree
 from workers.model import load
 from workers.runtime import ModelRuntime
@@ -131,11 +131,19 @@ class MeasuredModel:
 
 
 def record(
-    target: MeasuredModel, draft: MeasuredModel | None, prompt: Sequence[int], sampling: Sampling, max_tokens: int
+    target: MeasuredModel,
+    draft: MeasuredModel | None,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    max_tokens: int,
+    draft_temperature: float | None = None,
 ) -> Recording:
-    """What the target writes after `prompt`, and what both think of it."""
+    """What the target writes after `prompt`, and what both think of it: the draft at its own temperature, if any."""
     text = target.write(prompt, sampling, max_tokens)
-    return text if draft is None else draft.follow(text, sampling)
+    if draft is None:
+        return text
+    told = SequenceSpec(len(prompt), sampling).at_draft_temperature(draft_temperature)
+    return draft.follow(text, told.sampling)
 
 
 def _chain(kv: SequenceKV, tokens: Sequence[int]) -> StepRows:

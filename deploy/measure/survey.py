@@ -35,6 +35,8 @@ class Plan:
     """Guesses in a row, at most."""
     q_top_tokens: int = SpeculationConfig().q_top_tokens
     """What the draft's q is cut to in rejection verification."""
+    draft_temperature: float | None = None
+    """Of the draft alone, where the target samples; None for the target's."""
 
     @property
     def num_steps(self) -> int:
@@ -128,7 +130,8 @@ def _texts(
 ) -> Iterator[Recording]:
     """Each prompt has a seed of its own."""
     for number, prompt in enumerate(plan.prompts):
-        yield record(target, draft, prompt, Sampling(temperature=temperature, seed=number), plan.num_tokens)
+        sampling = Sampling(temperature=temperature, seed=number)
+        yield record(target, draft, prompt, sampling, plan.num_tokens, plan.draft_temperature)
         progress(f"prompt {number + 1} of {len(plan.prompts)} at T = {temperature:g}")
 
 

@@ -76,7 +76,9 @@ class Session:
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""
         self._judged: Judged | None = None
-        self._draft_side = DraftSide(session_id, pair, self._log, spec, policy, self.stats)
+        temperature = request.draft_temperature or pair.speculation.draft_temperature
+        draft_spec = spec.at_draft_temperature(temperature)
+        self._draft_side = DraftSide(session_id, pair, self._log, draft_spec, policy, self.stats)
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
             self._sources, pair.speculation, policy.max_depth, policy.sources, pair.target.vocab_size

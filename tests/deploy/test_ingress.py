@@ -104,15 +104,23 @@ def test_a_relaxed_rule_is_served_by_its_name_and_tells_how_often_it_was_lenient
     assert len(relaxed.token_ids) == 24
 
 
+@pytest.mark.parametrize("draft_temperature", [0.3, 3.0])
+def test_a_draft_temperature_changes_no_token_of_a_seeded_output(client, draft_temperature):
+    fields = GenerateFields(**LENGTH, temperature=1.0, seed=7)
+    exact = client.generate(PROMPT, **fields, max_draft_tokens=0)
+    assert client.generate(PROMPT, **fields, draft_temperature=draft_temperature).token_ids == exact.token_ids
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"draft_temperature": 0.0}, "speculation.draft_temperature: must be in "),
         ({"verification": "lenient_rejection"}, "speculation.lenience: must be given with lenient_rejection"),
         ({"lenience": 0.5}, "speculation.lenience: must not be given with coupled"),
         ({"verification": "typical", "resume_token_ids": [5]}, "resume_token_ids: must be empty with typical"),
     ],
 )
-def test_a_relaxed_rule_is_refused_by_the_field_that_is_wrong(client, fields, message):
+def test_speculation_is_refused_by_the_field_that_is_wrong(client, fields, message):
     with pytest.raises(OutriderError, match=message) as caught:
         client.generate(PROMPT, **SAMPLED, **fields)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT

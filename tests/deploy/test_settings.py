@@ -335,8 +335,10 @@ def test_guessers_are_named_by_names_that_there_are(value, problem):
         ("lookup_max_match", 17),
         ("lookup_branches", 5),
         ("lookup_continuation", "oldest"),
+        ("draft_temperature", 0),
+        ("draft_temperature", 101),
     ],
 )
-def test_settings_of_prompt_lookup_have_their_ranges(name, value):
+def test_settings_of_guesses_have_their_ranges(name, value):
     with pytest.raises(ConfigError, match=f"speculation.{name}"):
         demo_config([f"speculation.{name}={value}"])

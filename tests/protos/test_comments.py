@@ -7,7 +7,7 @@ import re
 import pytest
 
 from core.config import Limits
-from core.ranges import LENIENCE, LOGIT_BIAS, SAMPLING
+from core.ranges import DRAFT_TEMPERATURE, LENIENCE, LOGIT_BIAS, SAMPLING
 from protos.generate import ROOT, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
@@ -47,4 +47,5 @@ def test_other_numbers_say_theirs():
     assert bounds in comments("SamplingParams")["bad_words"]
     assert f"[0, {MAX_DRAFT_TOKENS}]" in comments("SpeculationParams")["max_draft_tokens"]
     assert str(LENIENCE) in comments("SpeculationParams")["lenience"]
+    assert str(DRAFT_TEMPERATURE) in comments("SpeculationParams")["draft_temperature"]
     assert f"(0, {MAX_TIMEOUT_S:.0f}]" in comments("GenerateRequest")["timeout_s"]

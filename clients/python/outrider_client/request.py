@@ -95,6 +95,8 @@ class GenerateFields(TypedDict, total=False):
     """Whether the next block is prepared while the last one is verified."""
     guessers: Sequence[str] | None
     """Who guesses: "draft" for the draft model, and names of guessers that need none, for example "prompt_lookup"."""
+    draft_temperature: float | None
+    """Of the draft's own law, in [0.001, 100]: how often its guesses are accepted, and nothing of the output's law."""
     trace: bool | None
     """Report every call to an engine with the chunk that it led to."""
     explain: bool | None
@@ -177,6 +179,7 @@ _PATHS = {
             "policy",
             "pipelining",
             "guessers",
+            "draft_temperature",
             "trace",
             "explain",
         ),

@@ -180,7 +180,7 @@ class StoppingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience", "explain")
+    __slots__ = ("max_draft_tokens", "verification", "trace", "policy", "pipelining", "guessers", "lenience", "explain", "draft_temperature")
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class SpeculationParams(_message.Message):
     GUESSERS_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     max_draft_tokens: int
     verification: Verification
     trace: bool
@@ -197,7 +198,8 @@ class SpeculationParams(_message.Message):
     guessers: _containers.RepeatedScalarFieldContainer[str]
     lenience: float
     explain: bool
-    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ..., explain: _Optional[bool] = ...) -> None: ...
+    draft_temperature: float
+    def __init__(self, max_draft_tokens: _Optional[int] = ..., verification: _Optional[_Union[Verification, str]] = ..., trace: _Optional[bool] = ..., policy: _Optional[str] = ..., pipelining: _Optional[bool] = ..., guessers: _Optional[_Iterable[str]] = ..., lenience: _Optional[float] = ..., explain: _Optional[bool] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "top")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -266,6 +267,15 @@ def test_relaxed_rules_are_served_where_they_are_allowed_and_named():
     assert not request.is_repeatable
     assert translate(relaxed("typical"), config=RELAXED).lenience == 1.0
     assert translate(message(), config=RELAXED).rule.is_lossless
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 0.0001, 101.0, math.nan, math.inf])
+def test_a_draft_temperature_has_a_range(wrong):
+    assert translate(message(speculation=pb.SpeculationParams(draft_temperature=0.5))).draft_temperature == 0.5
+    assert translate(message()).draft_temperature is None
+    with pytest.raises(InvalidRequest, match=re.escape("must be in [0.001, 100]")) as caught:
+        translate(message(speculation=pb.SpeculationParams(draft_temperature=wrong)))
+    assert caught.value.field == "speculation.draft_temperature"
 
 
 def test_samples_of_a_relaxed_rule_are_not_resumed_either():

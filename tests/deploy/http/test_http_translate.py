@@ -125,6 +125,12 @@ def test_every_field_arrives(make):
     assert (request.policy, request.pipelining, request.guessers) == ("static", False, ("prompt_lookup",))
 
 
+def test_a_draft_temperature_is_taken():
+    body = parse(CompletionBody, b'{"prompt": "say", "speculation": {"draft_temperature": 0.5}}')
+    (request,) = to_requests(body, "mine", tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
+    assert request.draft_temperature == 0.5
+
+
 def test_a_relaxed_rule_is_taken_where_the_service_allows_it():
     config = replace(CONFIG, speculation=SpeculationConfig(allow_relaxed=True))
     body = parse(
@@ -315,6 +321,8 @@ BOTH = [
     ({"speculation": {"verification": "typical"}}, "speculation.verification"),
     ({"speculation": {"lenience": 0.5}}, "speculation.lenience"),
     ({"speculation": {"lenience": "little"}}, "speculation.lenience"),
+    ({"speculation": {"draft_temperature": 0}}, "speculation.draft_temperature"),
+    ({"speculation": {"draft_temperature": "warm"}}, "speculation.draft_temperature"),
     ({"speculation": {"policy": "brave"}}, "speculation.policy"),
     ({"speculation": {"pipelining": 1}}, "speculation.pipelining"),
     ({"speculation": {"guessers": ["draft", "oracle"]}}, "speculation.guessers[1]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,3 +185,10 @@ def test_a_prompt_that_is_too_long_is_named(plan):
     long = Plan(plan.target, None, [*plan.prompts, (1,) * 2040], (0.0,), NUM_TOKENS, DEPTH)
     with pytest.raises(ConfigError, match=r"^--prompts: prompt 3 has 2040 tokens, and with --tokens 12 .* target"):
         survey(long, lambda _: None)
+
+
+def test_a_draft_temperature_changes_what_a_draft_that_samples_is_worth(plan, measured):
+    flat = survey(replace(plan, draft_temperature=50.0, depth=1), lambda _: None)
+    assert of(flat, "draft", 0.0, Verification.COUPLED).alpha == of(measured, "draft", 0.0, Verification.COUPLED).alpha
+    for verification in (Verification.COUPLED, Verification.REJECTION):
+        assert of(flat, "draft", 1.0, verification).alpha < of(measured, "draft", 1.0, verification).alpha

@@ -51,6 +51,19 @@ def waiting(stage):
     return stage
 
 
+@pytest.mark.parametrize(
+    ("asked", "setting", "temperature", "told"),
+    [(None, None, 1.0, 1.0), (0.5, None, 1.0, 0.5), (None, 0.7, 1.0, 0.7), (0.5, 0.7, 1.0, 0.5), (0.5, 0.7, 0.0, 0.0)],
+)
+def test_the_draft_alone_is_told_the_drafts_temperature(tokenizer, asked, setting, temperature, told):
+    """A greedy draft needs none, and the rule stays that of the request."""
+    config = replace(CONFIG, draft_temperature=setting)
+    stage = DrawnStage(tokenizer, config=config, sampling=Sampling(temperature=temperature), draft_temperature=asked)
+    at_draft, at_target = stage.asked.spec, stage.last(VerifyRequest).spec
+    assert (at_draft.sampling.temperature, at_target.sampling.temperature) == (told, temperature)
+    assert at_draft == replace(at_target, sampling=replace(at_target.sampling, temperature=told))
+
+
 def law_at(text):
     """What the fake draft draws from after it."""
     return SparseDistribution(candidates(text)[:2], (0.5, 0.5))

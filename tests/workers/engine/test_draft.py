@@ -146,6 +146,37 @@ def test_each_guess_is_drawn_with_the_noise_of_its_place_in_the_block(engine, ve
         assert token == draw_guess(q, VOCAB_SIZE, SAMPLED.seed, len(PROMPT) + place, place)
 
 
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+def test_a_draft_says_the_q_of_its_own_temperature(engine, verification):
+    """Not that of the target's: the fourth trap of docs/exactness.md, which no ratio p / q would show."""
+    said = {}
+    for name, temperature in (("target's", None), ("own", 0.4)):
+        driver = Driver(engine, PROMPT, Sampling(temperature=1.0, seed=3), verification, session=name)
+        driver.spec = driver.spec.at_draft_temperature(temperature)
+        said[name] = driver.draft(1).q[0]
+    probs = dict(zip(said["target's"].token_ids, said["target's"].probs, strict=True))
+    sharpened = {token: probs[token] ** (1 / 0.4) for token in said["own"].token_ids}
+    total = sum(sharpened.values())
+    for token, prob in zip(said["own"].token_ids, said["own"].probs, strict=True):
+        assert prob == pytest.approx(sharpened[token] / total, rel=1e-4)
+    assert max(said["own"].probs) > max(probs.values())
+
+
+def test_at_a_draft_temperature_the_targets_noise_is_shared_all_the_same(engine, target):
+    """With the target's weights and nearly its temperature nearly all guesses are its tokens; far from it few are."""
+    sampling = Sampling(temperature=1.0, seed=3)
+    expected = Driver(target, PROMPT, sampling).run(24)
+    num_right = {}
+    for temperature in (0.95, 20.0):
+        driver = Driver(engine, PROMPT, sampling, session=f"at {temperature}")
+        driver.spec = driver.spec.at_draft_temperature(temperature)
+        num_right[temperature] = 0
+        for token in expected:
+            num_right[temperature] += driver.draft(1).tokens[0] == token
+            driver.log.extend([token])
+    assert num_right[0.95] > 18 > num_right[20.0]
+
+
 def test_a_draft_with_fewer_ids_refuses_those_it_does_not_have(engine):
     assert isinstance(answer(engine, Driver(engine, [*PROMPT, VOCAB_SIZE]).draft_request(2)), Refused)
     assert answer(engine, Driver(engine, PROMPT, session="next").draft_request(1)).new_nodes
