@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from core.records import DraftReply, DraftRequest, DraftUpdate, TargetRequest, VerifyReply
+from core.records import DraftReply, DraftRequest, DraftUpdate, Grammar, TargetRequest, VerifyReply
+from core.speculation import Guesses
 
 
 class TargetPort(Protocol):
@@ -84,6 +85,25 @@ class Leases(Protocol):
 
     async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> Lease[DraftPort]:
         """Raises: Unavailable when there is no draft, or none grants a lease in time."""
+        ...
+
+
+class Forced(Protocol):
+    """What the grammar of one output forces."""
+
+    def after(self, output: Sequence[int], max_depth: int) -> Guesses:
+        """What must follow `output`, at most `max_depth` tokens in a row; `output` only grows from one question to the
+        next. It never waits: nothing is forced until the grammar has been compiled. Raises: ValueError where it does
+        not compile, or cannot be followed.
+        """
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars beside the event loop, for one vocabulary."""
+
+    def forced(self, grammar: Grammar) -> Forced:
+        """Of a new output; returns at once."""
         ...
 
 

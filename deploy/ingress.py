@@ -30,6 +30,7 @@ from deploy.serve import ServeLeases, stopping_replicas
 from deploy.spans import open_tracing
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
+from workers.grammar import GrammarCompiler, Grammars
 from workers.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -112,12 +113,18 @@ class _Host:
     """One model behind this orchestrator, and its background tasks."""
 
     def __init__(
-        self, member: Member, target_info: ModelInfo, leases: ServeLeases, clock: Clock, tracing: Tracing | None
+        self,
+        member: Member,
+        target_info: ModelInfo,
+        leases: ServeLeases,
+        clock: Clock,
+        grammars: Grammars | None,
+        tracing: Tracing | None,
     ) -> None:
         config = member.config
         tokenizer = Tokenizer.from_directory(config.target.engine.model)
         defaults = sampling_defaults(config.target.engine.model)
-        self._service = Service(config, target_info, None, tokenizer, leases, clock)
+        self._service = Service(config, target_info, None, tokenizer, leases, clock, grammars=grammars)
         self.leases = leases
         self._config = config
         self._clock = clock
@@ -138,7 +145,8 @@ class _Host:
         leases = ServeLeases(
             member.target, member.draft, config.limits, target_tls=config.target.engine.link_tls, draft_tls=draft_tls
         )
-        return cls(member, await _described(leases.describe_target), leases, clock, tracing)
+        info = await _described(leases.describe_target)
+        return cls(member, info, leases, clock, _grammars(config, info), tracing)
 
     async def _introduce_draft(self) -> None:
         info = await _described(self.leases.describe_draft)
@@ -178,6 +186,21 @@ class _Host:
                 told = now
             except Unavailable as error:
                 logger.info("waiting times could not be reported to the draft's autoscaling: %s", error)
+
+
+def _grammars(config: ServiceConfig, info: ModelInfo) -> Grammars | None:
+    """What guesses outputs by their grammars, where these are served; at the start, since the tokenizer of a large
+    vocabulary takes seconds, in which nothing else would run."""
+    if config.limits.max_grammar_bytes == 0:
+        return None
+    engine = config.target.engine
+    grammars = Grammars(
+        lambda: GrammarCompiler.of_model(engine.model, info.vocab_size, info.eos_token_ids),
+        info.vocab_size,
+        engine.max_grammars,
+    )
+    grammars.prepare()
+    return grammars
 
 
 async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoReturn:

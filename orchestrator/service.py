@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
-from core.ports import Clock, Leases
+from core.ports import Clock, Grammars, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
 from orchestrator.admission import Admission, QueueReport
 from orchestrator.dispatch import Runner
@@ -30,9 +30,11 @@ class Service:
         leases: Leases,
         clock: Clock,
         policies: Policies | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """Raises: ConfigError when a source of guesses cannot be had."""
-        guessers = Guessers.open(config.speculation, tokenizer)
+        """`grammars`: for outputs whose grammars are to guess. Raises: ConfigError when a source of guesses cannot be
+        had."""
+        guessers = Guessers.open(config.speculation, tokenizer, grammars)
         self._pair = Pair(target, draft, config.speculation, config.limits, guessers)
         self._tokenizer = tokenizer
         self._clock = clock

@@ -21,7 +21,7 @@ from typing import Final
 from bench.results import Result, at_most, spread
 from core.config import SpeculationConfig
 from core.speculation import NO_GUESSES, ROOT, Asker, Guesser, Guesses, SourceWorth, SpeculationTree
-from orchestrator.guessers import ASKING, GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
+from orchestrator.guessers import ASKING, BY_TEXT, GUESSERS, Breaker, CorpusIndex, Guessers, Means, Panel, encode_index
 from orchestrator.text import Tokenizer
 
 ROOT_DIR: Final = Path(__file__).resolve().parents[2]
@@ -80,11 +80,11 @@ def measure(args: argparse.Namespace) -> list[Result]:
 
 
 def guessers(tokenizer: Tokenizer) -> Mapping[str, tuple[str, Means]]:
-    """All of the table as the settings have them, and one with branches; what is retrieved from is the corpus."""
+    """All that guess of any text, and one with branches; what is retrieved from is the corpus."""
     index = CorpusIndex(*encode_index([_texts(tokenizer)["corpus"]], vocab_size=tokenizer.vocab_size, vocabulary=""))
     means = Means(SpeculationConfig(), DEPTH, index)
     branching = Means(SpeculationConfig(lookup_branches=4), DEPTH)
-    return {name: (name, means) for name in GUESSERS} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
+    return {name: (name, means) for name in BY_TEXT} | {"prompt_lookup, 4 branches": ("prompt_lookup", branching)}
 
 
 # Cost

@@ -48,10 +48,11 @@ class SpeculationConfig:
     max_entropy: float = 2.0
     """Largest entropy of q in nats under the policy "entropy", at least 0: a chain ends where the entropy is above it.
     Lower it where each row of the target costs time."""
-    guessers: tuple[str, ...] = ("draft", "prompt_lookup")
+    guessers: tuple[str, ...] = ("draft", "prompt_lookup", "grammar")
     """Who guesses, unless a request says otherwise: "draft" for the draft engine, and names of guessers that need no
-    model (docs/guessers.md). Without "draft" requests take no place at a draft. The policy "adaptive" has all of them
-    guess side by side in greedy and coupled mode; else the others guess where the draft has nothing."""
+    model (docs/guessers.md); "grammar" guesses only where an output is held to one. Without "draft" requests take no
+    place at a draft. The policy "adaptive" has all of them guess side by side in greedy and coupled mode; else the
+    others guess where the draft has nothing."""
     lookup_min_match: int = 2
     """Prompt lookup: the shortest ending of the text that is looked up, in tokens, in [1, 16]. Raise it where chance
     matches cost rows."""

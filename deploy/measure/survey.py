@@ -16,7 +16,7 @@ from core.speculation import DRAFT, Guesser
 from deploy.measure.agreement import Agreement, GuesserAgreement, coupled, of_guesser, rejection
 from deploy.measure.prediction import Guessing, Timing
 from deploy.measure.recording import MeasuredModel, Recording, record
-from orchestrator.guessers import ASKING, GUESSERS, Means, available_sources
+from orchestrator.guessers import ASKING, BY_TEXT, GUESSERS, Means, available_sources
 
 THIS_MACHINE = "this machine"
 
@@ -174,5 +174,5 @@ def _of_guesser(new: Callable[[], Guesser], texts: Sequence[Recording], depth: i
 def guessers(depth: int) -> Mapping[str, Callable[[], Guesser]]:
     """Those that need no more than the text, by name, as the default settings have them: each makes one session's."""
     means = Means(SpeculationConfig(), depth)
-    names = [name for name in available_sources(means.config) if name != DRAFT and name not in ASKING]
+    names = [name for name in available_sources(means.config) if name in BY_TEXT and name not in ASKING]
     return {name: partial(GUESSERS[name], means) for name in names}

@@ -3,10 +3,21 @@
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import NUM_PASSES, CorpusIndex, encode_index, write_index
 from orchestrator.guessers.panel import Panel
-from orchestrator.guessers.registry import ASKING, GUESSERS, SOURCES, Guessers, Means, available_sources, check_sources
+from orchestrator.guessers.registry import (
+    ASKING,
+    BY_TEXT,
+    GUESSERS,
+    SOURCES,
+    Guessers,
+    Means,
+    OutputForm,
+    available_sources,
+    check_sources,
+)
 
 __all__ = [
     "ASKING",
+    "BY_TEXT",
     "GUESSERS",
     "NUM_PASSES",
     "SOURCES",
@@ -14,6 +25,7 @@ __all__ = [
     "CorpusIndex",
     "Guessers",
     "Means",
+    "OutputForm",
     "Panel",
     "available_sources",
     "check_sources",

@@ -5,16 +5,19 @@ Knows settings; must not know sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from core.config import SpeculationConfig
 from core.errors import ConfigError
+from core.ports import Forced, Grammars
+from core.records import Grammar
 from core.speculation import DRAFT, Guesser, SourceWorth
 from orchestrator.guessers.breaker import Breaker
 from orchestrator.guessers.corpus_index import CorpusIndex
+from orchestrator.guessers.grammar import GrammarGuesser
 from orchestrator.guessers.lookahead import Lookahead
 from orchestrator.guessers.ngram import NgramTables
 from orchestrator.guessers.panel import Panel
@@ -31,6 +34,17 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OutputForm:
+    """Where the output begins in the text, and what it must look like."""
+
+    prompt_len: int = 0
+    grammar: Grammar | None = None
+
+
+FREE = OutputForm()
+
+
+@dataclass(frozen=True, slots=True)
 class Means:
     """What a session's guesser is made with."""
 
@@ -39,6 +53,14 @@ class Means:
     """Guesses in a row that may be of use."""
     index: CorpusIndex | None = None
     """Of a corpus, where the settings name one."""
+    forced: Forced | None = None
+    """What the grammar of the output forces, where it has one."""
+    prompt_len: int = 0
+
+    @property
+    def forced_output(self) -> Forced:
+        assert self.forced is not None, "who has no grammar has no guesser of one"
+        return self.forced
 
     @property
     def corpus(self) -> CorpusIndex:
@@ -55,6 +77,7 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
         num_branches=means.config.lookup_branches,
     ),
     "ngram": lambda means: NgramTables(means.max_depth),
+    "grammar": lambda means: GrammarGuesser(means.forced_output, means.prompt_len, means.max_depth),
     "suffix": lambda means: SuffixIndex(means.max_depth),
     "retrieval": lambda means: Retrieval(means.corpus, means.max_depth),
     "lookahead": lambda means: Lookahead(
@@ -64,6 +87,8 @@ GUESSERS: Mapping[str, Callable[[Means], Guesser]] = {
 """Each makes one session's guesser."""
 ASKING = frozenset({"lookahead"})
 """Of these, those that learn from the target's answers: of a text that is there already they find nothing."""
+BY_TEXT = tuple(name for name in GUESSERS if name != "grammar")
+"""Those that guess of any text; the other guesses only where an output must keep to a grammar."""
 SOURCES = (DRAFT, *GUESSERS)
 """All names: the draft engine is one, too."""
 
@@ -71,27 +96,43 @@ SOURCES = (DRAFT, *GUESSERS)
 class Guessers:
     """The guessers of one orchestrator, and their breakers; a panel of its own for each session."""
 
-    def __init__(self, index: CorpusIndex | None = None) -> None:
+    def __init__(self, index: CorpusIndex | None = None, grammars: Grammars | None = None) -> None:
         self._index = index
+        self._grammars = grammars
         self._breakers = {source: Breaker(source) for source in GUESSERS}
 
     def __repr__(self) -> str:
         return f"<Guessers {self._breakers}>"
 
     @classmethod
-    def open(cls, config: SpeculationConfig, tokenizer: Vocabulary) -> Guessers:
+    def open(cls, config: SpeculationConfig, tokenizer: Vocabulary, grammars: Grammars | None = None) -> Guessers:
         """Those of a service with these settings. Raises: ConfigError when one of them cannot be had."""
         check_sources(config)
         path = config.retrieval_index
-        return cls(CorpusIndex.open(Path(path), tokenizer.vocabulary_hash) if path is not None else None)
+        index = CorpusIndex.open(Path(path), tokenizer.vocabulary_hash) if path is not None else None
+        return cls(index, grammars)
 
     def panel(
-        self, sources: Iterable[str], config: SpeculationConfig, max_depth: int, worth: SourceWorth, vocab_size: int
+        self,
+        sources: Iterable[str],
+        config: SpeculationConfig,
+        max_depth: int,
+        worth: SourceWorth,
+        vocab_size: int,
+        output: OutputForm = FREE,
     ) -> Panel:
         """Those of one session, that may have `max_depth` guesses in a row."""
-        means = Means(config, max_depth, self._index)
-        names = [name for name in sources if name != DRAFT and max_depth > 0 and self._breakers[name].admits()]
+        has_grammar = self._grammars is not None and output.grammar is not None
+        possible = GUESSERS if has_grammar else BY_TEXT
+        names = [name for name in sources if name in possible and max_depth > 0 and self._breakers[name].admits()]
+        means = Means(config, max_depth, self._index, self._forced(names, output), output.prompt_len)
         return Panel({name: GUESSERS[name](means) for name in names}, self._breakers, worth, vocab_size)
+
+    def _forced(self, names: Sequence[str], output: OutputForm) -> Forced | None:
+        """Compiling begins now, unless nobody asks for it."""
+        if "grammar" not in names or self._grammars is None or output.grammar is None:
+            return None
+        return self._grammars.forced(output.grammar)
 
 
 def available_sources(config: SpeculationConfig) -> tuple[str, ...]:

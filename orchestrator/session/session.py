@@ -29,7 +29,7 @@ from core.records import (
 )
 from core.speculation import DRAFT, MAX_GUESSES
 from core.text import TokenLog
-from orchestrator.guessers import Panel
+from orchestrator.guessers import OutputForm, Panel
 from orchestrator.policy import Explanation, Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.draft_side import DraftSide
@@ -81,7 +81,12 @@ class Session:
         self._draft_side = DraftSide(session_id, pair, self._log, draft_spec, policy, self.stats)
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
-            self._sources, pair.speculation, policy.max_depth, policy.sources, pair.target.vocab_size
+            self._sources,
+            pair.speculation,
+            policy.max_depth,
+            policy.sources,
+            pair.target.vocab_size,
+            OutputForm(spec.prompt_len, spec.grammar),
         )
         self.stats.source_failures = self._panel.failures
         self._is_drawn = spec.needs_q

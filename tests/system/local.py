@@ -25,6 +25,7 @@ from orchestrator.text.tokenizer import Tokenizer
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.engine.thread import EngineLoop
+from workers.grammar import GrammarCompiler, Grammars
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 MAX_RELEASE_S = 10.0
@@ -183,11 +184,16 @@ async def system(
     leases = LocalLeases(target_engine, draft_engine)
     tokenizer = Tokenizer.from_directory(target)
     draft_info = draft_engine.info if draft_engine else None
-    service = Service(config, target_engine.info, draft_info, tokenizer, leases, RealClock(), policies)
+    info = target_engine.info
+    grammars = Grammars(
+        lambda: GrammarCompiler.of_model(target, info.vocab_size, info.eos_token_ids), info.vocab_size, 32
+    )
+    service = Service(config, info, draft_info, tokenizer, leases, RealClock(), policies, grammars)
     try:
         yield System(service, leases, tokenizer)
     finally:
         await leases.close()
+        grammars.close()
 
 
 def request(prompt: Sequence[int], max_tokens: int = 32, **changes: Any) -> GenerationRequest:

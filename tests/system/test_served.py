@@ -16,7 +16,7 @@ from test_exactness import PROMPTS
 from transformers import AutoModelForCausalLM
 
 from deploy.launch.probe import engine_of
-from orchestrator.guessers import GUESSERS, SOURCES
+from orchestrator.guessers import BY_TEXT, SOURCES
 from protos.outrider.v1 import generation_pb2 as pb
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -34,7 +34,7 @@ async def stub(running):
         yield running.stub(channel)
 
 
-ALONE = [(name,) for name in GUESSERS]
+ALONE = [(name,) for name in BY_TEXT]
 TOGETHER = SOURCES
 """With a policy that has all of them guess side by side."""
 

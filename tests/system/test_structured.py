@@ -16,7 +16,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 from wild import PATIENT, WildPolicies
 
-from core.config import EngineConfig
+from core.config import EngineConfig, SpeculationConfig
 from core.errors import UnsoundScores
 from core.records import FinishReason, Grammar, GrammarKind, Sampling, Verification
 from workers.engine.target import TargetEngine
@@ -145,6 +145,39 @@ async def test_guesses_that_are_drawn_keep_the_output_valid(verification):
     for schema, (_, text, reason) in zip(schemas, found, strict=True):
         assert reason is FinishReason.STOP
         jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("guessers", [("grammar",), ("draft", "prompt_lookup", "grammar")], ids=str)
+async def test_what_the_grammar_forces_is_guessed_with_and_without_a_draft_and_changes_no_token(guessers):
+    """Greedy and seeded, by the policy that has all guess side by side."""
+    speculation = SpeculationConfig(policy="adaptive", max_draft_tokens=8, draft_timeout_s=30.0)
+    async with system(speculation=speculation) as served:
+        _, jobs = zip(*jobs_of(served, 9), strict=True)
+        plain = await outputs(served, [replace(job, max_draft_tokens=0) for job in jobs])
+        chunks = [await served.complete(replace(job, guessers=guessers)) for job in jobs]
+        await served.check_nothing_is_held()
+    assert [[token for chunk in each for token in chunk.token_ids] for each in chunks] == [each[0] for each in plain]
+    sources = [source for each in chunks for source in each[-1].stats.sources]
+    assert not any(source.num_failures for source in sources)
+    if guessers == ("grammar",):  # what the draft guesses, too, counts for the draft
+        assert {source.name for source in sources} == {"grammar"}
+        assert sum(source.num_accepted_tokens for source in sources) > 20
+
+
+@pytest.mark.parametrize("verification", [Verification.REJECTION, Verification.BLOCK])
+async def test_forced_tokens_are_accepted_by_rules_that_need_q_too(verification):
+    """Nobody has drawn them: they count as certain of themselves, which they are."""
+    speculation = SpeculationConfig(policy="adaptive", max_draft_tokens=8, guessers=("grammar",))
+    async with system(draft=None, speculation=speculation) as served:
+        prompt = served.tokenizer.encode(LAW_PROMPT)
+        job = request(
+            prompt, 40, sampling=Sampling(1.0, seed=3), verification=verification, ignore_eos=False,
+            grammar=Grammar(GrammarKind.REGEX, "version = [0-9] of the release, as it is said"),
+        )  # fmt: skip
+        chunks = await served.complete(job)
+        await served.check_nothing_is_held()
+    assert "of the release, as it is said" in "".join(chunk.text for chunk in chunks)
+    assert chunks[-1].stats.num_accepted_tokens > 5
 
 
 LETTERS, SHORTEST, LONGEST = set("adefn"), 2, 3

@@ -5,6 +5,7 @@ Knows llguidance; must not know torch, models or sessions.
 
 from workers.grammar.cache import Grammars
 from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem, Mask
+from workers.grammar.forced import ForcedTokens
 from workers.grammar.state import GrammarState
 from workers.grammar.structure import FIELD, STRUCTURES, Structure, grammar_of
 
@@ -12,6 +13,7 @@ __all__ = [
     "FIELD",
     "STRUCTURES",
     "CompiledGrammar",
+    "ForcedTokens",
     "GrammarCompiler",
     "GrammarProblem",
     "GrammarState",

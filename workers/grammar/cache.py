@@ -1,4 +1,5 @@
-"""The grammars of one engine: those used last are kept compiled, and new ones are compiled beside its steps."""
+"""The grammars of one engine, or one orchestrator: those used last are kept compiled, and new ones are compiled beside
+its steps."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from core.records import Grammar
 from workers.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarProblem
+from workers.grammar.forced import ForcedTokens
 from workers.grammar.state import GrammarState
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,10 @@ class Grammars:
         if grammar is None or (held is not None and held.grammar == grammar):
             return None if grammar is None else held
         return GrammarState(grammar, lambda: self._compiled(grammar), self._vocab_size)
+
+    def forced(self, grammar: Grammar) -> ForcedTokens:
+        """What an output of this grammar is forced to be, as a guesser asks."""
+        return ForcedTokens(self._compiled(grammar))
 
     def _compiled(self, grammar: Grammar) -> Future[CompiledGrammar]:
         if (compiled := self._find(grammar)) is None:

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from bench.control import guessers
-from orchestrator.guessers import GUESSERS
+from orchestrator.guessers import BY_TEXT
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def measured(monkeypatch):
 
 def test_the_cost_of_each_guesser_is_held_against_the_goal(measured):
     results = measured("cost")
-    for name in GUESSERS:
+    for name in BY_TEXT:
         assert results[f"{name}: guessing"].goal == guessers.MAX_COST_US
         assert results[f"{name}: the first time, in a text of 8k"].value > 0
 

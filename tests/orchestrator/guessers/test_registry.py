@@ -8,13 +8,43 @@ from hypothesis import strategies as st
 
 from core.config import SpeculationConfig
 from core.errors import ConfigError
+from core.records import Grammar, GrammarKind
+from core.speculation.guesser import Guesses
 from core.speculation.source_worth import SourceWorth
 from orchestrator.guessers.corpus_index import CorpusIndex, encode_index
-from orchestrator.guessers.registry import GUESSERS, SOURCES, Guessers, Means, available_sources, check_sources
+from orchestrator.guessers.registry import (
+    BY_TEXT,
+    GUESSERS,
+    SOURCES,
+    Guessers,
+    Means,
+    OutputForm,
+    available_sources,
+    check_sources,
+)
 
 CORPUS = ((1, 2, 3, 4, 5) * 5, (1, 2, 5, 5, 0, 1, 2, 4), (0, 1, 2, 3))
 INDEX = CorpusIndex(*encode_index(CORPUS, vocab_size=6, vocabulary=""))
-MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX)
+
+
+class Forced:
+    """As if a grammar forced what follows it in a circle."""
+
+    def after(self, output, max_depth):
+        return Guesses.chain([(len(output) + place) % 6 for place in range(max_depth)], (1.0,) * max_depth)
+
+
+class Grammars:
+    def __init__(self):
+        self.asked = []
+
+    def forced(self, grammar):
+        self.asked.append(grammar)
+        return Forced()
+
+
+MEANS = Means(SpeculationConfig(lookup_branches=3), 4, INDEX, Forced())
+WORD = Grammar(GrammarKind.REGEX, "[ab]")
 
 
 @pytest.mark.parametrize("name", GUESSERS)
@@ -42,9 +72,43 @@ def test_what_repeats_is_found(name):
 
 def test_a_session_gets_those_that_it_names_and_none_where_nothing_can_be_guessed():
     guessers, config = Guessers(MEANS.index), MEANS.config
-    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50)._guessers) == list(GUESSERS)
+    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50)._guessers) == list(BY_TEXT)
     assert not guessers.panel(("draft",), config, 4, SourceWorth(), 50)._guessers
     assert not guessers.panel(SOURCES, config, 0, SourceWorth(), 50)._guessers
+
+
+def test_a_grammar_guesses_where_the_output_has_one_and_is_compiled_only_if_it_is_asked_for():
+    grammars, config = Grammars(), MEANS.config
+    guessers = Guessers(MEANS.index, grammars)
+    held = OutputForm(2, WORD)
+    assert list(guessers.panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers) == list(GUESSERS)
+    assert grammars.asked == [WORD]
+    for sources, depth, output in ((BY_TEXT, 4, held), (SOURCES, 0, held), (SOURCES, 4, OutputForm(2))):
+        assert "grammar" not in guessers.panel(sources, config, depth, SourceWorth(), 50, output)._guessers
+    assert "grammar" not in Guessers(MEANS.index).panel(SOURCES, config, 4, SourceWorth(), 50, held)._guessers
+    assert grammars.asked == [WORD]
+
+
+def test_a_grammar_is_asked_of_the_output_alone():
+    panel = Guessers(None, Grammars()).panel(["grammar"], MEANS.config, 4, SourceWorth(), 50, OutputForm(3, WORD))
+    ((source, guesses),) = panel.ask([9, 9, 9, 0, 1])
+    assert (source, guesses.tokens) == ("grammar", (2, 3, 4, 5))
+
+
+def test_a_grammar_that_cannot_be_followed_costs_its_session_the_source_and_is_counted():
+    class Bad(Grammars):
+        def forced(self, grammar):
+            return Unfollowed()
+
+    class Unfollowed:
+        def after(self, output, max_depth):
+            raise ValueError("it does not compile")
+
+    panel = Guessers(MEANS.index, Bad()).panel(SOURCES, MEANS.config, 4, SourceWorth(), 6, OutputForm(0, WORD))
+    text = [1, 2, 3, 4, 5] * 6
+    assert "prompt_lookup" in dict(panel.ask(text))
+    assert "grammar" not in dict(panel.ask([*text, 1]))
+    assert panel.failures == {"grammar": 1}
 
 
 def test_a_name_that_there_is_none_of_is_refused_with_those_that_there_are():
