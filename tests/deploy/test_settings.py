@@ -79,7 +79,8 @@ def test_every_level_can_be_set():
         ({**MINIMAL, "model_name": ""}, "model_name must be not empty"),
         (
             {**MINIMAL, "speculation": {"verification": "typical", "allow_relaxed": True}},
-            "speculation.verification must be one of coupled, rejection, block, got",
+            "speculation.verification must be one of coupled, rejection, block, recursive_rejection, "
+            "sequential_selection, got",
         ),
     ],
 )
