@@ -74,6 +74,10 @@ class EngineConfig:
     tensor_parallel: int = 1
     """Number of ranks that share the model, at least 1. Each is a process with its slices of the weights and of the KV.
     Raise it where the model does not fit into one device."""
+    cascade_tokens: int = 0
+    """Of a draft: tokens that a lookup in the text guesses ahead of it and that the same pass checks, in [0, 32]; 0
+    guesses none. They change no output. Raise it where texts repeat themselves, the draft is slow, and a few more rows
+    cost its passes little."""
     max_grammars: int = 32
     """Number of compiled grammars that are kept for later requests, at least 1; the least recently used one is dropped.
     Each may take tens of megabytes at worst, and mostly takes less than one. Raise it where requests share many
@@ -109,6 +113,7 @@ class EngineConfig:
         check(self.session_timeout_s > 0, "session_timeout_s", "positive", self.session_timeout_s)
         check(self.tensor_parallel >= 1, "tensor_parallel", "at least 1", self.tensor_parallel)
         check(self.digest_whole_bytes >= 0, "digest_whole_bytes", "at least 0", self.digest_whole_bytes)
+        check(0 <= self.cascade_tokens <= 32, "cascade_tokens", "in [0, 32]", self.cascade_tokens)
         check(self.max_grammars >= 1, "max_grammars", "at least 1", self.max_grammars)
         first, last = self.link_ports or (0, 0)
         check(0 <= first <= last < 2**16, "link_ports", "two ports in ascending order", self.link_ports)

@@ -96,6 +96,8 @@ class TargetConfig(WorkerConfig):
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
         check(self.engine.layers is None, "engine.layers", "absent: a target has to be whole", self.engine.layers)
+        num_ahead = self.engine.cascade_tokens
+        check(num_ahead == 0, "target.engine.cascade_tokens", "0, since only drafts guess", num_ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class TreeBuilder:
 
     def __init__(self) -> None:
         self.tree_spec = TreeSpec(1, 1)
-        self._num_left = 0
+        self.num_left = 0
         """Passes, of growth that ends by itself."""
         self.num_told = 0
         self.begin()
@@ -45,7 +45,7 @@ class TreeBuilder:
 
     def go_on(self, tree_spec: TreeSpec) -> None:
         """Grow so from now on; what there is already is rated anew when the tree gets its next root."""
-        self.tree_spec, self._num_left = tree_spec, tree_spec.num_passes
+        self.tree_spec, self.num_left = tree_spec, tree_spec.num_passes
 
     def begin(self) -> None:
         """Forget the tree."""
@@ -105,6 +105,10 @@ class TreeBuilder:
         """In the order of their ranks."""
         return self._children[self.rows[node]] if node in self.rows else []
 
+    def child(self, node: int, token: int) -> int | None:
+        """The one that is `token`, if it was found likely enough."""
+        return next((child for child in self.children(node) if self.tokens[child] == token), None)
+
     def held_parent(self, node: int) -> int:
         """Where a `HeldTree` that holds just what was fed has the node's parent; `ROOT` for the root."""
         return self.rows[self.parents[node]] - 1
@@ -114,6 +118,18 @@ class TreeBuilder:
     def feed(self) -> None:
         """Have the likeliest node fed."""
         self.feeding.append(heappop(self._open)[1])
+
+    def feed_only(self, node: int) -> bool:
+        """Have this open node fed, unless it is not worth it or another is to be fed before it."""
+        if self.tree_spec.ends:
+            self.feed_pass(1)
+            if self.feeding != [node]:
+                self.put_back()
+        elif self.path_prob[node] >= self.tree_spec.min_path_prob:
+            self._open.remove((-self.path_prob[node], node))
+            heapify(self._open)
+            self.feeding.append(node)
+        return bool(self.feeding)
 
     def put_back(self, min_path_prob: float = math.inf) -> None:
         """Nodes below this chance are not fed after all."""
@@ -128,7 +144,7 @@ class TreeBuilder:
 
     def feed_pass(self, num_rows: int) -> None:
         """Have the nodes of the next pass fed, as many as there is room for; none where growth has ended."""
-        most = min(num_rows, self.tree_spec.rows_per_pass) if self._num_left else 0
+        most = min(num_rows, self.tree_spec.rows_per_pass) if self.num_left else 0
         while len(self.feeding) < most and self._open:
             self.feed()
         if sum(self.path_prob[node] for node in self.feeding) < self.tree_spec.min_path_prob:
@@ -146,7 +162,7 @@ class TreeBuilder:
 
     def made_pass(self) -> None:
         """One of those that are left, the root's included."""
-        self._num_left = max(0, self._num_left - 1)
+        self.num_left = max(0, self.num_left - 1)
 
     # Telling
 
@@ -179,7 +195,7 @@ class TreeBuilder:
         """Go down by `tokens`, whether the tree knows them; where it does not it is forgotten."""
         root = 0
         for token in tokens:
-            found = next((child for child in self.children(root) if self.tokens[child] == token), None)
+            found = self.child(root, token)
             if found is None:
                 self.begin()
                 return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
 from time import monotonic
 
 from torch import Tensor
@@ -17,15 +16,14 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.protocol import ENDED, OVERTAKEN
 from core.records import DraftReply, DraftRequest, EngineStats, Missing, Refused
-from core.speculation import EMPTY_BLOCK, Candidates, TokenTree, TreeSpec, feed_likeliest, take_all
+from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec, feed_likeliest, take_all
 from workers.engine.base import Answer, Engine
 from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.runtime import ModelRuntime
-from workers.sampling import propose
-from workers.step import Readback
+from workers.speaker import Cascade, ModelSpeaker, Speaker
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
@@ -33,7 +31,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(runtime, config, epoch)
-        self._q_top_tokens = q_top_tokens
+        model = ModelSpeaker(q_top_tokens)
+        self._speaker: Speaker = Cascade(model, config.cascade_tokens) if config.cascade_tokens else model
         self._growing_jobs: dict[str, TreeJob] = {}
         """By session: the jobs that grow until the session's next message."""
         self._since_s: float | None = None
@@ -65,6 +64,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """As `Engine.step`; continuous growth takes the rest of the pass, the likeliest nodes of all sessions first."""
         self._plan_turns()
         self._plan_growth()
+        self._plan_ahead()
         answers = super().step()
         for job in self._jobs:
             if isinstance(job, TreeJob):
@@ -133,6 +133,20 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             if not job.builder.feeding:
                 self._answer(job, job.reply())
 
+    def _plan_ahead(self) -> None:
+        """What the speaker wants computed along, as far as there is room that nobody else needs."""
+        if not self._speaker.num_ahead:
+            return
+        cache, jobs = self._runtime.cache, [job for job in self._jobs if isinstance(job, TreeJob)]
+        num_rows = self._config.max_step_tokens - sum(len(job.pending) + job.num_fed for job in jobs)
+        num_blocks = cache.num_free_blocks - sum(
+            cache.num_blocks_for(len(job.pending) + job.num_fed) + 1 for job in jobs
+        )
+        room = min(num_rows, num_blocks * cache.block_tokens)
+        for job in jobs:
+            job.look_ahead(self._speaker, room)
+            room -= len(job.ahead)
+
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
         rebased = held.rebase_to_grow(request, self._within_context(request))
         self._store.follow(held, rebased.num_tokens, rebased.guesses)
@@ -181,20 +195,18 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._answer(job, job.reply())
 
     def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
-        """Give each job the logits of its rows; refuse jobs with unsound ones."""
-        readback = Readback()
-        places = [job.places() for job in jobs]
-        propose_all = propose(logits, list(chain.from_iterable(places)), self._q_top_tokens, readback)
-        readback.wait()
-        rows = iter(propose_all())
-        heard: list[tuple[TreeJob, list[Candidates]]] = []
-        for job, wanted in zip(jobs, places, strict=True):
-            said = list(islice(rows, len(wanted)))
-            sound = [candidates for candidates in said if candidates is not None]
-            if len(sound) < len(said):
+        """Give each job what is said after its rows; refuse jobs with unsound logits."""
+        said = self._speaker.says(logits, [job.places() for job in jobs])
+        sound = [job for job, each in zip(jobs, said, strict=True) if job.take_said(each)]
+        for job in jobs:
+            if job not in sound:
                 self._end_unsound(job)
                 continue
-            job.hold(sound)
-            heard.append((job, sound))
             self._publish(job.held)
-        take_all([job.builder for job, _ in heard], [sound for _, sound in heard])
+        taking = [(job, job.hold_fed()) for job in sound]
+        while taking:
+            take_all([job.builder for job, _ in taking], [each for _, each in taking])
+            taking = [(job, each) for job, _ in taking if (each := job.hold_next())]
+        for job in sound:
+            if job.ahead:
+                self._store.drop_rows_ahead(job.held)

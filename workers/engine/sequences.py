@@ -13,6 +13,7 @@ from core.protocol import EndedSessions, HeldTokens
 from core.records import SequenceSpec
 from core.text import BlockHash, block_hashes
 from workers.grammar import GrammarState, Mask
+from workers.speaker import TextIndex
 from workers.step import KVCache, SequenceKV
 
 
@@ -30,6 +31,8 @@ class HeldSequence(HeldTokens):
     last_used_s: float = 0.0
     grammar: GrammarState | None = None
     """Of the output, where its spec has one."""
+    index: TextIndex = field(default_factory=TextIndex)
+    """Of the log, for a cascade; it takes in what was added when it is asked."""
 
     def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
         """Which tokens may come after each of these paths below the log; None where no grammar says."""
@@ -102,6 +105,10 @@ class SequenceStore:
     def forget_guesses(self, held: HeldSequence) -> None:
         """Keep the tokens, and drop the guesses below them."""
         self.truncate(held, len(held.log))
+
+    def drop_rows_ahead(self, held: HeldSequence) -> None:
+        """Drop the KV behind the tokens and guesses, whose rows were computed for nothing."""
+        self._cache.truncate(held.kv, len(held.log) + len(held.tree))
 
     def drop(self, session: str) -> None:
         """Free a session's KV; it may come back with its whole prefix (preemption does this, too)."""

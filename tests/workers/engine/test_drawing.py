@@ -13,9 +13,9 @@ from core.records import DraftDone, Refused, Sampling, Verification
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, Measure, TreeSpec
 from tests.checkpoints import VOCAB_SIZE, write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
-from workers.engine import draft as draft_module
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
+from workers.speaker import speaker as speaker_module
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLED = Sampling(temperature=0.9, seed=3)
@@ -64,7 +64,7 @@ def engine(load):
 @pytest.fixture
 def said(monkeypatch):
     """All candidates that the sampler has handed to the engine, in order."""
-    handed, propose = [], draft_module.propose
+    handed, propose = [], speaker_module.propose
 
     def noting(*args):
         found = propose(*args)
@@ -76,7 +76,7 @@ def said(monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(draft_module, "propose", noting)
+    monkeypatch.setattr(speaker_module, "propose", noting)
     return handed
 
 
