@@ -83,8 +83,11 @@ class Leases(Protocol):
         """
         ...
 
-    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> Lease[DraftPort]:
-        """Raises: Unavailable when there is no draft, or none grants a lease in time."""
+    async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:
+        """On an engine of the draft with this number, of those that the service has.
+
+        Raises: Unavailable when there is no such draft, or none of its engines grants a lease in time.
+        """
         ...
 
 

@@ -96,12 +96,16 @@ def _member(fleet: FleetConfig, model: ServiceConfig, shared: Mapping[str, Appli
     suffix = f"-{model.model_name}" if len(fleet.models) > 1 else ""
     targets = worker(TargetWorker, model.target, _name(f"target{suffix}"))
     target = targets.options(request_router_config=target_router()).bind(model.target, model.model_name, engines.target)
-    draft = None
+    draft, cut = None, model.speculation.q_top_tokens
     if model.shared_draft is not None:
         draft = shared[model.shared_draft]
     elif model.draft is not None:
-        draft = _draft(f"draft{suffix}", model.draft, model.model_name, model.speculation.q_top_tokens, engines)
-    return Member(replace(model, draft=fleet.draft_of(model)), target, draft)  # Serve makes handles of the two
+        draft = _draft(f"draft{suffix}", model.draft, model.model_name, cut, engines)
+    extra = [
+        _draft(f"draft{number}{suffix}", config, model.model_name, cut, engines)
+        for number, config in enumerate(model.extra_drafts, 2)
+    ]
+    return Member(replace(model, draft=fleet.draft_of(model)), target, draft, extra)  # Serve makes handles of them
 
 
 def _draft(name: str, config: DraftConfig, model_name: str, q_top_tokens: int, engines: Engines) -> Application:
@@ -150,7 +154,8 @@ def fleet_resources(fleet: FleetConfig) -> dict[str, float]:
     total: Counter[str] = Counter()
     for bundle in [one] * most_replicas(front.num_replicas, front.autoscaling):
         total.update(bundle)
-    parts = [part for model in fleet.models for part in (model.target, model.draft) if part is not None]
+    own = ((model.target, model.draft, *model.extra_drafts) for model in fleet.models)
+    parts = [part for of_model in own for part in of_model if part is not None]
     for part in (*parts, *fleet.drafts.values()):
         for bundle in bundles(part) * most_replicas(part.num_replicas, part.autoscaling):
             total.update(bundle)

@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ray.serve.handle import DeploymentHandle
 
-from core.config import ServiceConfig, TracingConfig
+from core.config import DraftConfig, ServiceConfig, TargetConfig, TracingConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
@@ -71,6 +72,7 @@ class Member:
     """With the draft that it uses, its own or a shared one."""
     target: DeploymentHandle
     draft: DeploymentHandle | None
+    extra_drafts: Sequence[DeploymentHandle] = ()
 
 
 class Ingress(Servicer):
@@ -98,7 +100,7 @@ class Ingress(Servicer):
         super().__init__(models, clock, authenticator, offload)
         self._http = HttpServicer(models, clock, authenticator, offload)
         _collect_less_often()
-        introductions = [host.introduction for host in self._hosts if host.introduction is not None]
+        introductions = [introduction for host in self._hosts for introduction in host.introductions]
         if introductions:
             await asyncio.wait(introductions, timeout=DRAFT_GRACE_S)
 
@@ -134,24 +136,28 @@ class _Host:
         self._tasks = [asyncio.create_task(self._watch_control())]
         if config.draft is not None and config.draft.autoscaling is not None:
             self._tasks.append(asyncio.create_task(self._report_waits()))
-        self.introduction = asyncio.create_task(self._introduce_draft()) if member.draft is not None else None
-        """Done when the draft has been described; requests never need it."""
+        self.introductions = [
+            asyncio.create_task(self._introduce_draft(number, draft)) for number, draft in enumerate(_drafts(config))
+        ]
+        """Each done when its draft has been described; requests never need it."""
 
     @classmethod
     async def of(cls, member: Member, clock: Clock, tracing: Tracing | None = None) -> _Host:
         """As soon as the target is loaded."""
         config = member.config
-        draft_tls = config.draft.engine.link_tls if config.draft is not None else None
-        leases = ServeLeases(
-            member.target, member.draft, config.limits, target_tls=config.target.engine.link_tls, draft_tls=draft_tls
-        )
+        handles = [member.draft, *member.extra_drafts] if member.draft is not None else []
+        drafts = [(handle, draft.engine.link_tls) for handle, draft in zip(handles, _drafts(config), strict=True)]
+        leases = ServeLeases(member.target, drafts, config.limits, target_tls=config.target.engine.link_tls)
         info = await _described(leases.describe_target)
         return cls(member, info, leases, clock, _grammars(config, info), tracing)
 
-    async def _introduce_draft(self) -> None:
-        info = await _described(self.leases.describe_draft)
-        if (problem := await asyncio.to_thread(_misfit, self._config)) is not None:
-            logger.error("%s is served without its draft: %s", self._config.model_name, problem)
+    async def _introduce_draft(self, number: int, draft: DraftConfig) -> None:
+        info = await _described(partial(self.leases.describe_draft, number))
+        if (problem := await asyncio.to_thread(_misfit, self._config.target, draft)) is not None:
+            logger.error("%s is served without its draft %s: %s", self._config.model_name, draft.engine.model, problem)
+            return
+        if number:
+            self._service.use_extra_draft(number, info)
             return
         self._service.use_draft(info)
         self.hosted.show_draft(info)
@@ -215,13 +221,18 @@ async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoRet
             logger.exception("the stopping replicas could not be listed")
 
 
-def _misfit(config: ServiceConfig) -> str | None:
+def _drafts(config: ServiceConfig) -> list[DraftConfig]:
+    """All of them, the first one first."""
+    return [config.draft, *config.extra_drafts] if config.draft is not None else []
+
+
+def _misfit(target: TargetConfig, draft: DraftConfig) -> str | None:
     """Why draft and target disagree about token ids, if they do; files that are not mounted here are not compared."""
-    draft = Path(config.draft.engine.model) if config.draft is not None else None
-    if draft is None or not draft.is_dir():
+    directory = Path(draft.engine.model)
+    if not directory.is_dir():
         return None
     try:
-        check_same_vocabulary(Path(config.target.engine.model), draft)
+        check_same_vocabulary(Path(target.engine.model), directory)
     except StartupError as error:
         return str(error)
     return None

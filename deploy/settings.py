@@ -153,7 +153,9 @@ def _located(config: ServiceConfig, base: Path) -> ServiceConfig:
     speculation = config.speculation
     if speculation.retrieval_index is not None:
         speculation = replace(speculation, retrieval_index=str(base / Path(speculation.retrieval_index).expanduser()))
-    return replace(config, target=_resolve(config.target, base), draft=draft, speculation=speculation)
+    extra = tuple(_resolve(each, base) for each in config.extra_drafts)
+    target = _resolve(config.target, base)
+    return replace(config, target=target, draft=draft, extra_drafts=extra, speculation=speculation)
 
 
 def override(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -35,18 +35,27 @@ class Service:
         """`grammars`: for outputs whose grammars are to guess. Raises: ConfigError when a source of guesses cannot be
         had."""
         guessers = Guessers.open(config.speculation, tokenizer, grammars)
-        self._pair = Pair(target, draft, config.speculation, config.limits, guessers)
+        nobody = (None,) * len(config.extra_drafts)
+        self._pair = Pair(target, draft, config.speculation, config.limits, guessers, nobody)
         self._tokenizer = tokenizer
         self._clock = clock
         self._policies = policies if policies is not None else Controller(config.speculation)
+        self._extra_policies = [Controller(config.speculation) for _ in nobody]
+        """Each draft's margins are calibrated, and its passes timed, by themselves."""
         self._admission = Admission(config.limits, clock)
-        self._runner = Runner(leases, clock)
+        self._runner = Runner(leases, clock, 1 + len(nobody))
         self._is_closing = False
         self._num_started = 0
 
     def use_draft(self, draft: ModelInfo) -> None:
         """Draft for completions that start from now on."""
         self._pair = replace(self._pair, draft=draft)
+
+    def use_extra_draft(self, number: int, draft: ModelInfo) -> None:
+        """The same, of an extra draft; the first of them has the number 1."""
+        known = list(self._pair.extra_drafts)
+        known[number - 1] = draft
+        self._pair = replace(self._pair, extra_drafts=tuple(known))
 
     @property
     def num_sessions(self) -> int:
@@ -93,6 +102,7 @@ class Service:
                 self._policies.policy(request),
                 self._detokenizer(request),
                 self._new_session_id(request),
+                [policies.policy(request) for policies in self._extra_policies],
             )
             self._runner.start(session, pieces.put_nowait, request.deadline)
             num_tokens = 0

@@ -235,7 +235,7 @@ class Cluster:
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> Lease[TargetPort]:  # noqa: ARG002
         return await self.targets.take(session)
 
-    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> Lease[DraftPort]:  # noqa: ARG002
+    async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> Lease[DraftPort]:  # noqa: ARG002
         """Raises: Unavailable, at once where there is no draft to serve."""
         if not self.drafts.replicas:
             raise Unavailable("this pair has no draft")

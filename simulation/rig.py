@@ -46,6 +46,8 @@ class Blueprint:
     text: Text = field(default_factory=lambda: Text(SteadyLaw()))
     num_targets: int = 1
     num_drafts: int = 1
+    num_extra_drafts: int = 0
+    """Drafts beside the first that sessions have a lease on, all on the engines of the one fleet."""
     has_noise: bool = True
     """Whether the draft ranks candidates with the noise it shares with the target."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -75,13 +77,16 @@ class Rig:
             Fleet("draft", blueprint.num_drafts, _draft_builder(blueprint), self.draft_wire, limits),
         )
         engine = EngineConfig("simulated")
+        extra = (DraftConfig(engine),) * blueprint.num_extra_drafts
         config = ServiceConfig(
-            TargetConfig(engine), DraftConfig(engine), speculation=blueprint.speculation, limits=blueprint.limits
+            TargetConfig(engine), DraftConfig(engine), extra, speculation=blueprint.speculation, limits=blueprint.limits
         )
         info = model_info(blueprint.text)
         draft = info if blueprint.num_drafts else None
         tokenizer = cast("Tokenizer", SimTokenizer())
         self.service = Service(config, info, draft, tokenizer, self.cluster, self.clock, policies)
+        for number in range(1, 1 + blueprint.num_extra_drafts):
+            self.service.use_extra_draft(number, info)
 
 
 def model_info(text: Text) -> ModelInfo:

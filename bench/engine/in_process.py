@@ -72,7 +72,7 @@ class ThreadLeases:
         """At once."""
         return self._lease("target")
 
-    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> ThreadLease:  # noqa: ARG002
+    async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ThreadLease:  # noqa: ARG002
         """At once."""
         return self._lease("draft")
 

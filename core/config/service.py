@@ -17,6 +17,9 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 (workers/grammar/deep_stack.py)."""
 
 
+MAX_EXTRA_DRAFTS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class OrchestratorConfig:
     """Number and placement of orchestrators."""
@@ -201,6 +204,10 @@ class ServiceConfig:
     target: TargetConfig
     draft: DraftConfig | None = None
     """The engines that draft; None serves plain decoding."""
+    extra_drafts: tuple[DraftConfig, ...] = ()
+    """Further engines that draft beside `draft`, at most 3, of different models: the guesses of all of them meet in one
+    tree (docs/howto/several-drafts.md). Each has replicas of its own, whose number is fixed. Add one where another kind
+    of draft guesses what the first one misses, and the target has rows to spare."""
     shared_draft: str | None = None
     """Name of a draft in the fleet's `drafts`, in place of `draft`; all models that name it share its replicas."""
     model_name: str = "outrider-demo"
@@ -212,6 +219,15 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         check(bool(self.model_name), "model_name", "not empty", self.model_name)
+        self._check_extra_drafts()
+
+    def _check_extra_drafts(self) -> None:
+        extra = self.extra_drafts
+        check(len(extra) <= MAX_EXTRA_DRAFTS, "extra_drafts", f"at most {MAX_EXTRA_DRAFTS}", len(extra))
+        has_first = self.draft is not None or self.shared_draft is not None
+        check(has_first or not extra, "extra_drafts", "empty without a draft or a shared_draft", len(extra))
+        scaled = [number for number, each in enumerate(extra) if each.autoscaling is not None]
+        check(not scaled, "extra_drafts", "without autoscaling, which looks at the first draft alone", scaled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from core.speculation.calibration import (
 )
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD, fixed_shape
-from core.speculation.guesser import DRAFT, MAX_GUESSES, NO_GUESSES, Asker, Guesser, Guesses
+from core.speculation.guesser import DRAFT, EXTRA_DRAFT, MAX_GUESSES, NO_GUESSES, Asker, Guesser, Guesses
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import (
@@ -43,6 +43,7 @@ __all__ = [
     "DRAWN_TAIL",
     "EMPTY_BLOCK",
     "EMPTY_PART",
+    "EXTRA_DRAFT",
     "MAX_GUESSES",
     "MAX_RANKS",
     "MAX_TOLD",

@@ -20,6 +20,8 @@ from core.speculation.token_tree import ROOT, TokenTree
 
 DRAFT = "draft"
 """The name of the draft engine as a source of guesses."""
+EXTRA_DRAFT = f"{DRAFT}_"
+"""What the names of further drafts begin with."""
 MAX_GUESSES = 256
 """Nodes of one answer; a guesser that answers more is not believed. No block is larger."""
 

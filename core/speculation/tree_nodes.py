@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.speculation.guesser import DRAFT
+from core.speculation.guesser import DRAFT, EXTRA_DRAFT
 from core.speculation.token_tree import NO_Q, ROOT, UNRANKED, Floats, Ints, SparseDistribution, depths
 
 
@@ -67,6 +67,11 @@ class Node:
         return self.rank != UNRANKED
 
     @property
+    def is_anothers(self) -> bool:
+        """Whether a further draft thinks it likelier than the first does."""
+        return self.guessed > self.chance and self.source.startswith(EXTRA_DRAFT)
+
+    @property
     def likely(self) -> float:
         """That the text goes on with it, if it gets to its parent."""
         return max(self.chance, self.guessed)
@@ -104,8 +109,8 @@ class Part:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Of each the draft, or the guesser that is surest of it."""
-        return tuple([DRAFT if node.is_drafted else node.source for node in self._nodes])
+        """Of each the draft, another draft that thinks it likelier, or the guesser that is surest of it."""
+        return tuple([DRAFT if node.is_drafted and not node.is_anothers else node.source for node in self._nodes])
 
     @property
     def depth(self) -> int:

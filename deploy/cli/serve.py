@@ -107,7 +107,8 @@ def config_of(options: ServeOptions) -> ServiceConfig:
     if options.dtype is None:
         return config
     draft = _with_dtype(config.draft, options.dtype) if config.draft else None
-    return replace(config, target=_with_dtype(config.target, options.dtype), draft=draft)
+    extra = tuple(_with_dtype(each, options.dtype) for each in config.extra_drafts)
+    return replace(config, target=_with_dtype(config.target, options.dtype), draft=draft, extra_drafts=extra)
 
 
 def _with_dtype(worker: Worker, dtype: Dtype) -> Worker:

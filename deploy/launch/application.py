@@ -38,7 +38,9 @@ def check_pair(config: ServiceConfig) -> None:
         read_vocabulary(target)
     else:
         check_same_vocabulary(target, _directory("draft", config.draft))
-    for worker_config in filter(None, (config.target, config.draft)):
+    for number, extra in enumerate(config.extra_drafts):
+        check_same_vocabulary(target, _directory(f"extra_drafts.{number}", extra))
+    for worker_config in filter(None, (config.target, config.draft, *config.extra_drafts)):
         check_checkpoint(worker_config.engine)
         Certificates.of(worker_config.engine.link_tls)
 

@@ -105,7 +105,8 @@ def _streams(num: int) -> str:
 
 def _what_is_done(config: ServiceConfig) -> str:
     """To the models, before they serve."""
-    if any(worker.engine.compile for worker in (config.target, config.draft) if worker is not None):
+    workers = (config.target, config.draft, *config.extra_drafts)
+    if any(worker.engine.compile for worker in workers if worker is not None):
         return "loading, compiling (a minute or two for a model that is new here) and warming up"
     return "loading and warming up"
 
@@ -115,7 +116,8 @@ def describe_models(config: ServiceConfig) -> str:
     target = f"target {config.target.engine.model} ({config.target.engine.dtype})"
     if config.draft is None:
         return f"{target}, without a draft"
-    return f"{target} and draft {config.draft.engine.model} ({config.draft.engine.dtype})"
+    drafts = [f"draft {each.engine.model} ({each.engine.dtype})" for each in (config.draft, *config.extra_drafts)]
+    return " and ".join([target, *drafts])
 
 
 def changed_settings(config: ServiceConfig) -> list[str]:
@@ -128,8 +130,9 @@ def changed_settings(config: ServiceConfig) -> list[str]:
 def _anywhere(config: ServiceConfig) -> ServiceConfig:
     """Drop the labels that distinguish the nodes of a cluster: here there is one."""
     draft = replace(config.draft, labels={}) if config.draft is not None else None
-    orchestrator = replace(config.orchestrator, labels={})
-    return replace(config, target=replace(config.target, labels={}), draft=draft, orchestrator=orchestrator)
+    extra = tuple(replace(each, labels={}) for each in config.extra_drafts)
+    orchestrator, target = replace(config.orchestrator, labels={}), replace(config.target, labels={})
+    return replace(config, target=target, draft=draft, extra_drafts=extra, orchestrator=orchestrator)
 
 
 def _plain(worker: Worker) -> Worker:

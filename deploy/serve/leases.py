@@ -127,66 +127,65 @@ class _Deployment(Generic[Port]):
 
 
 class ServeLeases:
-    """Takes leases through the handles of the two deployments; implements core.ports.Leases."""
+    """Takes leases through the handles of the deployments; implements core.ports.Leases."""
 
     def __init__(
         self,
         target: DeploymentHandle,
-        draft: DeploymentHandle | None,
+        drafts: Sequence[tuple[DeploymentHandle, LinkTls | None]],
         limits: Limits,
         *,
         target_tls: LinkTls | None = None,
-        draft_tls: LinkTls | None = None,
     ) -> None:
-        """`target_tls` and `draft_tls` are the `link_tls` of their engines. Raises: ConfigError when it is wrong."""
+        """`drafts`, by number, and `target_tls` with the `link_tls` of their engines. Raises: ConfigError when one is
+        wrong.
+        """
         self._target = _Deployment(target, TargetEnginePort, limits, Certificates.of(target_tls))
-        self._draft = None
-        if draft is not None:
-            self._draft = _Deployment(draft, DraftEnginePort, limits, Certificates.of(draft_tls))
+        self._drafts = [_Deployment(draft, DraftEnginePort, limits, Certificates.of(tls)) for draft, tls in drafts]
         self._limits = limits
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[TargetEnginePort]:
         """As core.ports.Leases says. Raises: Unavailable when no replica grants a lease in time."""
         return await self._target.take(session, tokens)
 
-    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[DraftEnginePort]:
-        """Raises: Unavailable when there is no draft, or none grants a lease in time."""
-        if self._draft is None:
+    async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ServeLease[DraftEnginePort]:
+        """Raises: Unavailable when there is no such draft, or none of its replicas grants a lease in time."""
+        return await self._draft(draft).take(session, tokens)
+
+    def _draft(self, number: int) -> _Deployment[DraftEnginePort]:
+        if number >= len(self._drafts):
             raise Unavailable("this service has no draft")
-        return await self._draft.take(session, tokens)
+        return self._drafts[number]
 
     @property
     def link_troubles(self) -> LinkTroubles:
         """Counts of the links to targets and drafts together."""
-        troubles = self._target.links.troubles
-        return troubles + self._draft.links.troubles if self._draft is not None else troubles
+        return sum((draft.links.troubles for draft in self._drafts), start=self._target.links.troubles)
 
     def close_links(self) -> None:
         """Calls that wait for an engine raise WorkerLost."""
-        for side in (self._target, self._draft):
-            if side is not None:
-                side.links.close()
+        self._target.links.close()
+        for draft in self._drafts:
+            draft.links.close()
 
     def leave(self, stopping: Set[str]) -> None:
         """Move sessions off stopping replicas: off drafts at once, off targets after the grace."""
         self._target.leave(stopping, self._limits.drain_grace_s)
-        if self._draft is not None:
-            self._draft.leave(stopping, 0.0)
+        for draft in self._drafts:
+            draft.leave(stopping, 0.0)
 
     async def report_wait(self, wait: DraftWait) -> None:
-        """Report the waiting times of sessions to the draft's autoscaling.
+        """Report the waiting times of sessions to the first draft's autoscaling.
 
         Any replica takes the report for all. Raises: Unavailable.
         """
-        if self._draft is not None:
-            await self._draft.report_wait(wait)
+        if self._drafts:
+            await self._drafts[0].report_wait(wait)
 
     async def describe_target(self) -> ModelInfo:
         """Raises: Unavailable."""
         return await self._target.describe()
 
-    async def describe_draft(self) -> ModelInfo:
+    async def describe_draft(self, draft: int = 0) -> ModelInfo:
         """Raises: Unavailable."""
-        if self._draft is None:
-            raise Unavailable("this service has no draft")
-        return await self._draft.describe()
+        return await self._draft(draft).describe()

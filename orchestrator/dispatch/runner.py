@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Unavailable, WorkerLost, WorkerStopping
@@ -46,19 +47,25 @@ class _Running:
     session: Session
     sink: Sink
     target: Lease[TargetPort] | None = None
-    draft: Lease[DraftPort] | None = None
+    drafts: dict[int, Lease[DraftPort]] = field(default_factory=dict)
+    """By the draft's number."""
     verify_sent_s: float = 0.0
     draft_sent_s: float = 0.0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     late: asyncio.Task[None] | None = None
-    growing: set[asyncio.Task[None]] = field(default_factory=set)
-    """Calls under which the leased draft grows continuously: one, and those that it overtakes."""
+    growing: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
+    """By lease, the calls under which its draft grows continuously: one, and those that it overtakes."""
+
+    def draft_of(self, lease: str) -> int | None:
+        """The number of the draft that has granted this one; None once it was given back."""
+        return next((number for number, held in self.drafts.items() if held.name == lease), None)
 
 
 class Runner:
     """Runs the sessions of one orchestrator."""
 
-    def __init__(self, leases: Leases, clock: Clock) -> None:
+    def __init__(self, leases: Leases, clock: Clock, num_drafts: int = 1) -> None:
+        """`num_drafts`: drafts that a session may hold a lease on each at once."""
         self._clock = clock
         self._running: dict[str, _Running] = {}
         self._leased: dict[str, _Running] = {}
@@ -66,9 +73,10 @@ class Runner:
         self._targets: EnginePool[TargetPort, TargetRequest, VerifyReply] = EnginePool(
             leases.take_target, lambda port: port.verify, self._on_target_answer, MAX_TARGET_CALLS
         )
-        self._drafts: EnginePool[DraftPort, DraftRequest, DraftReply] = EnginePool(
-            leases.take_draft, lambda port: port.draft, self._on_draft_answer, MAX_DRAFT_CALLS
-        )
+        self._drafts: list[EnginePool[DraftPort, DraftRequest, DraftReply]] = [
+            EnginePool(_taking(leases, number), lambda port: port.draft, self._on_draft_answer, MAX_DRAFT_CALLS)
+            for number in range(num_drafts)
+        ]
         self._carry_out: dict[type[m.Command], Callable[[_Running, Any], None]] = {
             m.LeaseTarget: self._lease_target,
             m.LeaseDraft: self._lease_draft,
@@ -89,12 +97,12 @@ class Runner:
     @property
     def num_engines(self) -> int:
         """Engines that are spoken to: those that a session holds a lease on."""
-        return self._targets.num_engines + self._drafts.num_engines
+        return self._targets.num_engines + sum(pool.num_engines for pool in self._drafts)
 
     @property
     def num_drafted(self) -> int:
         """Sessions that hold a lease on a draft."""
-        return sum(running.draft is not None for running in self._running.values())
+        return sum(bool(running.drafts) for running in self._running.values())
 
     @property
     def draft_wait(self) -> DraftWait:
@@ -119,7 +127,8 @@ class Runner:
         for session_id in list(self._running):
             self.abandon(session_id, error)
         await self._targets.drain()
-        await self._drafts.drain()
+        for pool in self._drafts:
+            await pool.drain()
 
     def _handle(self, session_id: str, event: m.Event) -> None:
         if (running := self._running.get(session_id)) is not None:
@@ -140,7 +149,8 @@ class Runner:
         running.session.break_off()
         running.sink(OutriderError("an internal error ended this completion; it is in the orchestrator's log"))
         self._release_target(running, m.ReleaseTarget())
-        self._release_draft(running, m.ReleaseDraft())
+        for number in tuple(running.drafts):
+            self._release_draft(running, m.ReleaseDraft(number))
         self._forget(running)
 
     def _forget(self, running: _Running) -> None:
@@ -200,28 +210,37 @@ class Runner:
     # The draft's side
 
     def _lease_draft(self, running: _Running, command: m.LeaseDraft) -> None:
-        self._spawn(running, self._take_draft(running, command.delay_s))
+        self._spawn(running, self._take_draft(running, command))
 
-    async def _take_draft(self, running: _Running, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
+    async def _take_draft(self, running: _Running, command: m.LeaseDraft) -> None:
+        await self._clock.sleep(command.delay_s)
+        number = command.draft
         try:
-            lease = running.draft = await self._drafts.take(running.session.id, running.session.tokens)
+            lease = await self._drafts[number].take(running.session.id, running.session.tokens)
         except Unavailable as error:
             logger.info("session %s goes on without a draft: %s", running.session.id, error)
-            self._handle(running.session.id, m.DraftNotLeased())
+            self._handle(running.session.id, m.DraftNotLeased(number))
             return
+        running.drafts[number] = self._leased_draft(running, lease)
+        self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch, number))
+
+    def _leased_draft(self, running: _Running, lease: Lease[DraftPort]) -> Lease[DraftPort]:
         self._leased[lease.name] = running
-        self._handle(running.session.id, m.DraftLeased(lease.name, lease.epoch))
+        running.growing[lease.name] = set()
+        return lease
 
     def _draft(self, running: _Running, request: DraftRequest) -> None:
-        assert running.draft is not None, "a session drafts only while it holds a lease"
+        number = running.draft_of(request.stamp.session)
+        assert number is not None, "a session drafts only while it holds a lease"
+        lease, pool = running.drafts[number], self._drafts[number]
         running.draft_sent_s = self._clock.now()
         if request.growth.ends:
-            self._drafts.calls_to(running.draft).put(request)
+            pool.calls_to(lease).put(request)
             return
-        growing = self._spawn(running, self._drafts.grow(running.draft, request, self._on_growth))
-        running.growing.add(growing)
-        growing.add_done_callback(running.growing.discard)
+        growing = self._spawn(running, pool.grow(lease, request, self._on_growth))
+        of_lease = running.growing[lease.name]
+        of_lease.add(growing)
+        growing.add_done_callback(of_lease.discard)
 
     def _on_growth(self, draft_update: DraftUpdate) -> None:
         if (running := self._leased.get(draft_update.stamp.session)) is not None:
@@ -237,17 +256,18 @@ class Runner:
         if (running := self._leased.get(stamp.session)) is None:
             return
         if isinstance(answer, WorkerLost):
-            self._handle(running.session.id, m.DraftLost(stamp.epoch))
+            self._handle(running.session.id, m.DraftLost(stamp.epoch, running.draft_of(stamp.session) or 0))
         else:
             self._handle(running.session.id, m.DraftReplied(answer, running.draft_sent_s, self._clock.now()))
 
-    def _release_draft(self, running: _Running, _command: m.ReleaseDraft) -> None:
-        lease, running.draft = running.draft, None
-        for growing in running.growing:
+    def _release_draft(self, running: _Running, command: m.ReleaseDraft) -> None:
+        lease = running.drafts.pop(command.draft, None)
+        if lease is None:
+            return
+        for growing in running.growing.pop(lease.name):
             growing.cancel()
-        if lease is not None:
-            del self._leased[lease.name]
-            self._drafts.give_back(lease)
+        del self._leased[lease.name]
+        self._drafts[command.draft].give_back(lease)
 
     # Time
 
@@ -269,3 +289,8 @@ class Runner:
     @staticmethod
     def _fail(running: _Running, command: m.Fail) -> None:
         running.sink(command.error)
+
+
+def _taking(leases: Leases, number: int) -> Callable[[str, Sequence[int]], Awaitable[Lease[DraftPort]]]:
+    """What takes a lease on this draft."""
+    return leases.take_draft if number == 0 else partial(leases.take_draft, draft=number)

@@ -267,11 +267,11 @@ class TreePolicy(ABC):
         first = {shape.parents[node]: node for node, rank in enumerate(shape.ranks) if rank == 0}
         judged = [node for place in (ROOT, *seen.path) if (node := first.get(place)) is not None]
         for node in judged:
-            self._learn(shape.confidence[node], node in seen.path)
+            self.saw_guess(shape.confidence[node], node in seen.path)
         if seen.unverified is not None:
-            self._learn(*seen.unverified)
+            self.saw_guess(*seen.unverified)
 
-    def _learn(self, confidence: float, is_accepted: bool) -> None:
+    def saw_guess(self, confidence: float, is_accepted: bool) -> None:
         """One observation of the draft's first candidate at a place of the text."""
         self._learned.accepted.see(is_accepted)
         if self.measure is Measure.MARGIN:

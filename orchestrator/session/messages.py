@@ -2,7 +2,7 @@
 
 A session does no I/O: `dispatch.runner` turns what happens into events, and carries the commands out. A record that can
 mean one thing only is a command by itself: a `VerifyRequest` and a `Continuation` go to the leased target, a
-`DraftRequest` to the leased draft, a `Chunk` to the client.
+`DraftRequest` to the draft whose lease its stamp names, a `Chunk` to the client.
 """
 
 from __future__ import annotations
@@ -58,11 +58,15 @@ class DraftLeased:
 
     name: str
     epoch: int
+    draft: int = 0
+    """Which of the service's drafts, here and in the messages below: 0 is the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftNotLeased:
-    """No draft granted a lease."""
+    """No engine of a draft granted a lease."""
+
+    draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class DraftLost:
     """The leased draft engine is gone."""
 
     epoch: int
+    draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ class LeaseDraft:
     """Take a lease on a draft."""
 
     delay_s: float = 0.0
+    draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +162,8 @@ class ReleaseTarget:
 @dataclass(frozen=True, slots=True)
 class ReleaseDraft:
     """Give the draft's lease back."""
+
+    draft: int = 0
 
 
 Command = (

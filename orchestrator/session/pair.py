@@ -18,3 +18,5 @@ class Pair:
     speculation: SpeculationConfig
     limits: Limits
     guessers: Guessers = field(default_factory=Guessers)
+    extra_drafts: tuple[ModelInfo | None, ...] = ()
+    """Drafts beside the first, each None until it has been described."""

@@ -32,7 +32,7 @@ from core.text import TokenLog
 from orchestrator.guessers import OutputForm, Panel
 from orchestrator.policy import Explanation, Found, TreePolicy
 from orchestrator.session import messages as m
-from orchestrator.session.draft_side import DraftSide
+from orchestrator.session.drafts import DraftSide, ExtraDrafts
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import NO_GUESS, Guess
 from orchestrator.session.offers import Offers
@@ -58,7 +58,9 @@ class Session:
         policy: TreePolicy,
         detokenizer: IncrementalDetokenizer,
         session_id: str,
+        extra_policies: Sequence[TreePolicy] = (),
     ) -> None:
+        """`extra_policies`: one for each of the pair's extra drafts."""
         self.id = session_id
         self.stats = Statistics(request.wants_trace, Explanation() if request.wants_explanation else None)
         self._num_losses = 0
@@ -79,6 +81,7 @@ class Session:
         temperature = request.draft_temperature or pair.speculation.draft_temperature
         draft_spec = spec.at_draft_temperature(temperature)
         self._draft_side = DraftSide(session_id, pair, self._log, draft_spec, policy, self.stats)
+        self._extra_drafts = ExtraDrafts(session_id, pair, self._log, draft_spec, extra_policies)
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
             self._sources,
@@ -131,7 +134,8 @@ class Session:
                 return [self._emit(chunk), *self._close()]
         may_draft = self._request.max_draft_tokens != 0 and self._pair.speculation.max_draft_tokens > 0
         wants_draft = may_draft and DRAFT in self._sources
-        return [m.LeaseTarget(), *(self._draft_side.begin() if wants_draft else [])]
+        to_drafts = [*self._draft_side.begin(), *self._extra_drafts.begin()] if wants_draft else []
+        return [m.LeaseTarget(), *to_drafts]
 
     def handle(self, event: m.Event) -> list[m.Command]:
         """What is to be done about `event`; nothing, once the session is closed."""
@@ -193,14 +197,18 @@ class Session:
         self._panel.saw(committed)
         self.stats.record_found(found)
         self._policy.saw_round(judged.seen(found, unverified))
+        to_others = self._extra_drafts.follow(judged, self._max_depth)
         if self._draft_side.is_silent:
-            return self._draft_side.lose()
-        return self._draft_side.rest() if self._draft_side.wants_rest else self._draft_side.take_turn(self._max_depth)
+            return [*self._draft_side.lose(), *to_others]
+        if self._draft_side.wants_rest:
+            return [*self._draft_side.rest(), *to_others]
+        return [*self._draft_side.take_turn(self._max_depth), *to_others]
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
+        self._extra_drafts.tell(self._draft_side, self._max_depth, self._max_nodes)
         block = self._draft_side.block(self._max_depth, self._max_nodes)
-        wait = self._draft_side.growth_timeout() if self._max_depth > 0 else None
+        wait = self._growth_timeout() if self._max_depth > 0 else None
         if wait is None and self._is_drawn and not self._draft_side.has_guesses:
             self._look_up()
             block = self._draft_side.block(self._max_depth, self._max_nodes)
@@ -209,6 +217,11 @@ class Session:
         if not is_waiting:
             self._machine.fire(Trigger.DRAFT)
         return [wait]
+
+    def _growth_timeout(self) -> m.Await | None:
+        """The wait for growth: the first draft's, and another's only while there is no first one."""
+        other = None if self._draft_side.is_growing else self._extra_drafts.growing
+        return (other or self._draft_side).growth_timeout()
 
     def _look_up(self) -> None:
         """What others than the draft guess. Where the draft samples it is for want of its draws: a guess that is sent
@@ -295,7 +308,9 @@ class Session:
 
     def _on_verdict(self, verdict: Verdict, event: m.TargetReplied) -> list[m.Command]:
         if self._verdict_s is not None:
-            self._policy.saw_interval(len(verdict.path) + 1, event.received_s - self._verdict_s)
+            interval = len(verdict.path) + 1, event.received_s - self._verdict_s
+            self._policy.saw_interval(*interval)
+            self._extra_drafts.saw_interval(*interval)
             if self._is_continued:
                 event = replace(event, sent_s=self._verdict_s)
         self.stats.num_continued += self._is_continued
@@ -335,6 +350,7 @@ class Session:
         num_guesses, num_looked_up = len(guess) - num_asked, guess.shape.num_looked_up - num_asked
         if self.stats.explanation is not None:
             self.stats.explanation.judged(num_guesses, num_accepted)
+        num_looked_up -= self._extra_drafts.num_guessed(guess)
         self.stats.record_round(num_guesses, num_accepted, num_looked_up, verdict.num_relaxed)
         self.stats.record_sources(*guess.credits(verdict.path))
         self.stats.record_verify(event.sent_s, event.received_s)
@@ -379,29 +395,36 @@ class Session:
 
     # The draft's side
 
+    def _numbered(self, draft: int) -> DraftSide:
+        return self._extra_drafts.numbered(draft) or self._draft_side
+
+    def _named(self, lease: str) -> DraftSide:
+        return self._extra_drafts.named(lease) or self._draft_side
+
     def _on_draft_leased(self, event: m.DraftLeased) -> list[m.Command]:
-        return [*self._draft_side.leased(event.name, event.epoch), *self._go_on()]
+        return [*self._numbered(event.draft).leased(event.name, event.epoch), *self._go_on()]
 
     def _on_draft_grew(self, event: m.DraftGrew) -> list[m.Command]:
-        return [*self._draft_side.grew(event), *self._go_on()]
+        return [*self._named(event.draft_update.stamp.session).grew(event), *self._go_on()]
 
     def _on_draft_replied(self, event: m.DraftReplied) -> list[m.Command]:
-        return [*self._draft_side.ended(event), *self._go_on()]
+        return [*self._named(event.reply.stamp.session).ended(event), *self._go_on()]
 
     def _on_draft_late(self, event: m.DraftLate) -> list[m.Command]:
-        return [*self._draft_side.late(event.stamp), *self._go_on()]
+        return [*self._named(event.stamp.session).late(event.stamp), *self._go_on()]
 
-    def _on_draft_not_leased(self, _event: m.DraftNotLeased) -> list[m.Command]:
-        return [self._draft_side.lease_later()]
+    def _on_draft_not_leased(self, event: m.DraftNotLeased) -> list[m.Command]:
+        return [self._numbered(event.draft).lease_later()]
 
     def _on_draft_lost(self, event: m.DraftLost) -> list[m.Command]:
-        return [*self._draft_side.lost(event.epoch), *self._go_on()]
+        return [*self._numbered(event.draft).lost(event.epoch), *self._go_on()]
 
     # The end
 
     def break_off(self) -> None:
         """A defect has ended this session in some state or other: let go of what others share with it."""
         self._policy.close()
+        self._extra_drafts.let_go()
 
     def _on_abandoned(self, event: m.Abandoned) -> list[m.Command]:
         return self._fail(event.error)
@@ -411,7 +434,10 @@ class Session:
             chunk = replace(chunk, trace=self.stats.take_trace(), began_s=self.stats.began_s)
         if self.stats.explanation is not None:
             chunk = replace(chunk, explanation=self.stats.explanation.take())
-        return chunk if chunk.finish_reason is None else replace(chunk, stats=self.stats.snapshot())
+        if chunk.finish_reason is None:
+            return chunk
+        self.stats.num_draft_failures += self._extra_drafts.num_failures
+        return replace(chunk, stats=self.stats.snapshot())
 
     def _fail(self, error: OutriderError) -> list[m.Command]:
         return [m.Fail(error), *self._close()]
@@ -421,4 +447,4 @@ class Session:
         self._held.awaiting = None
         self._draft_side.close()
         self._policy.close()
-        return [m.ReleaseTarget(), m.ReleaseDraft()]
+        return [m.ReleaseTarget(), m.ReleaseDraft(), *self._extra_drafts.end()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from core.errors import DeadlinePassed, OutriderError, Overloaded, Unavailable
 from core.records import Call, Chunk, FinishReason, SequenceSpec
@@ -23,6 +24,8 @@ from simulation.rig import Rig, SimTokenizer
 MAX_TASKS_A_SESSION = 14
 """Most tasks of one session: lateness, deadline, two leases, four messages to a draft and to one just left, and ending
 tasks."""
+MAX_TASKS_A_DRAFT = 10
+"""The same that each further draft adds."""
 HORIZON_S = 600.0
 """Most seconds of a stream: it must have ended by then, whatever its faults."""
 
@@ -151,7 +154,8 @@ class Watch:
         cluster, runner = self.rig.cluster, self.rig.service._runner
         for problem in (*self.problems, *cluster.targets.breaches, *cluster.drafts.breaches):
             raise problem
-        for pool in (runner._targets, runner._drafts):
+        pools: tuple[Any, ...] = (runner._targets, *runner._drafts)
+        for pool in pools:
             for batcher in pool._batchers.values():
                 if len(waiting := batcher._waiting) > 1:
                     names = [request.stamp.session for request in waiting]
@@ -160,7 +164,7 @@ class Watch:
         if len(runner._running) > num_live:
             raise Violation(f"{len(runner._running)} sessions run for {num_live} clients: {list(runner._running)}")
         for running in runner._running.values():
-            if len(running.tasks) > MAX_TASKS_A_SESSION:
+            if len(running.tasks) > MAX_TASKS_A_SESSION + MAX_TASKS_A_DRAFT * self.rig.blueprint.num_extra_drafts:
                 raise Violation(f"{running.session!r} has {len(running.tasks)} tasks")
         if self.loop.time() > HORIZON_S:
             raise Violation(f"a stream does not end: {list(runner._running.values())}")

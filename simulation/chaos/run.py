@@ -159,7 +159,8 @@ class _Run:
     def _deliver_some_twice(self) -> None:
         """Deliver answers to sessions twice, which no batcher does: the session's own check is the last guard."""
         runner = self._rig.service._runner
-        for pool in (runner._targets, runner._drafts):
+        pools: list[Any] = [runner._targets, *runner._drafts]
+        for pool in pools:
             pool._deliver = self._echoing(pool._deliver)
 
     def _echoing(self, deliver: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -62,6 +62,8 @@ def script_of(seed: int) -> Script:
     if is_infallible:
         speculation = replace(speculation, policy="static", guessers=("draft",))
     blueprint = _blueprint(random, INFALLIBLE if is_infallible else _law(random), speculation)
+    if blueprint.num_drafts and not is_infallible:
+        blueprint = replace(blueprint, num_extra_drafts=int(seed % 5 == 0))
     rates = _rates(random)
     return Script(
         seed,

@@ -141,7 +141,7 @@ class Front:
     """Stands where the orchestrator would, for what must be tried inside a replica."""
 
     def __init__(self, target: DeploymentHandle, draft: DeploymentHandle) -> None:
-        self._leases = ServeLeases(target, draft, Limits())
+        self._leases = ServeLeases(target, [(draft, None)], Limits())
         self._call: asyncio.Task[Any] | None = None
 
     async def send_slow_batch(self) -> None:

@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from deploy import app
 from deploy.launch import application
 from deploy.serve.deployments import REPLICA_CPUS, bundles
-from deploy.settings import demo_config
+from deploy.settings import demo_config, parse_config
 
 GPU_WORKER = TargetConfig(EngineConfig("/t"), num_replicas=2, num_cpus=4, num_gpus=1, resources={"large_gpu": 1})
 
@@ -51,6 +51,18 @@ def test_each_part_runs_where_its_labels_say():
     for part, zone in ((member.target, "large"), (member.draft, "small")):
         selectors = part._bound_deployment._replica_config.placement_group_bundle_label_selector
         assert selectors == [{"zone": zone}] * 2
+
+
+def test_further_drafts_are_deployments_of_their_own():
+    engines = {role: {"engine": {"model": f"/{role}"}} for role in ("target", "draft")}
+    extra = [{"engine": {"model": "/c"}, "num_cpus": 2}, {"engine": {"model": "/d"}, "num_replicas": 3}]
+    ingress = app.build({**engines, "extra_drafts": extra})
+    (member,) = bound(ingress)[0]
+    drafts = (member.draft, *member.extra_drafts)
+    assert [each._bound_deployment.name for each in drafts] == ["draft", "draft2", "draft3"]
+    assert [bound(each)[0].engine.model for each in drafts] == ["/draft", "/c", "/d"]
+    alone = app.resources(parse_config(engines))["CPU"]
+    assert app.resources(parse_config({**engines, "extra_drafts": extra}))["CPU"] == alone + 2 + 3 + 4 * REPLICA_CPUS
 
 
 def test_an_application_is_built_from_the_settings_of_a_serve_yaml():

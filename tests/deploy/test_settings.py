@@ -309,6 +309,32 @@ def test_a_fleet_that_does_not_fit_together_is_refused(change, message):
     assert message in str(caught.value)
 
 
+EXTRA = {"engine": {"model": "other"}}
+
+
+def test_paths_of_further_drafts_begin_where_those_of_the_first_do(tmp_path):
+    config = parse_config({**MINIMAL, "draft": EXTRA, "extra_drafts": [EXTRA]}, tmp_path)
+    assert config.extra_drafts[0].engine.model == config.draft.engine.model == str(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"extra_drafts": [EXTRA], "draft": None}, "extra_drafts must be empty without a draft or a shared_draft"),
+        ({"draft": EXTRA, "extra_drafts": [EXTRA] * 4}, "extra_drafts must be at most 3"),
+        (
+            {"draft": EXTRA, "extra_drafts": [{**EXTRA, "autoscaling": {"max_replicas": 2}}]},
+            "extra_drafts must be without autoscaling",
+        ),
+        ({"target": {"engine": {"model": "t", "cascade_tokens": 4}}}, "target.engine.cascade_tokens must be 0"),
+    ],
+)
+def test_drafts_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_config({**MINIMAL, **settings})
+    assert message in str(caught.value)
+
+
 def test_a_service_of_one_model_has_no_draft_to_share():
     with pytest.raises(ConfigError, match="shared_draft: only models of a fleet share drafts; set draft instead"):
         parse_fleet({**MINIMAL, "shared_draft": "small"})

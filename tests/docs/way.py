@@ -211,7 +211,7 @@ class _Leases:
     async def take_target(self, session: str, tokens: Any = ()) -> _Lease:
         return _Lease(session, self._port)
 
-    async def take_draft(self, session: str, tokens: Any = ()) -> _Lease:
+    async def take_draft(self, session: str, tokens: Any = (), draft: int = 0) -> _Lease:
         raise Unavailable("there is no draft")
 
 

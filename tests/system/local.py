@@ -75,10 +75,10 @@ class LocalLease:
 class LocalLeases:
     """Grants places on the one target and the one draft; `restart_target` replaces the target as a crash would."""
 
-    def __init__(self, target: TargetEngine, draft: DraftEngine | None) -> None:
+    def __init__(self, target: TargetEngine, draft: DraftEngine | None, extra: Sequence[DraftEngine] = ()) -> None:
         self.open_leases: set[int] = set()
         self.num_leases = 0
-        self.engines = {"target": target, "draft": draft}
+        self.engines = {"target": target, "draft": draft, **{f"draft{n}": each for n, each in enumerate(extra, 1)}}
         self.loops = {name: self._started(engine) for name, engine in self.engines.items() if engine is not None}
         self.ports = {name: LocalPort(loop) for name, loop in self.loops.items()}
 
@@ -91,10 +91,16 @@ class LocalLeases:
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> LocalLease:
         return self._lease("target")
 
-    async def take_draft(self, session: str, tokens: Sequence[int] = ()) -> LocalLease:
-        if self.engines["draft"] is None:
+    async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> LocalLease:
+        name = f"draft{draft or ''}"
+        if self.engines[name] is None:
             raise Unavailable("there is no draft")
-        return self._lease("draft")
+        return self._lease(name)
+
+    async def kill(self, name: str) -> None:
+        """Stop the engine in the middle of its work, for good."""
+        self.engines[name] = None
+        await self.loops[name].close()
 
     def _lease(self, name: str) -> LocalLease:
         epoch = self.engines[name].epoch
@@ -163,6 +169,7 @@ async def system(
     speculation: SpeculationConfig | None = None,
     policies: Policies | None = None,
     draft_layers: tuple[int, ...] | None = None,
+    extra_drafts: Sequence[Path] = (),
     **engine: Any,
 ) -> AsyncIterator[System]:
     """A service over the checkpoints; `engine` changes settings of both engines.
@@ -173,15 +180,18 @@ async def system(
     torch.set_num_threads(1)
     target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
     draft_config = replace(target_config, model=str(draft), layers=draft_layers) if draft else None
+    extra_configs = [replace(target_config, model=str(each)) for each in extra_drafts]
     config = ServiceConfig(
         TargetConfig(target_config),
         DraftConfig(draft_config) if draft_config else None,
+        tuple(map(DraftConfig, extra_configs)),
         speculation=speculation or SpeculationConfig(policy="static", max_draft_tokens=gamma, draft_timeout_s=30.0),
         limits=limits or Limits(),
     )
     target_engine = TargetEngine.load(target_config, 1, lambda _: None)
     draft_engine = DraftEngine.load(draft_config, 2, 64, lambda _: None) if draft_config else None
-    leases = LocalLeases(target_engine, draft_engine)
+    extra = [DraftEngine.load(each, 2 + number, 64, lambda _: None) for number, each in enumerate(extra_configs, 1)]
+    leases = LocalLeases(target_engine, draft_engine, extra)
     tokenizer = Tokenizer.from_directory(target)
     draft_info = draft_engine.info if draft_engine else None
     info = target_engine.info
@@ -189,6 +199,8 @@ async def system(
         lambda: GrammarCompiler.of_model(target, info.vocab_size, info.eos_token_ids), info.vocab_size, 32
     )
     service = Service(config, info, draft_info, tokenizer, leases, RealClock(), policies, grammars)
+    for number, each in enumerate(extra, 1):
+        service.use_extra_draft(number, each.info)
     try:
         yield System(service, leases, tokenizer)
     finally:

@@ -71,7 +71,7 @@ async def new_leases():
 
     def make(**limits: Any) -> ServeLeases:
         target, draft = (serve.get_deployment_handle(name, APPLICATION) for name in ("target", "draft"))
-        made.append(ServeLeases(target, draft, Limits(**limits)))
+        made.append(ServeLeases(target, [(draft, None)], Limits(**limits)))
         return made[-1]
 
     yield make
@@ -188,7 +188,7 @@ async def test_both_models_are_described(leases):
 
 
 async def test_without_a_draft_there_is_none_to_take():
-    leases = ServeLeases(serve.get_deployment_handle("target", APPLICATION), None, Limits())
+    leases = ServeLeases(serve.get_deployment_handle("target", APPLICATION), [], Limits())
     with pytest.raises(Unavailable, match="no draft"):
         await leases.take_draft("a")
     with pytest.raises(Unavailable, match="no draft"):

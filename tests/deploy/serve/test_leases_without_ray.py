@@ -139,7 +139,7 @@ class Served:
     def __init__(self, *, grants_at_once: bool = True, **limits: float) -> None:
         self.target = FakeHandle("target", grants_at_once=grants_at_once)
         self.draft = FakeHandle("draft", grants_at_once=grants_at_once)
-        self.leases = ServeLeases(self.target, self.draft, Limits(**limits))
+        self.leases = ServeLeases(self.target, [(self.draft, None)], Limits(**limits))
 
 
 async def settle() -> None:
@@ -345,7 +345,7 @@ async def test_models_are_described_and_waits_reported(served):
 
 
 async def test_without_a_draft_there_is_none_to_ask(served):
-    leases = ServeLeases(served.target, None, Limits())
+    leases = ServeLeases(served.target, [], Limits())
     leases.leave(frozenset({"replica 1"}))
     await leases.report_wait(DraftWait(1.0, 2.0))
     for wish in (leases.take_draft("a"), leases.describe_draft()):

@@ -17,7 +17,7 @@ from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import LOOK_ROUNDS, SharedEstimates
 from orchestrator.session import messages as m
-from orchestrator.session.draft_side import MAX_OPEN, MAX_PAUSE_S
+from orchestrator.session.drafts.draft_side import MAX_OPEN, MAX_PAUSE_S
 from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.text.detokenize import IncrementalDetokenizer

@@ -16,7 +16,7 @@ from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
-from orchestrator.session.draft_side import DraftSide
+from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.session.statistics import Statistics

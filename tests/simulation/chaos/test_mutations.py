@@ -18,7 +18,7 @@ from orchestrator.dispatch.batcher import Batcher
 from orchestrator.dispatch.engine_pool import EnginePool
 from orchestrator.dispatch.runner import Runner
 from orchestrator.guessers.panel import Panel
-from orchestrator.session.draft_side import DraftSide
+from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import Offer
 from orchestrator.session.output import Output

@@ -50,8 +50,18 @@ class DraftSide:
     """
 
     def __init__(
-        self, session_id: str, pair: Pair, log: TokenLog, spec: SequenceSpec, policy: TreePolicy, stats: Statistics
+        self,
+        session_id: str,
+        pair: Pair,
+        log: TokenLog,
+        spec: SequenceSpec,
+        policy: TreePolicy,
+        stats: Statistics,
+        number: int = 0,
     ) -> None:
+        """`pair.draft` is the draft that is meant; `number` says which of the service's."""
+        self.number = number
+        self.stats = stats
         self._pair = pair
         self._policy = policy
         self._stats = stats
@@ -92,7 +102,7 @@ class DraftSide:
 
     def begin(self) -> list[m.Command]:
         """Ask for a place, where there is a draft at all."""
-        return [m.LeaseDraft()] if self._pair.draft is not None else []
+        return [m.LeaseDraft(draft=self.number)] if self._pair.draft is not None else []
 
     def leased(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.LEASED)
@@ -106,14 +116,18 @@ class DraftSide:
         """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0))
+        return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0), draft=self.number)
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
         """Do without this draft, and try for another."""
         self._explain(f"the draft was left, as {reason}; another is asked")
         self._stats.num_draft_failures += 1
         self._leave()
-        return [m.ReleaseDraft(), self.lease_later()]
+        return [self.release(), self.lease_later()]
+
+    def release(self) -> m.ReleaseDraft:
+        """Give its place back."""
+        return m.ReleaseDraft(self.number)
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
@@ -127,7 +141,7 @@ class DraftSide:
         self._policy.rest()
         self._explain(f"the draft rests ({self._policy.last_reason})")
         self._leave()
-        return [m.ReleaseDraft(), self.lease_later()]
+        return [self.release(), self.lease_later()]
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
@@ -164,7 +178,7 @@ class DraftSide:
         tree_spec = self._policy.tree_spec(self._room, self._turn)
         if tree_spec is None:  # not for this request, or the text is as long as the draft's context
             self._leave()
-            return [m.ReleaseDraft()]
+            return [self.release()]
         self._is_behind = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
@@ -216,6 +230,15 @@ class DraftSide:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
         return True
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether there is a draft that has been told of the text."""
+        return self._machine.state is Growing.GROWING
+
+    def has_lease(self, name: str) -> bool:
+        """Whether it calls the session so."""
+        return self._machine.state is not Growing.ABSENT and self._held.name == name
 
     def _is_leased(self, stamp: Stamp) -> bool:
         return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)

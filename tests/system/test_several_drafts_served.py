@@ -1,0 +1,46 @@
+"""The running service with two drafts: each is a deployment of its own, and the death of one leaves the other."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import ray
+from local import DEMO
+from served import server
+
+from core.config import DraftConfig, SpeculationConfig
+from deploy.launch.probe import engine_of
+from deploy.settings import demo_config
+from outrider_client import Client
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+PROMPT = "def parse_args(self, args):\n    "
+FIELDS = {"max_tokens": 96, "ignore_eos": True}
+WAYS = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
+
+
+@pytest.fixture(scope="module")
+def config():
+    """The second draft is a copy of the target: it guesses what the first one misses."""
+    demo = demo_config()
+    engine = replace(demo.draft.engine, model=str(DEMO / "target"))
+    speculation = SpeculationConfig(policy="static_tree", max_block_tokens=16, guessers=("draft",))
+    return replace(demo, extra_drafts=(DraftConfig(engine),), speculation=speculation)
+
+
+def test_two_drafts_change_no_token_and_each_may_die(config):
+    with server(config) as running, Client(running.address) as client:
+        for way in WAYS:
+            plain = client.generate(PROMPT, **way, **FIELDS, max_draft_tokens=0)
+            streams = [client.generate(PROMPT, **way, **FIELDS) for _ in range(3)]
+            assert {stream.token_ids for stream in streams} == {plain.token_ids}
+            assert asyncio.run(running.stats("draft2")).num_steps > 0, "both have drafted"
+            for role in ("draft", "draft2"):
+                chunks = client.stream(PROMPT, **way, **FIELDS)
+                tokens = list(next(chunks).token_ids)
+                ray.kill(asyncio.run(engine_of(role)))
+                tokens += [token for chunk in chunks for token in chunk.token_ids]
+                assert tuple(tokens) == plain.token_ids
