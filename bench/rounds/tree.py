@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from bench.engine.in_process import RealClock, ThreadLeases
 from bench.results import Result
 from bench.rounds.tree_svg import picture
 from bench.rounds.tree_trace import SeenRound, TreeWatch, WatchedController, read, written
@@ -21,6 +20,7 @@ from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationCon
 from core.records import GenerationRequest, Sampling
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
+from outrider.in_process import RealClock, ThreadLeases
 from workers.engine import DraftEngine, TargetEngine
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

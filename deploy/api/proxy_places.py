@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ray import serve
-
 from core.errors import Overloaded
 from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.metrics import REQUEST_FAILURE, ServeRecorder
@@ -28,6 +26,8 @@ async def _places_behind(router: Any) -> Sequence[Places]:
     found = router.get_handle_for_endpoint("")
     if found is None:
         return ()
+    from ray import serve  # the rest of this package is used without Ray, too
+
     name = found[1].deployment_id.app_name
     handle = await asyncio.to_thread(serve.get_app_handle, name)  # Serve asks its controller, and waits
     places: list[Places] = await handle.broadcast("places").results_async()

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "orchestrator", "workers", "simulation", "deploy", "bench", "clients/python/outrider_client")
+PACKAGES = (
+    "core",
+    "orchestrator",
+    "workers",
+    "simulation",
+    "deploy",
+    "outrider",
+    "bench",
+    "clients/python/outrider_client",
+)
 MOST_FILES = 12
 
 

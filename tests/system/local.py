@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from bench.engine.in_process import RealClock
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, DraftUpdate, GenerationRequest, Sampling
 from orchestrator.policy.policies import Policies
 from orchestrator.service import Service
 from orchestrator.text.tokenizer import Tokenizer
+from outrider.in_process import RealClock
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.engine.thread import EngineLoop

@@ -1,6 +1,6 @@
-"""A pair of real engines in this process, each on a thread of its own, without Ray and gRPC.
+"""A target and perhaps a draft in this process, each on a thread of its own, without Ray and gRPC.
 
-Knows engines and the orchestrator's ports; must not know decisions.
+Knows engines and the orchestrator's ports; must not know requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.records import DraftUpdate
+from core.errors import Unavailable
+from core.records import DraftUpdate, EngineStats
 from workers.engine import DraftEngine, EngineLoop, TargetEngine
 
 
@@ -51,11 +52,11 @@ class ThreadLease:
     port: ThreadPort
 
     def release(self) -> None:
-        """Free the session on the engine."""
+        """Nobody else waits for it; the pool frees the session on the engine."""
 
 
 class ThreadLeases:
-    """Grants places on one target and, if there is one, one draft."""
+    """Grants leases on one target and, if there is one, on one draft; implements `core.ports.Leases`."""
 
     def __init__(self, target: TargetEngine, draft: DraftEngine | None = None) -> None:
         self._num_leases = 0
@@ -73,17 +74,25 @@ class ThreadLeases:
         return self._lease("target")
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ThreadLease:  # noqa: ARG002
-        """At once."""
+        """At once. Raises: Unavailable where there is no draft."""
+        if "draft" not in self._engines:
+            raise Unavailable("there is no draft")
         return self._lease("draft")
 
     def _lease(self, role: str) -> ThreadLease:
         self._num_leases += 1
         return ThreadLease(f"{self._num_leases}", role, self._engines[role].epoch, ThreadPort(self._loops[role]))
 
+    async def stats(self) -> dict[str, EngineStats]:
+        """The state of each engine, by role."""
+        return {role: await loop.ask(lambda engine: engine.stats()) for role, loop in self._loops.items()}
+
     async def close(self) -> None:
-        """Stop both engines."""
+        """Stop the engines and free what they hold."""
         for loop in self._loops.values():
             await loop.close()
+        for engine in self._engines.values():
+            engine.close()
 
 
 class RealClock:

@@ -1,0 +1,120 @@
+"""What is asked of each prompt of a batch: the fields of a request, by the names of the Python client.
+
+Knows names and types; `deploy.api` checks the values, as it does for the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+
+from core.errors import InvalidRequest
+from core.records import Policy, Verification
+from deploy.api import GIVEN_SAMPLING, Given
+from workers.grammar import STRUCTURES, Structure
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class SamplingParams:
+    """How to go on from a prompt; None leaves a field to the model's generation_config and the settings.
+
+    The names and ranges are those of the service's fields (protos/outrider/v1/generation.proto).
+    """
+
+    temperature: float | None = None
+    """0 is greedy."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    """The same seed gives the same tokens; one is drawn for each prompt without, and reported with its output."""
+    n: int = 1
+    """Outputs of each prompt; output i depends on the seed and i alone."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    max_tokens: int | None = None
+    """Most tokens of output; None takes the setting limits.default_max_tokens."""
+    min_tokens: int = 0
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    logprobs: int | None = None
+    """Alternatives to report with each token; 0 reports the token alone."""
+    prompt_logprobs: int | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    """What the whole output must look like is said by one of these five."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    max_draft_tokens: int | None = None
+    """0 decodes plainly."""
+    verification: Verification | None = None
+    lenience: float | None = None
+    policy: Policy | None = None
+    pipelining: bool | None = None
+    guessers: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    """Seconds from the call of `generate` to the end of the output."""
+
+    def given(self, prompt: Prompt | Sequence[Mapping[str, str]], *, is_chat: bool = False) -> Given:
+        """What `deploy.api` checks, with one prompt. Raises: InvalidRequest."""
+        sampling = {name: value for name in GIVEN_SAMPLING if (value := getattr(self, name)) is not None}
+        return Given(
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=None if is_chat or isinstance(prompt, str) else prompt,  # type: ignore[arg-type]
+            chat=prompt if is_chat else None,  # type: ignore[arg-type]
+            sampling=sampling,
+            logit_bias=self.logit_bias,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
+            bad_word_ids=self.bad_word_ids,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            include_stop=self.include_stop,
+            verification=self.verification,
+            lenience=self.lenience,
+            max_draft_tokens=self.max_draft_tokens,
+            policy=self.policy or "",
+            pipelining=self.pipelining,
+            guessers=self.guessers,
+            num_logprobs=self.logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
+            num_samples=self.n,
+            timeout_s=self.timeout_s,
+            structure=self._structure(),
+        )
+
+    def _structure(self) -> Structure | None:
+        given = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequest(given[1], f"cannot be given beside {given[0]}: an output is held to one of them")
+        return Structure(given[0], getattr(self, given[0])) if given else None
+
+
+def checked(fields: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of keyword arguments. Raises: InvalidRequest, which names the argument."""
+    try:
+        return SamplingParams(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        is_unknown = first["type"] == "unexpected_keyword_argument"
+        problem = "there is no such argument" if is_unknown else f"{first['msg']}, got {first['input']!r}"
+        raise InvalidRequest(name, problem) from None

@@ -1,0 +1,156 @@
+"""Batches in this process give the target's own tokens, whatever shares their steps; wrong arguments are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from core.errors import ConfigError, DeadlinePassed, InvalidRequest
+from outrider import LLM, SamplingParams
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+PROMPTS = ["import os", "def read_lines(path):", "class Point:\n    def __init__(self, x", "x = [", "    return self."]
+STATIC = {"speculation.policy": "static", "speculation.max_draft_tokens": 4, "speculation.draft_timeout_s": 30.0}
+"""The adaptive policy would rest on a busy machine, and nothing would be drafted."""
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(DEMO / "target", draft=DEMO / "draft", settings={**STATIC, "limits.max_sessions": 4}) as llm:
+        yield llm
+
+
+def greedy(ids, num_tokens):
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+    prompt = torch.tensor([list(ids)])
+    with torch.inference_mode():
+        found = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    return tuple(found[0, prompt.shape[1] :].tolist())
+
+
+def test_greedy_is_what_transformers_generate(llm):
+    outputs = llm.generate(PROMPTS, max_tokens=24, temperature=0, ignore_eos=True)
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [output.token_ids for output in outputs] == [greedy(each.prompt_token_ids, 24) for each in outputs]
+    assert {output.finish_reason for output in outputs} == {"length"}
+    assert sum(output.outputs[0].stats.num_accepted_tokens for output in outputs) > 0
+    assert sum(sum(output.outputs[0].is_guess) for output in outputs) > 0
+
+
+def test_a_seed_gives_the_tokens_of_plain_decoding_alone(llm):
+    params = [SamplingParams(max_tokens=24, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(5)]
+    together = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    alone = [
+        llm.generate(prompt, max_tokens=24, temperature=0.9, seed=seed, ignore_eos=True, max_draft_tokens=0)[
+            0
+        ].token_ids
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    assert together == alone
+
+
+def test_an_output_says_with_which_seed_it_comes_again(llm):
+    both = llm.generate(PROMPTS[0], max_tokens=12, temperature=1.0, n=2, ignore_eos=True)[0].outputs
+    again = [llm.generate(PROMPTS[0], max_tokens=12, temperature=1.0, seed=each.seed, ignore_eos=True) for each in both]
+    assert [each.token_ids for each in both] == [found[0].token_ids for found in again]
+    assert [each.index for each in both] == [0, 1]
+
+
+def test_prompts_may_be_ids_and_outputs_stop_and_tell_probabilities(llm):
+    text = llm.generate(PROMPTS[1], max_tokens=24, temperature=0)[0]
+    ids = llm.generate([text.prompt_token_ids], max_tokens=24, temperature=0, logprobs=1, prompt_logprobs=0)[0]
+    assert ids.text == text.text
+    assert len(ids.outputs[0].logprobs) == len(ids.token_ids)
+    assert len(ids.prompt_logprobs) == len(ids.prompt_token_ids) - 1
+    stop = text.text.strip()[:3]
+    stopped = llm.generate(PROMPTS[1], max_tokens=24, temperature=0, stop=stop)[0]
+    assert (stopped.finish_reason, stopped.outputs[0].matched_stop) == ("stop", stop)
+    assert stop not in stopped.text
+
+
+def test_an_output_may_be_held_to_a_grammar(llm):
+    assert llm.generate("version = ", choice=["one", "two"], temperature=0)[0].text in ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"temperature": -1.0}, r"^temperature: must be 0 \(greedy\) or in \[0.001, 100\], got -1.0 \(prompts\[0\]\)"),
+        ({"max_tokens": 0}, r"^max_tokens: must be in \[1, 2047\]"),
+        ({"max_tokens": "many"}, r"^max_tokens: .*valid integer.*got 'many'"),
+        ({"temprature": 1.0}, r"^temprature: there is no such argument"),
+        ({"regex": "a", "choice": ["b"]}, r"^choice: cannot be given beside regex"),
+        ({"lenience": 0.5}, r"^lenience: must not be given with coupled"),
+    ],
+)
+def test_wrong_parameters_are_named(llm, fields, problem):
+    with pytest.raises(InvalidRequest, match=problem):
+        llm.generate(["a"], **fields)
+
+
+def test_wrong_prompts_are_named_and_nothing_runs(llm):
+    num_steps = llm.stats()["target"].num_steps
+    for prompts, problem in (
+        (["a", ""], r"^prompts\[1\]: must hold"),
+        (["a", [1, 10**6]], r"^prompts\[1\]: must be in \[0"),
+        (["a " * 5000], r"^prompts\[0\]: must be at most"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            llm.generate(prompts, max_tokens=4)
+    with pytest.raises(InvalidRequest, match=r"^params: must be one, or one for each of 2 prompts, got 1"):
+        llm.generate(["a", "b"], [SamplingParams()])
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: cannot be given beside params"):
+        llm.generate(["a"], SamplingParams(), max_tokens=3)
+    assert llm.stats()["target"].num_steps == num_steps
+    assert llm.generate([]) == []
+
+
+def test_a_failure_ends_the_call_frees_what_it_held_and_the_next_one_runs(llm):
+    with pytest.raises(DeadlinePassed) as found:
+        llm.generate(PROMPTS * 4, max_tokens=1500, ignore_eos=True, timeout_s=0.3)
+    assert found.value.__notes__[0].startswith("while going on from prompt-")
+    assert len(llm.generate(PROMPTS[0], max_tokens=4, ignore_eos=True)[0].token_ids) == 4
+    stats = llm.stats()
+    assert all(each.num_sessions == 0 and each.num_free_blocks == each.num_blocks for each in stats.values())
+
+
+def test_it_closes_once_and_says_so():
+    llm = LLM(DEMO / "target", progress=False)
+    assert llm.config.draft is None
+    assert len(llm.generate("a", max_tokens=2, ignore_eos=True)[0].token_ids) == 2
+    llm.close()
+    llm.close()
+    with pytest.raises(ConfigError, match="is closed"):
+        llm.generate("a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"target": "nowhere"}, "^target: there is no directory nowhere"),
+        ({"target": DEMO / "target", "draft": "nowhere"}, "^draft: there is no directory"),
+        ({"draft": DEMO / "draft"}, "^draft: give its target"),
+        ({"settings": {"target.engine.dtyp": 1}}, r"target.engine.dtyp: there is no such setting \(settings\["),
+        ({"settings": {"target.engine.tensor_parallel": 2}}, "^target.engine.tensor_parallel must be 1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, problem):
+    with pytest.raises(ConfigError, match=problem):
+        LLM(**arguments)
+
+
+def test_its_import_needs_neither_torch_nor_ray_nor_grpc():
+    code = "import sys, outrider; print(sorted({'torch', 'ray', 'grpc'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
