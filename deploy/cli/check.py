@@ -18,6 +18,7 @@ from deploy.cli.generate import EXIT_FAILED
 from deploy.cli.options import Numbers, number, numbers
 from deploy.cli.planning.simulate import PRESETS_HELP, Preset
 from deploy.cli.terminal import progress
+from deploy.prompts import read_prompts
 from simulation.engines import PRESETS
 
 if TYPE_CHECKING:
@@ -146,8 +147,6 @@ def _texts_of(options: CheckOptions) -> list[str]:
         raise ConfigError(f"{options.json.parent} is no directory to write {options.json.name} to")
     if options.prompts is None:
         return []
-    from deploy.measure import read_prompts  # imports torch
-
     return read_prompts(options.prompts)
 
 

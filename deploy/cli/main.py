@@ -1,7 +1,7 @@
-"""The command `outrider`: serve a pair, generate with it, repeat an output, simulate, check a pair, index a corpus.
+"""The command `outrider`: serve a pair, generate with it, repeat an output, put load on it, simulate, check a pair.
 
-Knows commands and exit statuses; `theory` prints closed forms. What needs Ray or torch is imported by the command that
-needs it, so that `generate` starts at once.
+Knows commands and exit statuses; `theory` prints closed forms, `index` makes a corpus to guess from. What needs Ray or
+torch is imported by the command that needs it, so that `generate` starts at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from core.errors import StartupError
 from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
+from deploy.cli.load import BenchOptions, bench
 from deploy.cli.options import add_command
 from deploy.cli.planning.layers import LayersOptions, layers
 from deploy.cli.planning.simulate import SimulateOptions, simulate
@@ -28,6 +29,7 @@ app = typer.Typer(help="Speculative decoding across machines, served.", pretty_e
 add_command(app, "serve", ServeOptions, serve)
 add_command(app, "generate", GenerateOptions, generate)
 add_command(app, "replay", ReplayOptions, replay)
+add_command(app, "bench", BenchOptions, bench)
 add_command(app, "simulate", SimulateOptions, simulate)
 add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)

@@ -2,7 +2,6 @@
 
 from deploy.measure.agreement import of_guesser
 from deploy.measure.prediction import Timing
-from deploy.measure.prompts import read_prompts
 from deploy.measure.recording import MeasuredModel, Recording
 from deploy.measure.report import lines, results
 from deploy.measure.survey import Plan, Survey, guessers, survey
@@ -16,7 +15,6 @@ __all__ = [
     "guessers",
     "lines",
     "of_guesser",
-    "read_prompts",
     "results",
     "survey",
 ]

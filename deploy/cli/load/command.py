@@ -1,0 +1,159 @@
+"""Runs the load, shows how it goes, and says what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from core.errors import StartupError
+from deploy.cli.generate import BEARER_VARIABLE, DEFAULT_GRPC_PORT, EXIT_FAILED
+from deploy.cli.load.callers import Caller, CallFailed, Fields, GrpcCaller
+from deploy.cli.load.driver import Bounds, Driver
+from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
+from deploy.cli.load.prompts import Workload
+from deploy.cli.load.records import Outcome, RequestRecord
+from deploy.cli.load.report import as_document, table
+from deploy.cli.load.schedule import arrivals_s, starts_s
+from deploy.cli.load.summary import Objectives, summarize
+from deploy.cli.terminal import say
+from deploy.prompts import read_prompts
+
+DEFAULT_HTTP_PORT = 8000
+MS = 1e-3
+
+
+class _Clock:
+    """The machine's."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, duration_s: float) -> None:
+        await asyncio.sleep(duration_s)
+
+
+def bench(options: BenchOptions) -> int:
+    """Returns the exit status. Raises: StartupError."""
+    options.check()
+    texts = read_prompts(options.prompts) if options.prompts is not None else []
+    records: list[RequestRecord] = []
+    try:
+        asyncio.run(_run(options, texts, records))
+    except KeyboardInterrupt:
+        say("interrupted: what follows is of the requests that had ended")
+    ended = [record for record in records if record.ended_s]
+    if not ended:
+        say("outrider: no request has ended")
+        return EXIT_FAILED
+    objectives = _objectives(options)
+    summary = summarize(ended, objectives)
+    sys.stdout.write(table(summary, objectives))
+    if options.json is not None:
+        options.json.write_text(as_document(options, summary, ended))
+    return 0 if summary.outcomes.get(Outcome.COMPLETED) else EXIT_FAILED
+
+
+async def _run(options: BenchOptions, texts: list[str], records: list[RequestRecord]) -> None:
+    """`records` is filled as requests are sent. Raises: StartupError when the service cannot be asked at all."""
+    caller = _caller(options)
+    try:
+        workload = await _workload(options, texts, caller)
+        await _warm_up(options, workload, caller)
+        with _bar(options.requests) as told:
+            driver = Driver(caller, _Clock(), Bounds(options.duration, options.timeout), told)
+            driver.records = records
+            asks = workload.asks(options.requests)
+            if options.rate is not None:
+                times = arrivals_s(options.requests, options.rate, options.arrivals, options.ramp, options.seed)
+                await driver.open_loop(asks, times.tolist())
+            else:
+                starts = starts_s(options.concurrency or DEFAULT_CONCURRENCY, options.ramp)
+                await driver.closed_loop(asks, starts.tolist())
+    finally:
+        await caller.close()
+
+
+def _caller(options: BenchOptions) -> Caller:
+    token = os.environ.get(BEARER_VARIABLE, "").strip() or None
+    fields = Fields(options.model, options.temperature, options.ignore_eos, options.no_draft)
+    if options.api == "http":
+        from deploy.cli.load.http_caller import HttpCaller  # imports a library that other commands do without
+
+        return HttpCaller(options.address or f"localhost:{DEFAULT_HTTP_PORT}", token, fields)
+    return GrpcCaller(options.address or f"localhost:{DEFAULT_GRPC_PORT}", token, fields)
+
+
+async def _workload(options: BenchOptions, texts: list[str], caller: Caller) -> Workload:
+    """Raises: StartupError."""
+    try:
+        vocab_size = 0 if texts else await caller.vocab_size()
+    except CallFailed as failure:
+        raise StartupError(f"the service cannot be asked: {failure}") from None
+    lengths = options.prompt_tokens, vocab_size, options.output_tokens
+    return Workload(texts, *lengths, cancel_share=options.cancel_share, seed=options.seed)
+
+
+async def _warm_up(options: BenchOptions, workload: Workload, caller: Caller) -> None:
+    """Raises: StartupError when one of them fails: so would the others."""
+    asks = islice(workload.asks(options.warmup), options.warmup)
+    driver = Driver(caller, _Clock(), Bounds(options.duration, options.timeout), lambda _: None)
+    await driver.closed_loop(
+        asks, starts_s(min(options.warmup, DEFAULT_CONCURRENCY), 0.0).tolist() if options.warmup else []
+    )
+    failed = [record.error for record in driver.records if record.outcome is Outcome.FAILED]
+    if failed:
+        raise StartupError(f"a request of the warm-up failed: {failed[0]}")
+
+
+def _objectives(options: BenchOptions) -> Objectives:
+    given = (options.slo_ttft_ms, options.slo_tpot_ms, options.slo_e2e_ms)
+    return Objectives(*(most * MS if most is not None else None for most in given))
+
+
+@contextmanager
+def _bar(num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
+    """Shows requests and tokens as they come, in a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    text = TextColumn("{task.fields[live]}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task, live = progress.add_task("", total=num_requests, live=""), _Live()
+
+        def told(record: RequestRecord) -> None:
+            live.saw(record)
+            progress.update(task, completed=live.num_ended, live=str(live))
+
+        yield told
+
+
+class _Live:
+    """Counts of a run in progress."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._open: dict[int, int] = {}
+        """Tokens so far of each request that has not ended."""
+        self._num_failed = 0
+        self._ended_tokens = 0
+        self.num_ended = 0
+
+    def saw(self, record: RequestRecord) -> None:
+        """A request was sent, has got a piece, or has ended."""
+        self._open[record.index] = record.output_tokens
+        if record.ended_s:
+            self.num_ended += 1
+            self._num_failed += record.outcome in (Outcome.FAILED, Outcome.REFUSED)
+            self._ended_tokens += self._open.pop(record.index)
+
+    def __str__(self) -> str:
+        tokens = self._ended_tokens + sum(self._open.values())
+        rate = tokens / max(time.monotonic() - self._began_s, 1e-9)
+        return f"{len(self._open)} in flight, {self._num_failed} failed, {rate:.0f} tokens/s"

@@ -1,0 +1,92 @@
+"""Open and closed loop: sends requests, listens to their streams, gives some of them up.
+
+In an open loop each request is sent at its time, whatever has become of those before; in a closed loop each caller
+sends the next one when its last has ended. Knows callers and a clock; must not know how they talk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from core.ports import Clock
+from deploy.cli.load.callers import Caller, CallFailed
+from deploy.cli.load.records import Ask, Outcome, RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When to stop."""
+
+    duration_s: float
+    """No request is sent after it."""
+    timeout_s: float
+    """Of each request, from the time that it is sent."""
+
+
+class Driver:
+    """One run; `records` has what has been sent so far, also after an interrupt."""
+
+    def __init__(self, caller: Caller, clock: Clock, bounds: Bounds, told: Callable[[RequestRecord], None]) -> None:
+        """`told` is given each request when it is sent, with each piece, and when it has ended."""
+        self.records: list[RequestRecord] = []
+        self._caller = caller
+        self._clock = clock
+        self._bounds = bounds
+        self._told = told
+        self._began_s = clock.now()
+
+    async def open_loop(self, asks: Iterator[Ask], at_s: Sequence[float]) -> None:
+        """Send each request at its time, and wait for the last to end."""
+        self._began_s = self._clock.now()
+        async with asyncio.TaskGroup() as group:
+            for ask, intended_s in zip(asks, at_s, strict=True):
+                if intended_s > self._bounds.duration_s:
+                    break
+                await self._until(intended_s)
+                group.create_task(self._send(ask, intended_s))
+
+    async def closed_loop(self, asks: Iterator[Ask], starts_s: Sequence[float]) -> None:
+        """One caller for each start, as long as there are requests and time."""
+        self._began_s = self._clock.now()
+        async with asyncio.TaskGroup() as group:
+            for start_s in starts_s:
+                group.create_task(self._one_after_another(asks, start_s))
+
+    async def _one_after_another(self, asks: Iterator[Ask], start_s: float) -> None:
+        await self._until(start_s)
+        while (now_s := self._now_s()) <= self._bounds.duration_s and (ask := next(asks, None)) is not None:
+            await self._send(ask, now_s)
+
+    async def _send(self, ask: Ask, intended_s: float) -> None:
+        record = RequestRecord(len(self.records), intended_s, self._now_s())
+        self.records.append(record)
+        self._told(record)
+        try:
+            async with asyncio.timeout(self._bounds.timeout_s):
+                record.outcome = await self._listen(ask, record)
+        except TimeoutError:
+            record.error = "TIMEOUT"
+        except CallFailed as failure:
+            record.outcome = Outcome.REFUSED if failure.is_refusal else Outcome.FAILED
+            record.error = failure.reason
+        record.ended_s = self._now_s()
+        self._told(record)
+
+    async def _listen(self, ask: Ask, record: RequestRecord) -> Outcome:
+        async with aclosing(self._caller.stream(ask)) as pieces:
+            async for piece in pieces:
+                record.saw(self._now_s(), piece)
+                self._told(record)
+                is_enough = ask.cancel_after_tokens is not None and record.output_tokens >= ask.cancel_after_tokens
+                if is_enough and piece.counts is None:
+                    return Outcome.CANCELLED
+        return Outcome.COMPLETED
+
+    def _now_s(self) -> float:
+        return self._clock.now() - self._began_s
+
+    async def _until(self, at_s: float) -> None:
+        await self._clock.sleep(max(0.0, at_s - self._now_s()))
