@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from core.config import EngineConfig, FleetConfig, LinkTls, ServiceConfig, WorkerConfig
 from core.errors import ConfigError
+from deploy.sources import Setting, Sources, yaml_value
 from orchestrator.guessers import check_sources
 
 DEMO_DIRECTORY = Path(__file__).resolve().parents[1] / "models" / "demo"
@@ -31,26 +32,10 @@ Worker = TypeVar("Worker", bound=WorkerConfig)
 Config = TypeVar("Config", ServiceConfig, FleetConfig)
 _SERVICE_CONFIG = TypeAdapter(ServiceConfig)
 _FLEET_CONFIG = TypeAdapter(FleetConfig)
+NO_SOURCES = Sources()
+WIDE = 1 << 20
+"""Columns, so that a value and its source are on one line."""
 _TOP_LEVEL = {field.name for field in fields(ServiceConfig)}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value for one setting, and its source."""
-
-    name: str
-    """The dotted path to it."""
-    value: object
-    source: str
-    """The source, as an error names it."""
-
-    @classmethod
-    def parse(cls, text: str) -> Setting:
-        """From NAME=VALUE, whose value is YAML. Raises: ConfigError."""
-        name, separator, value = text.partition("=")
-        if not separator or not all(name.split(".")):
-            raise ConfigError(f"a setting is given as NAME=VALUE (for example target.num_replicas=2), got {text!r}")
-        return cls(name, _yaml(value, text), f"--set {text}")
 
 
 def environment_settings(environment: Mapping[str, str]) -> Iterator[Setting]:
@@ -62,7 +47,7 @@ def environment_settings(environment: Mapping[str, str]) -> Iterator[Setting]:
     for variable, text in sorted(environment.items()):
         name = variable.removeprefix(PREFIX).lower().replace("__", ".")
         if variable.startswith(PREFIX) and ("." in name or name in _TOP_LEVEL):
-            yield Setting(name, _yaml(text, f"{variable}={text}"), f"{variable} in the environment")
+            yield Setting(name, yaml_value(text, f"{variable}={text}"), f"{variable} in the environment")
 
 
 def demo_config(overrides: Sequence[str] = ()) -> ServiceConfig:
@@ -80,9 +65,18 @@ def service_config(file: Path | None, given: Sequence[Setting]) -> ServiceConfig
 
     Relative paths start at the file. Raises: ConfigError, which names the setting and its source.
     """
+    return explained_config(file, given)[0]
+
+
+def explained_config(file: Path | None, given: Sequence[Setting]) -> tuple[ServiceConfig, Sources]:
+    """The same, and where the value of each setting came from. Raises: ConfigError."""
     if file is None:
-        return _service(_put_all(DEMO_SETTINGS, given), Path.cwd(), given)
-    return _service(_put_all(_read(file), given), file.resolve().parent, given, file)
+        names = frozenset(name for name, _ in flat(DEMO_SETTINGS))
+        sources = Sources(given, built_in="the demo pair", built_in_names=names)
+        return _service(_put_all(DEMO_SETTINGS, given), Path.cwd(), sources), sources
+    settings, text = _read(file)
+    sources = Sources.in_file(given, file, text)
+    return _service(_put_all(settings, given), file.resolve().parent, sources), sources
 
 
 def as_yaml(config: ServiceConfig) -> str:
@@ -90,16 +84,44 @@ def as_yaml(config: ServiceConfig) -> str:
     return yaml.safe_dump(_SERVICE_CONFIG.dump_python(config, mode="json"), sort_keys=False)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def as_explained_yaml(config: ServiceConfig, sources: Sources) -> str:
+    """The same text, with the source of each value in a comment beside it."""
+    return "".join(_explained(_SERVICE_CONFIG.dump_python(config, mode="json"), sources))
+
+
+def _explained(settings: Mapping[str, Any], sources: Sources, prefix: str = "") -> Iterator[str]:
+    indent = "  " * prefix.count(".")
+    for key, value in settings.items():
+        name = prefix + key
+        if isinstance(value, dict) and value:
+            yield f"{indent}{key}:\n"
+            yield from _explained(value, sources, f"{name}.")
+        else:
+            text = yaml.safe_dump([value], default_flow_style=True, width=WIDE).strip()[1:-1]
+            yield f"{indent}{key}: {text}  # {sources.of(name)}\n"
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no group, by its dotted name."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _read(file: Path) -> tuple[dict[str, Any], str]:
+    """The settings, and the text that has them. Raises: ConfigError."""
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        settings = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{file} must hold a mapping of settings, got {type(settings).__name__}")
-    return settings
+    return settings, text
 
 
 def parse_config(settings: Mapping[str, Any], directory: Path | None = None) -> ServiceConfig:
@@ -110,10 +132,8 @@ def parse_config(settings: Mapping[str, Any], directory: Path | None = None) -> 
     return _service(settings, directory or Path.cwd())
 
 
-def _service(
-    settings: Mapping[str, Any], base: Path, given: Sequence[Setting] = (), file: Path | None = None
-) -> ServiceConfig:
-    config = _validated(_SERVICE_CONFIG, settings, given, file)
+def _service(settings: Mapping[str, Any], base: Path, sources: Sources = NO_SOURCES) -> ServiceConfig:
+    config = _validated(_SERVICE_CONFIG, settings, sources)
     if config.shared_draft is not None:
         raise ConfigError(
             f"shared_draft: only models of a fleet share drafts; set draft instead, got {config.shared_draft!r}"
@@ -137,13 +157,11 @@ def parse_fleet(settings: Mapping[str, Any], directory: Path | None = None) -> F
     )
 
 
-def _validated(
-    kind: TypeAdapter[Config], settings: Mapping[str, Any], given: Sequence[Setting] = (), file: Path | None = None
-) -> Config:
+def _validated(kind: TypeAdapter[Config], settings: Mapping[str, Any], sources: Sources = NO_SOURCES) -> Config:
     try:
         return kind.validate_python(settings)
     except ValidationError as error:
-        problems = (_explain(problem, given, file) for problem in error.errors())
+        problems = (_explain(problem, sources) for problem in error.errors())
         raise ConfigError("; ".join(problems)) from None
 
 
@@ -185,15 +203,7 @@ def _put(settings: dict[str, Any], setting: Setting) -> None:
     settings[last] = setting.value
 
 
-def _yaml(text: str, item: str) -> object:
-    try:
-        value: object = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value in {item!r} is not YAML") from error
-    return value
-
-
-def _explain(problem: Mapping[str, Any], given: Sequence[Setting], file: Path | None) -> str:
+def _explain(problem: Mapping[str, Any], sources: Sources) -> str:
     """One problem that pydantic found, with the path of the setting and its source."""
     path = ".".join(str(part) for part in problem["loc"])
     match problem["type"]:
@@ -205,16 +215,7 @@ def _explain(problem: Mapping[str, Any], given: Sequence[Setting], file: Path | 
             text = f"{path}{'.' if path else ''}{problem['ctx']['error']}"
         case _:
             text = f"{path or 'the configuration'}: {problem['msg']}, got {problem['input']!r}"
-    return text + _source(re.split("[: ]", text)[0], given, file)
-
-
-def _source(name: str, given: Sequence[Setting], file: Path | None) -> str:
-    """The source of the setting, of a group around it, or of a part of it."""
-    for setting in reversed(given):
-        one, other = f"{name}.", f"{setting.name}."
-        if one.startswith(other) or other.startswith(one):
-            return f" ({setting.source})"
-    return f" ({file})" if file is not None else ""
+    return text + sources.of_problem(re.split("[: ]", text)[0])
 
 
 def _resolve(worker: Worker, directory: Path) -> Worker:

@@ -14,7 +14,9 @@ from core.config import ServiceConfig
 from core.errors import ConfigError, InvalidRequest
 from core.records import EngineStats, GenerationRequest
 from deploy.api import to_requests
-from deploy.settings import Setting, service_config
+from deploy.defaults import decide, look
+from deploy.settings import service_config
+from deploy.sources import Setting
 from outrider.outputs import RequestOutput, to_output
 from outrider.params import Prompt, SamplingParams, checked
 
@@ -167,7 +169,9 @@ def _config(
     if target is not None and config is None:  # none of the demo pair's own settings
         name = Path(target).resolve().name
         implied = [Setting("target.engine.deterministic", False, "target"), Setting("model_name", name, "target")]
-        given = [*implied, *([Setting("draft", None, "draft")] if draft is None else []), *given]
+        facts = look(Path(target), Path(draft) if draft is not None else None)
+        plain = [Setting("draft", None, "draft")] if draft is None else []
+        given = [*implied, *plain, *decide(facts).settings, *given]
     return service_config(Path(config) if config is not None else None, given)
 
 

@@ -21,12 +21,14 @@ from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory
 from deploy.cli.replay import ReplayOptions, replay
 from deploy.cli.serve import ServeOptions, serve
+from deploy.cli.settings import SettingsOptions, settings
 from deploy.cli.terminal import say
 
 EXIT_NO_START = 2
 
 app = typer.Typer(help="Speculative decoding across machines, served.", pretty_exceptions_enable=False)
 add_command(app, "serve", ServeOptions, serve)
+add_command(app, "settings", SettingsOptions, settings)
 add_command(app, "generate", GenerateOptions, generate)
 add_command(app, "replay", ReplayOptions, replay)
 add_command(app, "bench", BenchOptions, bench)

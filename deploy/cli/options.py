@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -28,18 +28,43 @@ def number(allowed: Range, help_text: str, *, metavar: str = "N", panel: str | N
     return typer.Option(help=f"{help_text}; {allowed}.", metavar=metavar, callback=check, rich_help_panel=panel)
 
 
+class SettingFlags(dict[str, str]):
+    """The values of flags that are named like settings, by the settings' dotted names, as they were given."""
+
+
 def add_command(app: typer.Typer, name: str, options: type[Options], run: Callable[[Options], Any]) -> None:
-    """Add `run` to `app`. Each field of `options` is an option; its docstring is the help of the command."""
+    """Add `run` to `app`. Each field of `options` is an option; its docstring is the help of the command.
 
-    def command(**values: Any) -> Any:
-        return run(options(**values))
-
+    A field `Annotated[SettingFlags, names]` has a hidden option for each of the names that `names()` gives.
+    """
     # Typer reads options from a function's parameters; the constructor of a dataclass has the same.
     hints, signature = get_type_hints(options, include_extras=True), inspect.signature(options)
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
+    flags = [each for each in parameters if get_args(each.annotation)[:1] == (SettingFlags,)]
+    parameters = [each for each in parameters if each not in flags]
+    names = {_identifier(each): each for flag in flags for each in get_args(flag.annotation)[1]()}
+    parameters += [_flag(parameter, setting) for parameter, setting in names.items()]
+
+    def command(**values: Any) -> Any:
+        texts = {parameter: values.pop(parameter) for parameter in names}
+        given = SettingFlags({names[each]: text for each, text in texts.items() if text is not None})
+        return run(options(**values, **{flag.name: given for flag in flags}))
+
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     app.command(name, help=inspect.getdoc(options))(command)
+
+
+def _identifier(setting: str) -> str:
+    return f"setting_{setting.replace('.', '__')}"
+
+
+def _flag(parameter: str, setting: str) -> inspect.Parameter:
+    """With underscores, as in files, or with hyphens, as in other flags."""
+    spellings = dict.fromkeys((f"--{setting}", f"--{setting.replace('_', '-')}"))
+    option = typer.Option(*spellings, metavar="YAML", hidden=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(parameter, kind, default=None, annotation=Annotated[str | None, option])
 
 
 @dataclass(frozen=True, slots=True)

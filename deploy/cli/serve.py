@@ -11,26 +11,29 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import Dtype, ServiceConfig, WorkerConfig
+from core.config import Dtype, ServiceConfig
 from core.ranges import Range
 from deploy.cli.generate import DEFAULT_GRPC_PORT
-from deploy.cli.options import number
+from deploy.cli.options import SettingFlags, number
+from deploy.cli.settings import setting_names
 from deploy.cli.terminal import say
-from deploy.settings import Setting, as_yaml, environment_settings, service_config
+from deploy.defaults import check_directory, decide, look, took
+from deploy.settings import as_explained_yaml, environment_settings, explained_config
+from deploy.sources import Setting, Sources
 
 if TYPE_CHECKING:
     from deploy.launch import Endpoints
 
-Worker = TypeVar("Worker", bound=WorkerConfig)
 DEFAULT_HTTP_PORT = 8000
 EXIT_CUT_OFF = 3
+OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 PORT = Range(1, 65535, zero="a free one", is_whole=True)
 
 
@@ -38,8 +41,8 @@ PORT = Range(1, 65535, zero="a free one", is_whole=True)
 class ServeOptions:
     """Serve a pair of models on this machine until interrupted: the embedded demo pair unless told otherwise.
 
-    A setting is taken from the first of these that has it: the options and --set, the environment
-    (OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16), the file, the defaults. core/config has all settings.
+    A setting is taken from the first of these that has it: flags (--target.engine.dtype bfloat16, or --set), the
+    environment (OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16), the file, the defaults. `outrider settings` lists all.
 
     The exit status is 3 if streams were cut off.
     """
@@ -65,19 +68,22 @@ class ServeOptions:
             metavar="S",
         ),
     ] = 25.0  # less than the 30 s after which Kubernetes kills what it has asked to stop
-    print_config: Annotated[bool, Option("--print-config", help="Print all settings as YAML, and serve nothing.")] = (
-        False
-    )
+    print_config: Annotated[
+        bool, Option("--print-config", help="Print all settings and where each came from, as YAML, and serve nothing.")
+    ] = False
+    flags: Annotated[SettingFlags, setting_names] = field(default_factory=SettingFlags)
 
 
 def serve(options: ServeOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
-    config = config_of(options)
+    config, sources = explained(options)
     if options.print_config:
-        sys.stdout.write(as_yaml(config))
+        sys.stdout.write(as_explained_yaml(config, sources))
         return 0
     from deploy.launch import drain, served  # imports Ray
 
+    for line in _reasons(config, options):
+        say(line)
     started = time.monotonic()
 
     def report(stage: str) -> None:
@@ -97,30 +103,49 @@ def serve(options: ServeOptions) -> int:
 
 def config_of(options: ServeOptions) -> ServiceConfig:
     """What options, environment and file say together. Raises: ConfigError."""
+    return explained(options)[0]
+
+
+def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
+    """The same, and where the value of each setting came from. Raises: ConfigError."""
     given = [
         *_implied(options),
         *environment_settings(os.environ),
         *_flags(options),
+        *(Setting.of_flag(name, text) for name, text in options.flags.items()),
         *map(Setting.parse, options.overrides or ()),
     ]
-    config = service_config(options.config, given)
+    found = explained_config(options.config, given)
     if options.dtype is None:
-        return config
-    draft = _with_dtype(config.draft, options.dtype) if config.draft else None
-    extra = tuple(_with_dtype(each, options.dtype) for each in config.extra_drafts)
-    return replace(config, target=_with_dtype(config.target, options.dtype), draft=draft, extra_drafts=extra)
-
-
-def _with_dtype(worker: Worker, dtype: Dtype) -> Worker:
-    return replace(worker, engine=replace(worker.engine, dtype=dtype))
+        return found
+    roles = ("target", "draft") if found[0].draft else ("target",)
+    given += [Setting(f"{role}.engine.dtype", options.dtype, "--dtype") for role in roles]
+    config, sources = explained_config(options.config, given)
+    extra = [replace(each, engine=replace(each.engine, dtype=options.dtype)) for each in config.extra_drafts]
+    return replace(config, extra_drafts=tuple(extra)), sources
 
 
 def _implied(options: ServeOptions) -> Iterator[Setting]:
-    """What follows from --target unless something says otherwise."""
+    """What follows from --target and from this machine unless something says otherwise. Raises: ConfigError."""
+    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")  # as the hub's library
+    draft = Path(options.draft) if options.draft not in (None, "none") else None
+    for role, path in (("target", options.target), ("draft", draft)):
+        if path is not None:
+            check_directory(role, path, is_offline=is_offline)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
         if options.config is None:  # what the demo pair settles for itself is not meant for another target
             yield Setting("target.engine.deterministic", False, "--target")
+            yield Setting("draft", None, "--target")
+            yield from decide(look(options.target, draft)).settings
+
+
+def _reasons(config: ServiceConfig, options: ServeOptions) -> list[str]:
+    """What was taken, and why."""
+    draft = Path(config.draft.engine.model) if config.draft is not None else None
+    is_decided = options.target is not None and options.config is None
+    reasons = decide(look(Path(config.target.engine.model), draft)).reasons if is_decided else ()
+    return [*(f"here: {reason}" for reason in reasons), *(f"took  {line}" for line in took(config))]
 
 
 def _flags(options: ServeOptions) -> Iterator[Setting]:

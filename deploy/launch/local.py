@@ -10,17 +10,18 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import ceil
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from core.config import EngineConfig, ServiceConfig, WorkerConfig
 from core.errors import ConfigError, StartupError, Unavailable
 from deploy import app
 from deploy.launch import application
 from deploy.launch.cluster import Endpoints, local_cluster
+from deploy.settings import flat
 from outrider_client import Client, DeadlinePassed
 
 READY_TIMEOUT_S = 60.0
@@ -123,8 +124,8 @@ def describe_models(config: ServiceConfig) -> str:
 def changed_settings(config: ServiceConfig) -> list[str]:
     """NAME=VALUE for each setting that differs from its default."""
     plain = ServiceConfig(_plain(config.target), _plain(config.draft) if config.draft else None)
-    defaults = dict(_flat(asdict(plain)))
-    return [f"{name}={value}" for name, value in _flat(asdict(config)) if defaults.get(name) != value]
+    defaults = dict(flat(asdict(plain)))
+    return [f"{name}={value}" for name, value in flat(asdict(config)) if defaults.get(name) != value]
 
 
 def _anywhere(config: ServiceConfig) -> ServiceConfig:
@@ -137,14 +138,6 @@ def _anywhere(config: ServiceConfig) -> ServiceConfig:
 
 def _plain(worker: Worker) -> Worker:
     return type(worker)(EngineConfig(worker.engine.model))
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 @contextmanager

@@ -208,7 +208,7 @@ def test_a_mistake_is_blamed_on_the_last_to_have_given_the_setting_else_on_the_f
     file = write(tmp_path / "pair.yaml", {**MINIMAL, "limits": {"max_sessions": 0}})
     with pytest.raises(ConfigError) as caught:
         read_config(file)
-    assert str(caught.value) == f"limits.max_sessions must be at least 1, got 0 ({file})"
+    assert str(caught.value) == f"limits.max_sessions must be at least 1, got 0 ({file}:2)"
     with pytest.raises(ConfigError, match=r"got -1 \(--set limits.max_sessions=-1\)$"):
         read_config(file, ["limits.max_sessions=-1"])
 

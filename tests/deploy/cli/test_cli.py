@@ -262,9 +262,8 @@ def test_serve_without_arguments_is_the_demo_pair_with_its_defaults():
 
 
 def test_flags_become_settings_and_are_shown_as_changes(tmp_path):
-    config = configured(
-        "--gamma", "2", "--dtype", "bfloat16", "--target", str(tmp_path), "--set", "limits.max_sessions=3"
-    )
+    pair = ("--target", str(tmp_path), "--draft", str(tmp_path))
+    config = configured("--gamma", "2", "--dtype", "bfloat16", *pair, "--set", "limits.max_sessions=3")
     assert config.target.engine.model == str(tmp_path)
     assert local.changed_settings(config) == [
         "target.engine.dtype=bfloat16",

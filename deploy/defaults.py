@@ -1,0 +1,135 @@
+"""What a pair is served with where nothing else is said: decided from what is there.
+
+`decide` is pure: facts in, settings and reasons out. `look` finds the facts of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.config import EngineConfig, ServiceConfig, WorkerConfig
+from core.errors import ConfigError
+from deploy.sources import Setting
+
+SOURCE = "what is here"
+"""Source of these settings, as errors and --print-config name it."""
+GPU_BLOCK_TOKENS = 256
+"""The least that attention on a GPU reads in place, and that small steps need to be recorded."""
+SHARES = {"target": 0.6, "draft": 0.2}
+"""Of a GPU's free memory, for KV, where both models are on it: what is left is for weights that load meanwhile."""
+FRACTIONS = {"target": 0.7, "draft": 0.3}
+"""Of a GPU, as Ray counts them, where both models are on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is there."""
+
+    num_gpus: int
+    num_cpus: int
+    dtypes: dict[str, str | None]
+    """By role: the type of the checkpoint's weights as its config.json names it; None where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Settings, and why."""
+
+    settings: Sequence[Setting]
+    reasons: Sequence[str]
+
+
+def decide(facts: Facts) -> Decision:
+    """A GPU if there is one, with the checkpoint's type; else the CPU, whose defaults stand."""
+    roles = tuple(facts.dtypes)
+    if facts.num_gpus == 0:
+        threads = f"; {facts.num_cpus} CPUs: raise target.engine.num_threads" if facts.num_cpus > len(roles) + 1 else ""
+        reason = "no GPU: on the CPU in float32, whose output does not depend on the batch"
+        return Decision((), (f"{reason}, one thread an engine{threads}",))
+    is_shared = len(roles) > facts.num_gpus
+    settings = [setting for role in roles for setting in _on_gpu(role, facts.dtypes[role], is_shared=is_shared)]
+    gpus = f"{facts.num_gpus} GPU{'s' if facts.num_gpus > 1 else ''}"
+    where = "which both models share" if is_shared else "one for each model"
+    reasons = [f"{gpus}, {where}: KV from free memory, attention in place, small steps as CUDA graphs"]
+    reasons += [
+        f"{role}: bfloat16, since {facts.dtypes[role]} is not computed here"
+        for role in roles
+        if facts.dtypes[role] not in ("bfloat16", "float32", None)
+    ]
+    return Decision(settings, reasons)
+
+
+def _on_gpu(role: str, stored: str | None, *, is_shared: bool) -> list[Setting]:
+    engine = {
+        "device": "cuda",
+        "dtype": "float32" if stored == "float32" else "bfloat16",
+        "kv_cache_tokens": None,
+        "kv_memory_share": SHARES[role] if is_shared else EngineConfig("any").kv_memory_share,
+        "block_tokens": GPU_BLOCK_TOKENS,
+        "compile": True,
+    }
+    values = {f"{role}.engine.{name}": value for name, value in engine.items()}
+    values[f"{role}.num_gpus"] = FRACTIONS[role] if is_shared else 1.0
+    return [Setting(name, value, SOURCE) for name, value in values.items()]
+
+
+def look(target: Path, draft: Path | None) -> Facts:
+    """The facts of this machine and of these checkpoints. Imports torch."""
+    import torch
+
+    dtypes = {"target": _stored_dtype(target)}
+    if draft is not None:
+        dtypes["draft"] = _stored_dtype(draft)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Facts(num_gpus, os.cpu_count() or 1, dtypes)
+
+
+def _stored_dtype(directory: Path) -> str | None:
+    """None for a file that the loader will refuse with its own words."""
+    try:
+        config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
+    return str(found) if found is not None else None
+
+
+def took(config: ServiceConfig) -> list[str]:
+    """A line for each model: what it is served with, in the end."""
+    workers = {"target": config.target, "draft": config.draft}
+    return [f"{role}: {_told(worker)}" for role, worker in workers.items() if worker is not None]
+
+
+def _told(worker: WorkerConfig) -> str:
+    engine = worker.engine
+    is_gpu = engine.device.startswith("cuda")
+    kv = (
+        f"{engine.kv_cache_tokens} tokens" if engine.kv_cache_tokens else f"{engine.kv_memory_share:.0%} of free memory"
+    )
+    in_place = is_gpu and engine.block_tokens % GPU_BLOCK_TOKENS == 0
+    attention = f"{'paged, in place' if in_place else 'gathered'}, blocks of {engine.block_tokens}"
+    steps = ("CUDA graphs" if is_gpu else "compiled") if engine.compile else "eager"
+    parts = (f"device {engine.device}", engine.dtype, f"KV {kv}", f"attention {attention}", f"steps {steps}")
+    return ", ".join((*parts, f"replicas {worker.num_replicas}"))
+
+
+def check_directory(role: str, path: Path, *, is_offline: bool) -> None:
+    """Raises: ConfigError, which says what to do where `path` is the id of a model on the Hugging Face hub."""
+    if path.is_dir():
+        return
+    name = str(path)
+    if name.count("/") != 1 or path.is_absolute() or name.startswith("."):
+        raise ConfigError(f"--{role}: there is no directory {name}")
+    allowed = (
+        "HF_HUB_OFFLINE is set, so the hub must not be reached: bring the directory from elsewhere"
+        if is_offline
+        else f"if this is a model on the hub, fetch it first: hf download {name} --local-dir {path.name}"
+    )
+    raise ConfigError(
+        f"--{role}: there is no directory {name}, and nothing is downloaded here; {allowed}, and give --{role} DIR"
+    )

@@ -1,0 +1,111 @@
+"""Where the value of each setting came from: a flag, the environment, a line of a file, or a default.
+
+Knows names and sources; must not know which settings there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from core.errors import ConfigError
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value for one setting, and its source."""
+
+    name: str
+    """The dotted path to it."""
+    value: object
+    source: str
+    """The source, as an error names it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """From NAME=VALUE, whose value is YAML. Raises: ConfigError."""
+        name, separator, value = text.partition("=")
+        if not separator or not all(name.split(".")):
+            raise ConfigError(f"a setting is given as NAME=VALUE (for example target.num_replicas=2), got {text!r}")
+        return cls(name, yaml_value(value, text), f"--set {text}")
+
+    @classmethod
+    def of_flag(cls, name: str, text: str) -> Setting:
+        """From a flag named like the setting, whose value is YAML. Raises: ConfigError."""
+        return cls(name, yaml_value(text, f"--{name} {text}"), f"--{name}")
+
+
+def yaml_value(text: str, item: str) -> object:
+    """Raises: ConfigError, which names the item."""
+    try:
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value in {item!r} is not YAML") from error
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was put over what: `given` over a file, or over settings that are built in, the last over all."""
+
+    given: Sequence[Setting] = ()
+    file: Path | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Of the file, by the name of the setting that begins there."""
+    built_in: str = DEFAULT
+    """What settings that are neither given nor defaults are part of, where there is no file."""
+    built_in_names: frozenset[str] = frozenset()
+
+    @classmethod
+    def in_file(cls, given: Sequence[Setting], file: Path, text: str) -> Sources:
+        """`text` is the file's, and is YAML."""
+        return cls(given, file, dict(_lines(yaml.compose(text, yaml.SafeLoader))))
+
+    def of(self, name: str) -> str:
+        """The source of one setting's value."""
+        for setting in reversed(self.given):
+            if setting.name == name:
+                return setting.source
+            if name.startswith(f"{setting.name}."):
+                return setting.source if _has(setting.value, name[len(setting.name) + 1 :]) else DEFAULT
+        if name in self.lines:
+            return f"{self.file}:{self.lines[name]}"
+        return self.built_in if name in self.built_in_names else DEFAULT
+
+    def of_problem(self, name: str) -> str:
+        """In brackets: the source of the setting, of a group around it, or of a part of it."""
+        for setting in reversed(self.given):
+            one, other = f"{name}.", f"{setting.name}."
+            if one.startswith(other) or other.startswith(one):
+                return f" ({setting.source})"
+        if self.file is None:
+            return ""
+        return f" ({self.file}{self._line(name)})"
+
+    def _line(self, name: str) -> str:
+        """Of the setting, or of the innermost group around it that the file has."""
+        while name and name not in self.lines:
+            name = name.rpartition(".")[0]
+        return f":{self.lines[name]}" if name else ""
+
+
+def _has(value: object, path: str) -> bool:
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        yield name, key.start_mark.line + 1
+        yield from _lines(value, f"{name}.")

@@ -1,0 +1,131 @@
+"""Every setting is a key of the file, a variable and a flag, with one precedence; each value's source can be told."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from core.config import Limits, ServiceConfig
+from core.errors import ConfigError
+from deploy.cli import main
+from deploy.cli.serve import ServeOptions, config_of, explained
+from deploy.cli.settings import catalogue
+from deploy.settings import as_explained_yaml, as_yaml, read_config
+from tests.deploy.cli.parsing import parsed
+
+VARIABLE = "OUTRIDER_LIMITS__MAX_SESSIONS"
+FILE = """\
+target:
+  engine: {model: /somewhere}
+limits:
+  max_queued: 1
+  max_sessions: 11
+"""
+
+
+def options(tmp_path, *argv, text=FILE):
+    file = tmp_path / "service.yaml"
+    file.write_text(text)
+    return parsed(ServeOptions, ["--config", str(file), *argv]), file
+
+
+@pytest.mark.parametrize(
+    ("in_file", "variable", "flag", "value", "source"),
+    [
+        (False, None, None, Limits().max_sessions, "default"),
+        (True, None, None, 11, "{file}:5"),
+        (False, "12", None, 12, f"{VARIABLE} in the environment"),
+        (True, "12", None, 12, f"{VARIABLE} in the environment"),
+        (False, None, "13", 13, "--limits.max_sessions"),
+        (True, None, "13", 13, "--limits.max_sessions"),
+        (False, "12", "13", 13, "--limits.max_sessions"),
+        (True, "12", "13", 13, "--limits.max_sessions"),
+    ],
+)
+def test_a_flag_goes_before_the_environment_that_before_the_file_and_that_before_the_default(
+    tmp_path, monkeypatch, in_file, variable, flag, value, source
+):
+    if variable is not None:
+        monkeypatch.setenv(VARIABLE, variable)
+    argv = ("--limits.max-sessions", flag) if flag is not None else ()
+    given, file = options(tmp_path, *argv, text=FILE if in_file else FILE.replace("  max_sessions: 11\n", ""))
+    config, sources = explained(given)
+    assert config.limits.max_sessions == value
+    assert sources.of("limits.max_sessions") == source.format(file=file)
+
+
+def test_among_flags_set_goes_first_and_dtype_before_all(tmp_path):
+    argv = ("--limits.max_sessions", "2", "--set", "limits.max_sessions=3", "--target.engine.dtype", "float32")
+    config, sources = explained(options(tmp_path, *argv, "--dtype", "bfloat16")[0])
+    assert config.limits.max_sessions == 3
+    assert sources.of("limits.max_sessions") == "--set limits.max_sessions=3"
+    assert (config.target.engine.dtype, sources.of("target.engine.dtype")) == ("bfloat16", "--dtype")
+    assert config.draft is None  # a type alone makes no draft
+
+
+def test_groups_and_parts_of_them_may_be_given(tmp_path):
+    argv = ("--target.autoscaling", "{max_replicas: 4}", "--target.autoscaling.min_replicas", "2")
+    config, sources = explained(options(tmp_path, *argv)[0])
+    assert config.target.autoscaling is not None
+    assert (config.target.autoscaling.min_replicas, config.target.autoscaling.max_replicas) == (2, 4)
+    assert sources.of("target.autoscaling.max_replicas") == "--target.autoscaling"
+    assert sources.of("target.autoscaling.min_replicas") == "--target.autoscaling.min_replicas"
+
+
+def test_the_demo_pair_is_a_source():
+    config, sources = explained(parsed(ServeOptions, ["--draft", "none"]))
+    assert config.draft is None
+    assert sources.of("draft") == "--draft"
+    assert sources.of("target.engine.deterministic") == "the demo pair"
+    assert sources.of("target.engine.dtype") == "default"
+
+
+def test_what_is_printed_with_sources_is_a_file_of_the_same_settings(tmp_path):
+    argv = ("--limits.max_sessions", "2", "--target.resources", "{small: 1}", "--target.labels", "{zone: 'in(a,b)'}")
+    config, sources = explained(options(tmp_path, *argv)[0])
+    text = as_explained_yaml(config, sources)
+    (tmp_path / "again.yaml").write_text(text)
+    assert read_config(tmp_path / "again.yaml") == config
+    assert yaml.safe_load(text) == yaml.safe_load(as_yaml(config))
+    assert "  max_sessions: 2  # --limits.max_sessions\n" in text
+    assert f"    model: /somewhere  # {tmp_path}/service.yaml:2\n" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "problem"),
+    [
+        (("--limits.max_sessions", "0"), FILE, r"limits.max_sessions must be .* \(--limits.max_sessions\)$"),
+        ((), FILE.replace("11", "0"), r"limits.max_sessions must be at least 1, got 0 \(.*service.yaml:5\)$"),
+        (
+            (),
+            FILE.replace("max_queued", "max_qued"),
+            r"limits.max_qued: there is no such setting \(.*service.yaml:4\)$",
+        ),
+        ((), "limits: {}\n", r"target: must be set \(.*service.yaml\)$"),
+        (("--limits.max_sessions", "[1"), FILE, "the value in '--limits.max_sessions \\[1' is not YAML"),
+    ],
+)
+def test_errors_name_the_key_and_its_source(tmp_path, argv, text, problem):
+    with pytest.raises(ConfigError, match=problem):
+        config_of(options(tmp_path, *argv, text=text)[0])
+
+
+def test_every_setting_says_what_it_is():
+    names = [info.name for info in catalogue()]
+    assert len(names) == len(set(names)) > 100
+    assert {f"limits.{field.name}" for field in fields(Limits)} <= set(names)
+    assert {field.name for field in fields(ServiceConfig)} <= {name.partition(".")[0] for name in names}
+    undocumented = [info.name for info in catalogue() if not info.help]
+    assert undocumented == []
+
+
+def test_the_list_of_settings_can_be_narrowed(capsys):
+    assert main.main(["settings", "limits.max_queued"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "--limits.max_queued  int, default 128\n    OUTRIDER_LIMITS__MAX_QUEUED\n    Completions that wait"
+    )
+    assert main.main(["settings", "nothing"]) == main.EXIT_NO_START
+    assert "no setting begins with 'nothing'" in capsys.readouterr().err

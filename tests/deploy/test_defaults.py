@@ -1,0 +1,93 @@
+"""What a pair is served with where nothing is said: a table of machines, none of which need be here."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import ConfigError
+from deploy.cli.serve import ServeOptions, explained
+from deploy.defaults import Facts, check_directory, decide, look, took
+from deploy.settings import DEMO_DIRECTORY, service_config
+from deploy.sources import Setting
+from tests.deploy.cli.parsing import parsed
+
+TARGET, DRAFT = (str(DEMO_DIRECTORY / role) for role in ("target", "draft"))
+
+
+def chosen(facts):
+    return {setting.name: setting.value for setting in decide(facts).settings}
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "dtypes", "expected"),
+    [
+        (0, {"target": "bfloat16", "draft": "bfloat16"}, {}),
+        (1, {"target": "bfloat16"}, {"target.num_gpus": 1.0, "target.engine.kv_memory_share": 0.8}),
+        (
+            1,
+            {"target": "bfloat16", "draft": "bfloat16"},
+            {"target.num_gpus": 0.7, "draft.num_gpus": 0.3, "target.engine.kv_memory_share": 0.6},
+        ),
+        (2, {"target": "float32", "draft": "bfloat16"}, {"target.num_gpus": 1.0, "draft.num_gpus": 1.0}),
+        (8, {"target": "float16"}, {"target.engine.dtype": "bfloat16"}),
+        (1, {"target": "float32"}, {"target.engine.dtype": "float32"}),
+        (1, {"target": None}, {"target.engine.dtype": "bfloat16", "target.engine.device": "cuda"}),
+        (1, {"target": None}, {"target.engine.kv_cache_tokens": None, "target.engine.compile": True}),
+    ],
+)
+def test_a_machine_and_what_is_taken_there(num_gpus, dtypes, expected):
+    found = chosen(Facts(num_gpus, 4, dtypes))
+    assert expected.items() <= found.items()
+    assert bool(found) == bool(num_gpus)
+    assert {name.partition(".")[0] for name in found} <= set(dtypes)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("dtypes", [{"target": "bfloat16"}, {"target": "float16", "draft": "float32"}])
+def test_every_decision_is_a_configuration_and_shares_add_up(num_gpus, dtypes):
+    found = chosen(Facts(num_gpus, 4, dtypes))
+    given = [Setting("target.engine.model", TARGET, "t"), Setting("target.engine.deterministic", False, "t")]
+    given += [Setting(name, value, "t") for name, value in found.items()]
+    config = service_config(None, given if "draft" in dtypes else [Setting("draft", None, "t"), *given])
+    if len(dtypes) > num_gpus:
+        assert sum(found[f"{role}.engine.kv_memory_share"] for role in dtypes) <= 1
+        assert sum(found[f"{role}.num_gpus"] for role in dtypes) <= 1
+    assert "device cuda" in took(config)[0]
+    assert "attention paged, in place, blocks of 256, steps CUDA graphs" in took(config)[0]
+
+
+def test_reasons_say_what_was_seen():
+    assert "no GPU" in decide(Facts(0, 2, {"target": None})).reasons[0]
+    assert "raise target.engine.num_threads" in decide(Facts(0, 8, {"target": None})).reasons[0]
+    shared = decide(Facts(1, 8, {"target": "float16", "draft": "bfloat16"}))
+    assert "1 GPU, which both models share" in shared.reasons[0]
+    assert shared.reasons[1] == "target: bfloat16, since float16 is not computed here"
+
+
+def test_what_is_given_goes_before_what_is_here(monkeypatch):
+    monkeypatch.setattr("deploy.cli.serve.look", lambda *_: Facts(1, 4, {"target": "bfloat16", "draft": "bfloat16"}))
+    argv = ("--target", TARGET, "--draft", DRAFT, "--target.engine.device", "cpu", "--dtype", "float32")
+    config, sources = explained(parsed(ServeOptions, argv))
+    assert (config.target.engine.device, sources.of("target.engine.device")) == ("cpu", "--target.engine.device")
+    assert config.draft is not None
+    assert (config.draft.engine.device, sources.of("draft.engine.device")) == ("cuda", "what is here")
+    assert (config.target.engine.dtype, config.draft.engine.dtype) == ("float32", "float32")
+
+
+def test_the_facts_of_a_checkpoint(tmp_path):
+    assert look(DEMO_DIRECTORY / "target", None).dtypes == {"target": "bfloat16"}
+    assert look(tmp_path, tmp_path).dtypes == {"target": None, "draft": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_offline", "problem"),
+    [
+        ("/nowhere", False, "^--target: there is no directory /nowhere$"),
+        ("some/model", True, "HF_HUB_OFFLINE is set, so the hub must not be reached"),
+        ("some/model", False, "hf download some/model --local-dir model, and give --target DIR"),
+    ],
+)
+def test_an_id_of_the_hub_is_no_directory(path, is_offline, problem, tmp_path):
+    with pytest.raises(ConfigError, match=problem):
+        check_directory("target", type(tmp_path)(path), is_offline=is_offline)
+    check_directory("target", tmp_path, is_offline=is_offline)
