@@ -29,4 +29,4 @@ def arrivals_s(num: int, rate_per_s: float, kind: Arrivals, ramp_s: float, seed:
 
 def starts_s(concurrency: int, ramp_s: float) -> NDArray[np.float64]:
     """When each of the callers of a closed loop sends its first request."""
-    return np.arange(concurrency) * (ramp_s / concurrency)
+    return np.linspace(0.0, ramp_s, concurrency, endpoint=False, dtype=np.float64)
