@@ -21,7 +21,6 @@ from core.config import ServiceConfig
 from core.errors import ConfigError
 from deploy.settings import PREFIX
 
-GROUPS = ("target", "draft", "orchestrator", "speculation", "limits")
 INDENT = "    "
 
 
@@ -54,7 +53,8 @@ def settings(options: SettingsOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
     found = [each for each in catalogue() if each.name.startswith(options.prefix)]
     if not found:
-        raise ConfigError(f"no setting begins with {options.prefix!r}; groups are {', '.join(GROUPS)}")
+        groups = dict.fromkeys(each.name.partition(".")[0] for each in catalogue() if "." in each.name)
+        raise ConfigError(f"no setting begins with {options.prefix!r}; groups are {', '.join(groups)}")
     sys.stdout.write("\n".join(map(_shown, found)))
     return 0
 

@@ -16,7 +16,7 @@ from deploy.cli.load.callers import Caller, CallFailed, Fields, GrpcCaller
 from deploy.cli.load.driver import Bounds, Driver
 from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
 from deploy.cli.load.prompts import Workload
-from deploy.cli.load.records import Outcome, RequestRecord
+from deploy.cli.load.records import Ending, RequestRecord
 from deploy.cli.load.report import as_document, table
 from deploy.cli.load.schedule import arrivals_s, starts_s
 from deploy.cli.load.summary import Objectives, summarize
@@ -55,7 +55,7 @@ def bench(options: BenchOptions) -> int:
     sys.stdout.write(table(summary, objectives))
     if options.json is not None:
         options.json.write_text(as_document(options, summary, ended))
-    return 0 if summary.outcomes.get(Outcome.COMPLETED) else EXIT_FAILED
+    return 0 if summary.outcomes.get(Ending.COMPLETED) else EXIT_FAILED
 
 
 async def _run(options: BenchOptions, texts: list[str], records: list[RequestRecord]) -> None:
@@ -105,7 +105,7 @@ async def _warm_up(options: BenchOptions, workload: Workload, caller: Caller) ->
     await driver.closed_loop(
         asks, starts_s(min(options.warmup, DEFAULT_CONCURRENCY), 0.0).tolist() if options.warmup else []
     )
-    failed = [record.error for record in driver.records if record.outcome is Outcome.FAILED]
+    failed = [record.error for record in driver.records if record.outcome is Ending.FAILED]
     if failed:
         raise StartupError(f"a request of the warm-up failed: {failed[0]}")
 
@@ -150,7 +150,7 @@ class _Live:
         self._open[record.index] = record.output_tokens
         if record.ended_s:
             self.num_ended += 1
-            self._num_failed += record.outcome in (Outcome.FAILED, Outcome.REFUSED)
+            self._num_failed += record.outcome in (Ending.FAILED, Ending.REFUSED)
             self._ended_tokens += self._open.pop(record.index)
 
     def __str__(self) -> str:

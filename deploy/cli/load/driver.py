@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from core.ports import Clock
 from deploy.cli.load.callers import Caller, CallFailed
-from deploy.cli.load.records import Ask, Outcome, RequestRecord
+from deploy.cli.load.records import Ask, Ending, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,20 @@ class Driver:
         except TimeoutError:
             record.error = "TIMEOUT"
         except CallFailed as failure:
-            record.outcome = Outcome.REFUSED if failure.is_refusal else Outcome.FAILED
+            record.outcome = Ending.REFUSED if failure.is_refusal else Ending.FAILED
             record.error = failure.reason
         record.ended_s = self._now_s()
         self._told(record)
 
-    async def _listen(self, ask: Ask, record: RequestRecord) -> Outcome:
+    async def _listen(self, ask: Ask, record: RequestRecord) -> Ending:
         async with aclosing(self._caller.stream(ask)) as pieces:
             async for piece in pieces:
                 record.saw(self._now_s(), piece)
                 self._told(record)
                 is_enough = ask.cancel_after_tokens is not None and record.output_tokens >= ask.cancel_after_tokens
                 if is_enough and piece.counts is None:
-                    return Outcome.CANCELLED
-        return Outcome.COMPLETED
+                    return Ending.CANCELLED
+        return Ending.COMPLETED
 
     def _now_s(self) -> float:
         return self._clock.now() - self._began_s

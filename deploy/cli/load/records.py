@@ -9,7 +9,7 @@ from itertools import pairwise
 from outrider_client import Speculation
 
 
-class Outcome(StrEnum):
+class Ending(StrEnum):
     """How a request ended."""
 
     COMPLETED = "completed"
@@ -65,7 +65,7 @@ class RequestRecord:
     pieces: list[tuple[float, int]] = field(default_factory=list)
     """Of each piece with tokens: when it came, and how many."""
     ended_s: float = 0.0
-    outcome: Outcome = Outcome.FAILED
+    outcome: Ending = Ending.FAILED
     error: str = ""
     prompt_tokens: int = 0
     counts: Counts | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.cli.load.callers import CallFailed
 from deploy.cli.load.driver import Bounds, Driver
-from deploy.cli.load.records import Arrival, Ask, Counts, Outcome
+from deploy.cli.load.records import Arrival, Ask, Counts, Ending
 from simulation.clock import VirtualClock, VirtualLoop
 
 BOUNDS = Bounds(duration_s=100.0, timeout_s=50.0)
@@ -62,7 +62,7 @@ def test_an_open_loop_sends_on_time_and_does_not_hide_the_queue():
     assert [record.sent_s for record in records] == [0.0, 1.0, 2.0, 3.0]
     assert [record.ttft_s for record in records] == [1.0, 2.0, 3.0, 4.0]  # 2 s of work come each second
     assert [record.e2e_s for record in records] == [2.0, 3.0, 4.0, 5.0]
-    assert {record.outcome for record in records} == {Outcome.COMPLETED}
+    assert {record.outcome for record in records} == {Ending.COMPLETED}
 
 
 def test_a_closed_loop_waits_for_answers():
@@ -80,7 +80,7 @@ def test_as_many_callers_as_starts_share_the_requests():
 def test_a_request_is_given_up_after_its_tokens_and_its_stream_is_closed():
     service = SlowService()
     records = ran(lambda driver: driver.closed_loop(asks(2, 5, cancel_after_tokens=2), [0.0]), service)
-    assert [record.outcome for record in records] == [Outcome.CANCELLED] * 2
+    assert [record.outcome for record in records] == [Ending.CANCELLED] * 2
     assert [record.output_tokens for record in records] == [2, 2]
     assert [record.intended_s for record in records] == [0.0, 2.0]
     assert service.num_closed == 2
@@ -88,7 +88,7 @@ def test_a_request_is_given_up_after_its_tokens_and_its_stream_is_closed():
 
 def test_one_that_ends_before_it_would_be_given_up_is_complete():
     (record,) = ran(lambda driver: driver.closed_loop(asks(1, 2, cancel_after_tokens=2), [0.0]))
-    assert record.outcome is Outcome.COMPLETED
+    assert record.outcome is Ending.COMPLETED
 
 
 def test_nothing_is_sent_after_the_duration():
@@ -100,7 +100,7 @@ def test_nothing_is_sent_after_the_duration():
 def test_what_takes_too_long_has_failed_and_is_closed():
     service = SlowService()
     (record,) = ran(lambda driver: driver.closed_loop(asks(1, 9), [0.0]), service, Bounds(10.0, 3.5))
-    assert (record.outcome, record.error, record.output_tokens) == (Outcome.FAILED, "TIMEOUT", 3)
+    assert (record.outcome, record.error, record.output_tokens) == (Ending.FAILED, "TIMEOUT", 3)
     assert service.num_closed == 1
 
 
@@ -110,7 +110,7 @@ def test_refusals_and_failures_are_told_apart_and_end_nothing_else():
         1: CallFailed("INTERNAL", "broken", is_refusal=False),
     }
     records = ran(lambda driver: driver.open_loop(asks(3), [0.0, 0.0, 0.0]), SlowService(fails))
-    assert [record.outcome for record in records] == [Outcome.REFUSED, Outcome.FAILED, Outcome.COMPLETED]
+    assert [record.outcome for record in records] == [Ending.REFUSED, Ending.FAILED, Ending.COMPLETED]
     assert [record.error for record in records] == ["RESOURCE_EXHAUSTED", "INTERNAL", ""]
 
 

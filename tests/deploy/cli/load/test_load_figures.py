@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from deploy.cli.load.prompts import Lengths, Workload
-from deploy.cli.load.records import Arrival, Counts, Outcome, RequestRecord
+from deploy.cli.load.records import Arrival, Counts, Ending, RequestRecord
 from deploy.cli.load.schedule import arrivals_s, starts_s
 from deploy.cli.load.summary import Latency, Objectives, summarize
 
 
-def record(index=0, intended_s=0.0, sent_s=None, pieces=(), ended_s=1.0, outcome=Outcome.COMPLETED, counts=None):
+def record(index=0, intended_s=0.0, sent_s=None, pieces=(), ended_s=1.0, outcome=Ending.COMPLETED, counts=None):
     found = RequestRecord(index, intended_s, intended_s if sent_s is None else sent_s)
     for at_s, num in pieces:
         found.saw(at_s, Arrival(num, 7))
@@ -54,9 +54,9 @@ def test_a_summary_by_hand():
     records = [
         record(0, 0.0, pieces=[(0.1, 1), (0.3, 4)], ended_s=0.3, counts=Counts(6, 3, 2)),
         record(1, 1.0, pieces=[(1.5, 1), (2.5, 9)], ended_s=2.5, counts=Counts(10, 5, 3)),
-        record(2, 2.0, pieces=[(2.1, 2)], ended_s=2.2, outcome=Outcome.CANCELLED),
-        record(3, 3.0, ended_s=3.1, outcome=Outcome.REFUSED),
-        record(4, 4.0, ended_s=5.0, outcome=Outcome.FAILED),
+        record(2, 2.0, pieces=[(2.1, 2)], ended_s=2.2, outcome=Ending.CANCELLED),
+        record(3, 3.0, ended_s=3.1, outcome=Ending.REFUSED),
+        record(4, 4.0, ended_s=5.0, outcome=Ending.FAILED),
     ]
     records[3].error, records[4].error = "RESOURCE_EXHAUSTED", "TIMEOUT"
     summary = summarize(records, Objectives(ttft_s=0.2))
@@ -86,7 +86,7 @@ def test_a_summary_by_hand():
 def test_goodput_wants_all_objectives(objectives, is_met):
     one = record(pieces=[(0.5, 1), (1.0, 2)], ended_s=1.0)
     assert objectives.are_met(one) is is_met
-    one.outcome = Outcome.FAILED
+    one.outcome = Ending.FAILED
     assert not objectives.are_met(one)
 
 
