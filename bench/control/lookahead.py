@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.control.workload_texts import workloads
-from bench.engine.in_process import RealClock, ThreadLeases
 from bench.results import Result
 from core.config import EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling
 from deploy.settings import DEMO_DIRECTORY
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
+from outrider.in_process import RealClock, ThreadLeases
 from workers.engine import TargetEngine
 
 MEASURED = ("code completion", "docstring prose")

@@ -15,13 +15,13 @@ from typing import Final
 
 import torch
 
-from bench.engine.in_process import RealClock, ThreadLeases
 from bench.models.prompts import held_out_prompts
 from bench.results import Result
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling, SpeculationStats, Verification
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
+from outrider.in_process import RealClock, ThreadLeases
 from workers.engine import DraftEngine, TargetEngine
 
 DEMO: Final = Path(__file__).parents[2] / "models" / "demo"

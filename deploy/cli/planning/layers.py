@@ -53,8 +53,8 @@ def layers(options: LayersOptions) -> int:
         raise ConfigError(f"{options.json.parent} is no directory to write {options.json.name} to")
     import torch
 
-    from deploy.measure import read_prompts
     from deploy.measure.subsets import SearchPlan, search
+    from deploy.prompts import read_prompts
     from orchestrator.text import Tokenizer
 
     texts = read_prompts(options.prompts)
