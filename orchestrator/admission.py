@@ -1,15 +1,15 @@
 """Who may come in: served at once, after a wait in a bounded queue, or refused before any model work.
 
 One order decides who is served next, and who is refused when the queue is full: by priority, then by how much a caller
-has here already, then by arrival. So a caller with many requests delays its own, and others' hardly. Knows callers and
-counts; must not know tokens of models or engines.
+has here already, then by arrival. So a caller with many requests delays its own, and others' hardly. The samples of
+one call come in together or not at all. Knows callers and counts; must not know tokens of models or engines.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from core.config import Limits
 from core.errors import DeadlinePassed, OutriderError, Overloaded
 from core.ports import Clock
 from core.records import GenerationRequest
-from orchestrator.quotas import Quotas
+from orchestrator.quotas import Charge, Quotas
 
 MAX_WAITS = 4096
 """Admissions that are remembered until somebody asks for a report."""
@@ -38,11 +38,12 @@ class QueueReport:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A request in the queue. `turn` is done when it has a place, or an error when it gets none."""
+    """A call in the queue. `turn` is done when it has its places, or an error when it gets none."""
 
     caller: str
     priority: int
     number: int
+    num_places: int
     turn: asyncio.Future[None]
 
     def refuse(self, error: OutriderError) -> None:
@@ -50,10 +51,30 @@ class _Waiting:
             self.turn.set_exception(error)
 
 
+class Place:
+    """The place of one completion: it is left once."""
+
+    def __init__(self, admission: Admission, request: GenerationRequest, charge: Charge, index: int) -> None:
+        self._admission = admission
+        self._request = request
+        self._charge = charge
+        self._index = index
+        self._began_s = admission.now()
+        self._is_left = False
+
+    def leave(self, num_tokens: int = 0) -> None:
+        """The completion has ended after `num_tokens` of output: what it did not use counts against no quota."""
+        if not self._is_left:
+            self._is_left = True
+            self._charge.settle(self._index, len(self._request.prompt) + num_tokens)
+            self._admission.leave(self._request.caller, self._began_s)
+
+
 class Admission:
     """The places for completions of one orchestrator, and the queue for them.
 
-    Invariant: no place is free while somebody waits.
+    Invariant: fewer places are free than the first of the queue needs. So a call for several waits behind no later one,
+    and places stay free for it meanwhile.
     """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
@@ -76,39 +97,45 @@ class Admission:
     @property
     def expected_wait_s(self) -> float:
         """Until a request that came now would have a place."""
-        if self.num_admitted < self._limits.max_sessions:
-            return 0.0
-        return (1 + len(self._waiting)) * self._place_s / self._limits.max_sessions
+        return self._wait_s(1)
+
+    def now(self) -> float:
+        """Seconds on the clock by which places are taken."""
+        return self._clock.now()
 
     def report(self) -> QueueReport:
         """What there is to tell since the last time."""
         waited_s = tuple(self._waited_s)
         self._waited_s.clear()
-        return QueueReport(len(self._waiting), self.expected_wait_s, waited_s)
+        return QueueReport(self._num_waiting, self.expected_wait_s, waited_s)
 
     @asynccontextmanager
-    async def place(self, request: GenerationRequest) -> AsyncGenerator[None, None]:
-        """A place until the end of the block, after a wait if there is a queue.
+    async def places(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[list[Place], None]:
+        """A place for each sample of one call, after a wait if there is a queue; left with the block at the latest.
 
-        Raises: Overloaded when there is no room, or the caller has had its share; DeadlinePassed while it waits.
+        Raises: Overloaded when there is no room for all, or the caller has had its share; DeadlinePassed while it
+        waits. Nothing is counted then.
         """
-        self._quotas.take(request)
-        arrived_s = self._clock.now()
+        charge = self._quotas.take(requests)
+        arrived_s = self.now()
         try:
-            await self._enter(request)
+            await self._enter(requests[0], len(requests))
         except BaseException:
-            self._quotas.undo(request)
+            charge.undo()
             raise
-        began_s = self._clock.now()
-        self._waited_s.append(began_s - arrived_s)
+        self._waited_s.extend([self.now() - arrived_s] * len(requests))
+        places = [Place(self, request, charge, index) for index, request in enumerate(requests)]
         try:
-            yield
+            yield places
         finally:
-            self._leave(request.caller, self._clock.now() - began_s)
+            for place in places:
+                place.leave()
 
-    def ended(self, request: GenerationRequest, num_tokens: int) -> None:
-        """The completion has ended after `num_tokens` of output: what it did not use counts against no quota."""
-        self._quotas.settle(request, num_tokens)
+    def leave(self, caller: str, began_s: float) -> None:
+        """A place is free again; for `Place` alone."""
+        place_s = self.now() - began_s
+        self._place_s += (place_s - self._place_s) / RECENT_COMPLETIONS if self._place_s else place_s
+        self._free(caller, 1)
 
     def refuse_waiting(self, error: OutriderError) -> None:
         """Nobody is admitted any more: those who wait are told so."""
@@ -116,38 +143,71 @@ class Admission:
         for each in waiting:
             each.refuse(error)
 
-    async def _enter(self, request: GenerationRequest) -> None:
-        if self.num_admitted < self._limits.max_sessions:
-            self._running[request.caller] += 1
-            return
-        waiting = self._queue(request)
+    async def _enter(self, request: GenerationRequest, num_places: int) -> None:
+        waiting = self._queue(request, num_places)
         try:
             await self._until_turn(waiting, request.deadline)
         except BaseException:
             self._give_up(waiting)
             raise
 
-    def _queue(self, request: GenerationRequest) -> _Waiting:
+    def _queue(self, request: GenerationRequest, num_places: int) -> _Waiting:
         """Raises: Overloaded when the queue is full of those who come before this one."""
         self._num_arrived += 1
         turn = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request.caller, request.priority, self._num_arrived, turn)
-        self._waiting.append(waiting)
-        if len(self._waiting) > self._limits.max_queued:
-            last = self._last(waiting)
+        newest = _Waiting(request.caller, request.priority, self._num_arrived, num_places, turn)
+        self._waiting.append(newest)
+        self._admit()
+        if newest not in self._waiting:
+            return newest
+        refused = self._too_many(newest)
+        if newest in refused:
+            self._waiting.remove(newest)
+            raise self._refusal(num_places)
+        for last in refused:
             self._waiting.remove(last)
-            if last is waiting:
-                raise self._refusal()
-            last.refuse(self._refusal())
-        return waiting
+            last.refuse(self._refusal(last.num_places))
+        if refused:
+            self._admit()
+        return newest
 
-    def _last(self, newest: _Waiting) -> _Waiting:
-        """Who is refused where one is too many: of the least priority, from the caller with most, the newest.
+    def _too_many(self, newest: _Waiting) -> list[_Waiting]:
+        """Those for whom the queue has no room: the newest alone, if it is among them.
 
-        A request that waits already stays before the newest one of a caller that would then have as much.
+        Of the least priority first, then from the caller with most, then the newest. A call that waits already stays
+        before the newest one of a caller that would then have as much.
         """
-        shares = self._running + Counter(each.caller for each in self._waiting)
-        return max(self._waiting, key=lambda each: (each.priority, shares[each.caller], each is newest, each.number))
+        most, left, refused = self._limits.max_queued, list(self._waiting), list[_Waiting]()
+        if newest.num_places > most:
+            return [newest]
+        shares = self._running + self._waiting_places()
+        while sum(each.num_places for each in left) > most:
+            last = max(left, key=lambda each: (each.priority, shares[each.caller], each is newest, each.number))
+            if last is newest:
+                return [newest]
+            left.remove(last)
+            shares[last.caller] -= last.num_places
+            refused.append(last)
+        return refused
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(each.num_places for each in self._waiting)
+
+    def _waiting_places(self) -> Counter[str]:
+        counted = Counter[str]()
+        for each in self._waiting:
+            counted[each.caller] += each.num_places
+        return counted
+
+    def _admit(self) -> None:
+        """Give places to the first of the queue, and to the next, as long as there are enough."""
+        while (first := self._next()) is not None:
+            if self.num_admitted + first.num_places > self._limits.max_sessions:
+                return
+            self._waiting.remove(first)
+            self._running[first.caller] += first.num_places
+            first.turn.set_result(None)
 
     def _next(self) -> _Waiting | None:
         """Not of those that have been cancelled this moment, and are about to leave."""
@@ -155,7 +215,7 @@ class Admission:
         return min(waiting, key=lambda each: (each.priority, self._running[each.caller], each.number), default=None)
 
     async def _until_turn(self, waiting: _Waiting, deadline: float | None) -> None:
-        if deadline is None:
+        if deadline is None or waiting.turn.done():
             await waiting.turn
             return
         timer = asyncio.ensure_future(self._clock.sleep(max(0.0, deadline - self._clock.now())))
@@ -168,28 +228,29 @@ class Admission:
         waiting.turn.result()
 
     def _give_up(self, waiting: _Waiting) -> None:
-        """It waits no more; a place that it was given in the same moment goes to the next."""
+        """It waits no more; places that it was given in the same moment go to the next."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
+            self._admit()
         elif not waiting.turn.cancelled() and waiting.turn.exception() is None:
-            self._free(waiting.caller)
+            self._free(waiting.caller, waiting.num_places)
 
-    def _leave(self, caller: str, place_s: float) -> None:
-        self._place_s += (place_s - self._place_s) / RECENT_COMPLETIONS if self._place_s else place_s
-        self._free(caller)
-
-    def _free(self, caller: str) -> None:
-        self._running[caller] -= 1
+    def _free(self, caller: str, num_places: int) -> None:
+        self._running[caller] -= num_places
         if not self._running[caller]:
             del self._running[caller]
-        if (chosen := self._next()) is not None:
-            self._waiting.remove(chosen)
-            self._running[chosen.caller] += 1
-            chosen.turn.set_result(None)
+        self._admit()
 
-    def _refusal(self) -> Overloaded:
-        limits, wait_s = self._limits, max(self._limits.retry_after_s, self.expected_wait_s)
-        queue = f" and {limits.max_queued} requests wait for one" if limits.max_queued else ""
-        return Overloaded(
-            f"all {limits.max_sessions} places are taken{queue}; try again in {wait_s:.3g} s, the expected wait", wait_s
-        )
+    def _wait_s(self, num_places: int) -> float:
+        """Until a call that came now would have its places."""
+        if not self._waiting and self.num_admitted + num_places <= self._limits.max_sessions:
+            return 0.0
+        return (num_places + self._num_waiting) * self._place_s / self._limits.max_sessions
+
+    def _refusal(self, num_places: int) -> Overloaded:
+        limits, wait_s = self._limits, max(self._limits.retry_after_s, self._wait_s(num_places))
+        taken = "all" if self.num_admitted == limits.max_sessions else f"{self.num_admitted} of"
+        asked = "" if num_places == 1 else f"; all {num_places} samples of a call start together or none"
+        queue = f" and {self._num_waiting} requests wait for one" if limits.max_queued else ""
+        told = f"{taken} {limits.max_sessions} places are taken{queue}{asked}"
+        return Overloaded(f"{told}; try again in {wait_s:.3g} s, the expected wait", wait_s)

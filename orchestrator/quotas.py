@@ -5,6 +5,7 @@ Knows callers and counts. Every orchestrator counts by itself: of several, each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.config import Limits
@@ -42,35 +43,30 @@ class Quotas:
         self._clock = clock
         self._buckets: dict[str, dict[str, _Bucket]] = {}
 
-    def take(self, request: GenerationRequest) -> None:
-        """Count the request and all tokens that it may come to: prompt and `max_tokens`.
+    def take(self, requests: Sequence[GenerationRequest]) -> Charge:
+        """Count the samples of one call, each with its prompt and its `max_tokens`.
 
         What is larger than a whole quota needs a whole quota. Raises: Overloaded, and counts nothing, when too little
-        is left.
+        is left for all of them.
         """
-        buckets = self._of(request.caller)
-        asked = {
-            name: float(min(amount, buckets[name].most)) for name, amount in _cost(request).items() if name in buckets
-        }
-        for name, amount in asked.items():
+        caller = requests[0].caller
+        buckets = self._of(caller)
+        costs = [len(request.prompt) + request.max_tokens for request in requests]
+        asked = {"requests": len(requests), "tokens": sum(costs)}
+        counted = {name: float(min(asked[name], bucket.most)) for name, bucket in buckets.items()}
+        for name, amount in counted.items():
             if wait_s := buckets[name].wait_s(amount):
                 raise Overloaded(
                     f"the quota of {buckets[name].most} {name} a minute is used up; try again in {wait_s:.3g} s", wait_s
                 )
-        for name, amount in asked.items():
+        for name, amount in counted.items():
             buckets[name].left -= amount
+        return Charge(self, caller, costs, counted)
 
-    def settle(self, request: GenerationRequest, num_tokens: int) -> None:
-        """The request has ended after `num_tokens` of output: what was counted beyond these is given back."""
-        if (bucket := self._of(request.caller).get("tokens")) is not None:
-            num_counted = min(_cost(request)["tokens"], bucket.most)
-            num_unused = max(0, num_counted - len(request.prompt) - num_tokens)
-            bucket.left = min(bucket.most, bucket.left + num_unused)
-
-    def undo(self, request: GenerationRequest) -> None:
-        """The request has not been served: it counts against no quota."""
-        for name, bucket in self._of(request.caller).items():
-            bucket.left = min(bucket.most, bucket.left + _cost(request)[name])
+    def give_back(self, caller: str, name: str, amount: float) -> None:
+        """What was counted, and is not used."""
+        if (bucket := self._of(caller).get(name)) is not None:
+            bucket.left = min(bucket.most, bucket.left + amount)
 
     def _of(self, caller: str) -> dict[str, _Bucket]:
         """The caller's buckets, as full as they are now."""
@@ -92,5 +88,25 @@ class Quotas:
                 del self._buckets[caller]
 
 
-def _cost(request: GenerationRequest) -> dict[str, int]:
-    return {"requests": 1, "tokens": len(request.prompt) + request.max_tokens}
+@dataclass(slots=True)
+class Charge:
+    """What one call counts against its caller's quotas: each sample as it was asked for, until it ends."""
+
+    _quotas: Quotas
+    _caller: str
+    _costs: list[int]
+    """Tokens of each sample."""
+    _counted: dict[str, float]
+    """At most a whole quota of each."""
+
+    def settle(self, index: int, num_tokens: int) -> None:
+        """Sample `index` has cost `num_tokens`, prompt and output: what was counted beyond these is given back."""
+        self._costs[index] = num_tokens
+        counted = self._counted.get("tokens", 0.0)
+        self._counted["tokens"] = min(counted, sum(self._costs))
+        self._quotas.give_back(self._caller, "tokens", counted - self._counted["tokens"])
+
+    def undo(self) -> None:
+        """The call has not been served: it counts against no quota."""
+        for name, amount in self._counted.items():
+            self._quotas.give_back(self._caller, name, amount)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from core.config import ServiceConfig
 from core.errors import DeadlinePassed, OutriderError, RequestCancelled, Unavailable
 from core.ports import Clock, Grammars, Leases
 from core.records import Chunk, GenerationRequest, ModelInfo
-from orchestrator.admission import Admission, QueueReport
+from orchestrator.admission import Admission, Place, QueueReport
 from orchestrator.dispatch import Runner
 from orchestrator.guessers import Guessers
 from orchestrator.policy import Controller, ControlReport, Policies
@@ -90,29 +91,45 @@ class Service:
         Closing the iterator, or cancelling the task that waits for it, frees what the completion holds on both engines.
         Raises: OutriderError.
         """
+        async with self.admit([request]) as (stream,), aclosing(stream):
+            async for chunk in stream:
+                yield chunk
+
+    @asynccontextmanager
+    async def admit(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[Sequence[AsyncGenerator[Chunk, None]], None]:
+        """The streams of all samples of one call, as `generate` has one, once there is a place for each.
+
+        Raises: OutriderError, and nothing is counted against the caller's quotas then.
+        """
         if self._is_closing:
             raise Unavailable("this orchestrator is shutting down")
-        if request.deadline is not None and request.deadline <= self._clock.now():
+        deadline = requests[0].deadline
+        if deadline is not None and deadline <= self._clock.now():
             raise DeadlinePassed("the request's deadline had passed when it arrived")
-        async with self._admission.place(request):
-            pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
-            session = Session(
-                request,
-                self._pair,
-                self._policies.policy(request),
-                self._detokenizer(request),
-                self._new_session_id(request),
-                [policies.policy(request) for policies in self._extra_policies],
-            )
-            self._runner.start(session, pieces.put_nowait, request.deadline)
-            num_tokens = 0
-            try:
-                async for chunk in _until_the_last(pieces):
-                    num_tokens += len(chunk.token_ids)
-                    yield chunk
-            finally:
-                self._admission.ended(request, num_tokens)
-                self._runner.abandon(session.id, RequestCancelled("the client went away"))
+        async with self._admission.places(requests) as places:
+            yield [self._complete(*each) for each in zip(requests, places, strict=True)]
+
+    async def _complete(self, request: GenerationRequest, place: Place) -> AsyncGenerator[Chunk, None]:
+        pieces: asyncio.Queue[Chunk | OutriderError] = asyncio.Queue()
+        session = Session(
+            request,
+            self._pair,
+            self._policies.policy(request),
+            self._detokenizer(request),
+            self._new_session_id(request),
+            [policies.policy(request) for policies in self._extra_policies],
+        )
+        self._runner.start(session, pieces.put_nowait, request.deadline)
+        num_tokens = 0
+        try:
+            async for chunk in _until_the_last(pieces):
+                num_tokens += len(chunk.token_ids)
+                yield chunk
+        finally:
+            self._runner.abandon(session.id, RequestCancelled("the client went away"))
+            place.leave(num_tokens)
 
     def wind_down(self) -> int:
         """Refuse new requests; returns the number of completions whose last piece has not been taken yet."""

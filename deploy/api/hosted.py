@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,7 +31,9 @@ OTHER_FIELDS_BYTES = 256 * 1024
 class Completions(Protocol):
     """Produces completions: orchestrator.service.Service, or a fake."""
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]: ...
+    def admit(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AbstractAsyncContextManager[Sequence[AsyncGenerator[Chunk, None]]]: ...
 
     def report(self) -> ControlReport: ...
 

@@ -120,31 +120,33 @@ class SamplesUsage:
 
 
 async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch: Watch) -> Samples:
-    """The pieces of all samples as they come; the meter measures the first, and each other has one of its own."""
+    """The pieces of all samples as they come; the meter measures the first, and each other has one of its own.
+
+    All of them start once there is a place for each.
+    """
     with ExitStack() as stack:
         meters = [watch.meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
-        streams = [
-            _traced(model, request, meter, watch.spans.follow(index, request))
-            if watch.spans is not None
-            else _measured(model, request, meter)
-            for index, (request, meter) in enumerate(zip(requests, meters, strict=True))
-        ]
-        async with aclosing(merged(streams)) as pieces:
-            async for piece in pieces:
-                yield piece
+        spans = [watch.spans and watch.spans.follow(*each) for each in enumerate(requests)]
+        asked = [each.traced(request) if each else request for each, request in zip(spans, requests, strict=True)]
+        async with model.completions.admit(asked) as streams:
+            measured = [_measured(model, *each) for each in zip(asked, streams, meters, strict=True)]
+            seen = [_traced(*each) if each[1] else each[0] for each in zip(measured, spans, strict=True)]
+            async with aclosing(merged(seen)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
 
-async def _traced(
-    model: Hosted, request: GenerationRequest, meter: RequestMeter, spans: SampleSpans
-) -> AsyncGenerator[Chunk, None]:
-    async with aclosing(_measured(model, spans.traced(request), meter)) as chunks:
+async def _traced(stream: AsyncGenerator[Chunk, None], spans: SampleSpans) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(stream) as chunks:
         async for chunk in chunks:
             yield spans.saw(chunk)
 
 
-async def _measured(model: Hosted, request: GenerationRequest, meter: RequestMeter) -> AsyncGenerator[Chunk, None]:
+async def _measured(
+    model: Hosted, request: GenerationRequest, stream: AsyncGenerator[Chunk, None], meter: RequestMeter
+) -> AsyncGenerator[Chunk, None]:
     receipt = _receipt_maker(model.served, request) if request.wants_receipt else None
-    async with aclosing(model.completions.generate(request)) as chunks:
+    async with aclosing(stream) as chunks:
         async for chunk in chunks:
             measured = meter.saw(chunk)
             yield measured if receipt is None else receipt.saw(measured)

@@ -53,18 +53,20 @@ class World:
         self.clock = HandClock()
         self.admission = Admission(Limits(**limits), self.clock)
         self.served = []
+        self.places = {}
         self._ends = {}
         self._tasks = {}
 
-    async def ask(self, name, **fields):
+    async def ask(self, name, num_samples=1, **fields):
         self._ends[name] = asyncio.Event()
-        self._tasks[name] = asyncio.ensure_future(self._hold(request(name, **fields)))
+        self._tasks[name] = asyncio.ensure_future(self._hold([request(name, **fields)] * num_samples))
         await settled()
 
     async def _hold(self, asked):
-        async with self.admission.place(asked):
-            self.served.append(asked.request_id)
-            await self._ends[asked.request_id].wait()
+        name = asked[0].request_id
+        async with self.admission.places(asked) as self.places[name]:
+            self.served.append(name)
+            await self._ends[name].wait()
 
     async def end(self, name):
         self._ends[name].set()
@@ -225,31 +227,88 @@ async def test_the_report_tells_each_wait_once():
     assert world.admission.report().waited_s == ()
 
 
+async def test_a_call_for_several_waits_for_all_its_places_and_nobody_passes_it():
+    world = World(max_sessions=3, max_queued=4)
+    await world.ask("a")
+    await world.ask("b")
+    await world.ask("both", num_samples=2)
+    await world.ask("late")
+    assert world.served == ["a", "b"], "a place is free, for the call that waits for two"
+    await world.end("a")
+    assert world.served == ["a", "b", "both"]
+    assert world.admission.report().num_waiting == 1
+    await world.end("b")
+    assert world.served == ["a", "b", "both", "late"]
+
+
+async def test_a_sample_that_ends_leaves_its_place_to_others():
+    world = World(max_sessions=2, max_queued=2)
+    await world.ask("both", num_samples=2)
+    await world.ask("one")
+    world.places["both"][1].leave(3)
+    world.places["both"][1].leave(3)
+    await settled()
+    assert world.served == ["both", "one"]
+    assert world.admission.num_admitted == 2
+
+
+async def test_a_call_that_finds_no_room_for_all_its_samples_is_refused_whole():
+    """And those who wait already stay, though each alone would give way to it."""
+    world = World(max_sessions=2, max_queued=2, max_requests_per_minute=3)
+    await world.ask("running", num_samples=2, caller="many")
+    await world.ask("waiting", caller="many")
+    await world.ask("large", num_samples=3, caller="one", priority=-1)
+    told = str(await world.error("large"))
+    assert told.startswith("all 2 places are taken and 1 requests wait for one; all 3 samples of a call start together")
+    await world.ask("fits", num_samples=2, caller="one", priority=1)
+    assert isinstance(await world.error("fits"), Overloaded)
+    await world.ask("first", num_samples=2, caller="one")
+    assert isinstance(await world.error("waiting"), Overloaded), "its caller has more"
+    await world.cancel("first")
+    await world.end("running")
+    assert world.admission.num_admitted == 0
+
+
+async def test_a_call_that_gives_up_lets_those_behind_it_in():
+    world = World(max_sessions=2, max_queued=3)
+    await world.ask("a")
+    await world.ask("both", num_samples=2, deadline=3.0)
+    await world.ask("b")
+    assert world.served == ["a"]
+    await world.clock.advance(4.0)
+    assert isinstance(await world.error("both"), DeadlinePassed)
+    assert world.served == ["a", "b"]
+
+
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["ask", "end", "cancel", "time"]), st.integers(0, 7)), max_size=40))
+@given(st.lists(st.tuples(st.sampled_from(["ask", "end", "leave", "cancel", "time"]), st.integers(0, 17)), max_size=40))
 def test_no_place_is_ever_lost_or_given_twice(steps):
-    """However requests come, end and leave: at most two run, and nobody waits while a place is free."""
+    """However calls come, end and leave: at most three places are taken, and nobody waits for places that are free."""
 
     async def run():
-        world, num = World(max_sessions=2, max_queued=3), 0
+        world, num = World(max_sessions=3, max_queued=4), 0
         for step, index in steps:
             names = list(world._tasks)
             live = [name for name in names if not world._tasks[name].done()]
             if step == "ask":
                 num += 1
-                await world.ask(f"{num}", caller="xyz"[index % 3], deadline=world.clock.now() + 2 + index)
+                deadline, num_samples = world.clock.now() + 2 + index, 1 + index // 6
+                await world.ask(f"{num}", num_samples, caller="xyz"[index % 3], deadline=deadline)
             elif step == "time":
                 await world.clock.advance(1.0)
             elif live:
                 name = live[index % len(live)]
                 if step == "cancel":
                     world._tasks[name].cancel()
+                elif name in world.served and step == "leave":
+                    world.places[name][0].leave()
                 elif name in world.served:
                     world._ends[name].set()
             await settled()
-            running = sum(not world._tasks[name].done() for name in world.served)
-            assert running == world.admission.num_admitted <= 2
-            assert not world.admission.report().num_waiting or running == 2
+            running = [place for name in world.served for place in world.places[name] if not place._is_left]
+            assert len(running) == world.admission.num_admitted <= 3
+            first = world.admission._next()
+            assert first is None or len(running) + first.num_places > 3
         for name in world._tasks:
             world._tasks[name].cancel()
         await asyncio.gather(*world._tasks.values(), return_exceptions=True)

@@ -26,61 +26,85 @@ def test_requests_of_a_minute_are_counted_for_each_caller():
     time = Time()
     counted = Quotas(Limits(max_requests_per_minute=2), time)
     for caller in ("a", "a", "b"):
-        counted.take(request(caller))
+        counted.take([request(caller)])
     with pytest.raises(Overloaded, match="quota of 2 requests a minute is used up; try again in 30 s") as caught:
-        counted.take(request("a"))
+        counted.take([request("a")])
     assert caught.value.retry_after_s == pytest.approx(30.0)
     time.now_s = 30.0
-    counted.take(request("a"))
+    counted.take([request("a")])
     with pytest.raises(Overloaded):
-        counted.take(request("a"))
+        counted.take([request("a")])
 
 
 def test_tokens_count_as_asked_for_until_the_end_and_as_used_after_it():
     counted = Quotas(Limits(max_tokens_per_minute=100), Time())
-    counted.take(request())
+    charge = counted.take([request()])
     with pytest.raises(Overloaded, match="100 tokens a minute"):
-        counted.take(request())
-    counted.settle(request(), 10)
-    counted.take(request())
+        counted.take([request()])
+    charge.settle(0, 10 + 10)
+    counted.take([request()])
 
 
 def test_what_is_refused_counts_against_no_quota():
     time = Time()
     counted = Quotas(Limits(max_requests_per_minute=1, max_tokens_per_minute=100), time)
-    counted.take(request(max_tokens=80))
+    charge = counted.take([request(max_tokens=80)])
     with pytest.raises(Overloaded):
-        counted.take(request())
-    counted.undo(request(max_tokens=80))
-    counted.take(request(max_tokens=80))
+        counted.take([request()])
+    charge.undo()
+    counted.take([request(max_tokens=80)])
 
 
 def test_a_request_larger_than_a_quota_needs_a_whole_one():
     time = Time()
     counted = Quotas(Limits(max_tokens_per_minute=100), time)
-    counted.take(request(max_tokens=5000))
+    counted.take([request(max_tokens=5000)])
     with pytest.raises(Overloaded, match="in 60 s"):
-        counted.take(request(max_tokens=5000))
+        counted.take([request(max_tokens=5000)])
     time.now_s = 60.0
-    counted.take(request(max_tokens=5000))
+    counted.take([request(max_tokens=5000)])
 
 
 def test_a_request_larger_than_a_quota_is_given_back_no_more_than_was_counted():
     counted = Quotas(Limits(max_tokens_per_minute=100), Time())
-    counted.take(request(max_tokens=5000))
-    counted.settle(request(max_tokens=5000), 60)
+    charge = counted.take([request(max_tokens=5000)])
+    charge.settle(0, 10 + 60)
     with pytest.raises(Overloaded, match="in 18 s"):
-        counted.take(request(max_tokens=50))
-    counted.take(request(max_tokens=20))
-    counted.settle(request(max_tokens=20), 20)
+        counted.take([request(max_tokens=50)])
+    charge = counted.take([request(max_tokens=20)])
+    charge.settle(0, 10 + 20)
     with pytest.raises(Overloaded, match="in 60 s"):
-        counted.take(request(max_tokens=5000))
+        counted.take([request(max_tokens=5000)])
+
+
+def test_the_samples_of_a_call_are_counted_all_or_none():
+    counted = Quotas(Limits(max_requests_per_minute=5, max_tokens_per_minute=1000), Time())
+    counted.take([request()] * 3)
+    with pytest.raises(Overloaded, match="5 requests a minute is used up; try again in 12 s"):
+        counted.take([request()] * 3)
+    counted.take([request()] * 2)
+    with pytest.raises(Overloaded, match="5 requests"):
+        counted.take([request()])
+
+
+def test_each_sample_gives_back_what_it_does_not_use_and_together_no_more_than_was_counted():
+    """Three samples of 60 tokens count 100, the whole quota: until they have used less, nothing comes back."""
+    counted = Quotas(Limits(max_tokens_per_minute=100), Time())
+    charge = counted.take([request()] * 3)
+    charge.settle(0, 20)
+    with pytest.raises(Overloaded):
+        counted.take([request(prompt_tokens=1, max_tokens=1)])
+    charge.settle(1, 20)
+    charge.settle(2, 30)
+    counted.take([request(prompt_tokens=10, max_tokens=20)])
+    with pytest.raises(Overloaded):
+        counted.take([request(prompt_tokens=1, max_tokens=1)])
 
 
 def test_without_quotas_nothing_is_refused():
     counted = Quotas(Limits(), Time())
     for _ in range(1000):
-        counted.take(request())
+        counted.take([request()])
 
 
 def test_callers_that_have_their_whole_quota_are_forgotten(monkeypatch):
@@ -88,6 +112,6 @@ def test_callers_that_have_their_whole_quota_are_forgotten(monkeypatch):
     time = Time()
     counted = Quotas(Limits(max_requests_per_minute=60), time)
     for number in range(50):
-        counted.take(request(f"caller {number}"))
+        counted.take([request(f"caller {number}")])
         time.now_s += 1.0
     assert len(counted._buckets) <= 4

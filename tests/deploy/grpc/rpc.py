@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -89,6 +89,12 @@ class Script:
         finally:
             self.num_closed += 1
             self.num_open -= 1
+
+    @asynccontextmanager
+    async def admit(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[list[AsyncGenerator[Chunk, None]], None]:
+        yield [self.generate(each) for each in requests]
 
     def report(self) -> ControlReport:
         return REPORT
