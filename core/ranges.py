@@ -58,6 +58,8 @@ LENIENCE = Range(0.0, 1.0, excludes_low=True)
 """Of `GenerationRequest.lenience`."""
 DRAFT_TEMPERATURE = Range(0.001, 100.0)
 """Of `GenerationRequest.draft_temperature`: as a temperature, but for 0, which is the target's to say."""
+PRIORITY = Range(-(2**31), 2**31 - 1, is_whole=True)
+"""Of `GenerationRequest.priority`."""
 
 
 def check(field: str, value: float, allowed: Range) -> None:

@@ -11,6 +11,7 @@ from core.config.http import HttpConfig
 from core.config.scaling import DraftScaling, OrchestratorScaling, TargetScaling
 from core.config.speculation import SpeculationConfig
 from core.config.tracing import TracingConfig
+from core.ranges import PRIORITY
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Largest value of the setting: the stack on which grammars are compiled is made for texts up to this length
@@ -40,9 +41,10 @@ class OrchestratorConfig:
     autoscaling: OrchestratorScaling | None = None
     """Bounds and signals of autoscaling; None keeps `num_replicas`."""
     tokens_file: str | None = None
-    """Path of a file of tokens, one to a line; callers must send one of them as metadata `authorization: Bearer TOKEN`.
-    The file is read again when it changes. With None, and without OUTRIDER_TOKENS_FILE in the environment, everybody is
-    served."""
+    """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. A line is
+    NAME:SHA256, or NAME:SHA256:max_priority=N, as `outrider keys new NAME` prints it; lines of one name are keys of one
+    caller. A line without a colon is a token as it is sent. The file is read again when it changes. With None, and
+    without OUTRIDER_TOKENS_FILE in the environment, everybody is served."""
     json_logs: bool = False
     """Whether to log one JSON object a line to standard output, with request id and trace id, instead of text to
     Serve's log. Neither contains prompts or output."""
@@ -126,6 +128,10 @@ class Limits:
     max_requests_per_minute: int = 0
     """Completions that one caller may ask one orchestrator for in a minute; 0 sets no limit. Callers are told apart by
     the token that they send; without tokens all are one."""
+    max_priority: int = 0
+    """The most urgent priority that a caller may ask for, in [-2147483648, 2147483647]; requests with a lower number,
+    which would be served before, are refused. A caller's key may say another (`tokens_file`). Lower it where all
+    callers are trusted to say what is urgent."""
     max_tokens_per_minute: int = 0
     """Tokens that one caller may ask one orchestrator for in a minute, prompts and outputs together; 0 sets no limit.
     A request counts with its `max_tokens` until it ends, and with its output after that."""
@@ -179,6 +185,7 @@ class Limits:
             check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("max_queued", "max_requests_per_minute", "max_tokens_per_minute"):
             check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        check(self.max_priority in PRIORITY, "max_priority", str(PRIORITY), self.max_priority)
         counts = ("max_stop_strings", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words")
         for name in (
             *counts,

@@ -1,6 +1,6 @@
 """What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
 
-from deploy.api.authentication import Authenticator, tokens_path
+from deploy.api.authentication import Authenticator, Caller, new_key, tokens_path
 from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
 from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given
@@ -18,6 +18,7 @@ __all__ = [
     "MODEL_SAMPLING",
     "RETRY_S",
     "Authenticator",
+    "Caller",
     "Completions",
     "Given",
     "Hosted",
@@ -31,6 +32,7 @@ __all__ = [
     "admission_behind",
     "check_length",
     "completed",
+    "new_key",
     "prompt_ids",
     "require",
     "sample_seed",

@@ -1,6 +1,6 @@
-"""Authentication: callers must send a token that is in a file.
+"""Authentication: callers must send a key that a file knows, by its digest.
 
-Knows the file and the metadata of a call; nothing of the request. Health needs no token, since probes have none.
+Knows the file and the metadata of a call; nothing of the request. Health needs no key, since probes have none.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import hashlib
 import hmac
 import logging
 import os
+import re
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from core.errors import ConfigError, Unauthenticated
+from core.ranges import PRIORITY
 from deploy import files
 
 logger = logging.getLogger(__name__)
@@ -23,7 +26,12 @@ HEADER = "authorization"
 """In lower case, as gRPC has all names."""
 SCHEME = "bearer"
 CALLER_CHARS = 16
-"""Of a token's digest, as a caller's name: enough to tell callers apart."""
+"""Of a token's digest, as the name of a caller that the file does not name: enough to tell callers apart."""
+KEY_BYTES = 32
+"""Randomness of a key: so much that nobody finds it from its digest, however fast digests are."""
+NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAX_PRIORITY = re.compile(r"max_priority=(-?\d{1,10})")
 
 
 def tokens_path(setting: str | None) -> Path | None:
@@ -32,45 +40,71 @@ def tokens_path(setting: str | None) -> Path | None:
     return Path(name) if name else None
 
 
-class Authenticator:
-    """Lets a call pass whose metadata carry one of the tokens.
+class Caller(str):
+    """The name of a caller, and the most urgent priority that its key allows; None leaves it to the service."""
 
-    The file is checked at each call and read when it has changed, so that tokens can be replaced at run time. While it
-    cannot be read or is empty, the tokens from before stay valid: neither everybody nor nobody is admitted then.
+    __slots__ = ("max_priority",)
+    max_priority: int | None
+
+    def __new__(cls, name: str, max_priority: int | None = None) -> Caller:
+        caller = super().__new__(cls, name)
+        caller.max_priority = max_priority
+        return caller
+
+
+def new_key(name: str, max_priority: int | None = None) -> tuple[str, str]:
+    """A key for the caller `name`, and the line of the file that lets it in. Raises: ConfigError for no such name."""
+    if NAME.fullmatch(name) is None:
+        raise ConfigError(f"a caller's name must be 1 to 64 letters, digits or any of '._@-', got {name!r}")
+    if max_priority is not None and max_priority not in PRIORITY:
+        raise ConfigError(f"max_priority must be {PRIORITY}, got {max_priority}")
+    key = secrets.token_urlsafe(KEY_BYTES)
+    limits = "" if max_priority is None else f":max_priority={max_priority}"
+    return key, f"{name}:{_digest(key.encode()).hex()}{limits}"
+
+
+class Authenticator:
+    """Lets a call pass whose metadata carry one of the keys. What is in progress has passed, whatever comes of its key.
+
+    A line of the file is NAME:SHA256, or NAME:SHA256:max_priority=N; a caller may have several. A line without a colon
+    is a token as it is sent. The file is checked at each call and read when it has changed, so that keys can be
+    replaced at run time. While it cannot be read or a line is wrong, the keys from before stay valid: neither everybody
+    nor nobody is admitted then.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises: ConfigError when there is a path, but no token there."""
+        """Raises: ConfigError when there is a path, but no key there."""
         self._path = path
-        self._digests: tuple[bytes, ...] = ()
+        self._callers: tuple[tuple[bytes, Caller], ...] = ()
+        """With the digests of their keys."""
         self._version: tuple[int, ...] = ()
         self._complaint = ""
         if path is not None:
             self._read(path)
 
-    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-        """A name for the caller that does not give its token away; empty where no token is asked for.
+    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+        """A name for the caller that does not give its key away; empty where no key is asked for.
 
         Raises: Unauthenticated.
         """
         if self._path is None:
-            return ""
+            return Caller("")
         try:
             self._read(self._path)
             self._complaint = ""
         except ConfigError as error:
             if str(error) != self._complaint:
-                logger.warning("the tokens from before stay valid: %s", error)
+                logger.warning("the keys from before stay valid: %s", error)
             self._complaint = str(error)
-        sent = [hashlib.sha256(token).digest() for token in _tokens(metadata)]
-        # All are compared, as digests, so that the time tells nothing about a token.
-        matches = [mine for mine in self._digests for theirs in sent if hmac.compare_digest(mine, theirs)]
+        sent = [_digest(token) for token in _tokens(metadata)]
+        # All are compared, as digests, so that the time tells nothing about a key.
+        matches = [caller for mine, caller in self._callers for theirs in sent if hmac.compare_digest(mine, theirs)]
         if not matches:
             raise Unauthenticated("a valid token is needed: 'authorization: Bearer TOKEN'")
-        return matches[0].hex()[:CALLER_CHARS]
+        return matches[0]
 
     def _read(self, path: Path) -> None:
-        """Take the tokens from the file, if it is not the one that was read last. Raises: ConfigError."""
+        """Take the keys from the file, if it is not the one that was read last. Raises: ConfigError."""
         version = files.version(path)
         if version == self._version:
             return
@@ -78,14 +112,33 @@ class Authenticator:
             lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"orchestrator.tokens_file: {path} cannot be read: {error}") from error
-        for number, line in enumerate(lines, 1):
-            if len(line.split()) > 1 or line.startswith("#"):
-                raise ConfigError(f"orchestrator.tokens_file: {path}, line {number} must be one token and nothing else")
-        tokens = list(filter(None, lines))
-        if not tokens:
+        callers = tuple(_caller(path, number, line) for number, line in enumerate(lines, 1) if line)
+        if not callers:
             raise ConfigError(f"orchestrator.tokens_file: {path} has no token")
-        self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
+        self._callers = callers
         self._version = version
+
+
+def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
+    """The digest of a line's key, and whose it is. Raises: ConfigError, which shows nothing of the line."""
+    where = f"orchestrator.tokens_file: {path}, line {number}"
+    if len(line.split()) > 1 or line.startswith("#"):
+        raise ConfigError(f"{where} must be one token and nothing else")
+    name, *fields = line.split(":")
+    if not fields:
+        digest = _digest(line.encode())
+        return digest, Caller(digest.hex()[:CALLER_CHARS])
+    limit = _MAX_PRIORITY.fullmatch(fields[1]) if len(fields) == 2 else None
+    is_whole = NAME.fullmatch(name) and _DIGEST.fullmatch(fields[0]) and (len(fields) == 1 or limit is not None)
+    if not is_whole or (limit is not None and int(limit[1]) not in PRIORITY):
+        raise ConfigError(
+            f"{where} must be NAME:SHA256 or NAME:SHA256:max_priority=N, as `outrider keys new NAME` prints it"
+        )
+    return bytes.fromhex(fields[0]), Caller(name, int(limit[1]) if limit is not None else None)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _tokens(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[bytes]:

@@ -18,8 +18,9 @@ from typing import get_args
 
 from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
-from core.ranges import DRAFT_TEMPERATURE, LENIENCE
+from core.ranges import DRAFT_TEMPERATURE, LENIENCE, PRIORITY
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
+from deploy.api.authentication import Caller
 from deploy.api.checks import (
     allowed_token_ids,
     bad_words,
@@ -36,7 +37,6 @@ from orchestrator.text import Tokenizer
 from workers.grammar import FIELD, grammar_of
 
 MAX_TIMEOUT_S = 86_400.0
-MAX_PRIORITY = 2**31 - 1
 MAX_DRAFT_TOKENS = 64
 """What SpeculationConfig allows, too. A request may ask for more than this service drafts: it is an upper bound."""
 SEED_BITS = 64
@@ -99,8 +99,8 @@ def to_generation_request(
         wants_receipt=given.wants_receipt,
         grammar=_grammar(given, info, limits),
         deadline=_deadline(given.timeout_s, now),
-        priority=_priority(given.priority),
-        caller=given.caller,
+        priority=_priority(given, limits),
+        caller=str(given.caller),
     )
     return _with_speculation(request, given, config)
 
@@ -312,9 +312,15 @@ def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> 
     return given
 
 
-def _priority(given: int) -> int:
-    require(-MAX_PRIORITY - 1 <= given <= MAX_PRIORITY, "priority", f"in [{-MAX_PRIORITY - 1}, {MAX_PRIORITY}]", given)
-    return given
+def _priority(given: Given, limits: Limits) -> int:
+    """Within what the caller's key allows, or the service where it says nothing."""
+    own = given.caller.max_priority if isinstance(given.caller, Caller) else None
+    first, priority = limits.max_priority if own is None else own, given.priority
+    require(priority in PRIORITY, "priority", str(PRIORITY), priority)
+    if priority < first:
+        source = "the setting limits.max_priority" if own is None else "max_priority of this caller's key"
+        raise InvalidRequest("priority", f"must be at least {first}, the most urgent by {source}, got {priority}")
+    return priority
 
 
 def _grammar(given: Given, info: ModelInfo, limits: Limits) -> Grammar | None:

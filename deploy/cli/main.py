@@ -1,4 +1,5 @@
-"""The command `outrider`: serve a pair, generate with it, repeat an output, put load on it, simulate, check a pair.
+"""The command `outrider`: serve a pair, generate with it, repeat an output, put load on it, simulate, check a pair, make
+keys.
 
 Knows commands and exit statuses; `theory` prints closed forms, `index` makes a corpus to guess from. What needs Ray or
 torch is imported by the command that needs it, so that `generate` starts at once.
@@ -14,6 +15,7 @@ from core.errors import StartupError
 from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
+from deploy.cli.keys import NewKeyOptions, new
 from deploy.cli.load import BenchOptions, bench
 from deploy.cli.options import add_command
 from deploy.cli.planning.layers import LayersOptions, layers
@@ -37,6 +39,9 @@ add_command(app, "theory", TheoryOptions, theory)
 add_command(app, "check", CheckOptions, check)
 add_command(app, "layers", LayersOptions, layers)
 add_command(app, "index", IndexOptions, index)
+keys = typer.Typer(help="Keys of callers.", no_args_is_help=True)
+add_command(keys, "new", NewKeyOptions, new)
+app.add_typer(keys, name="keys")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

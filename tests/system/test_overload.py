@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.ci, pytest.mark.timeout(300)]
 
 async def test_a_full_service_queues_some_and_refuses_the_rest_at_once_and_says_when_to_come_back():
     config = demo_config()
-    config = replace(config, draft=None, limits=replace(config.limits, max_sessions=2, max_queued=1))
+    config = replace(config, draft=None, limits=replace(config.limits, max_sessions=2, max_queued=1, max_priority=-1))
     with server(config) as running:
         async with running.channel() as channel:
             stub = running.stub(channel)

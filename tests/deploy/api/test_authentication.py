@@ -170,12 +170,12 @@ def test_a_file_that_is_emptied_or_lost_neither_opens_the_door_nor_locks_it(toke
         authenticator.check(bearer("first"))
         with pytest.raises(Unauthenticated):
             authenticator.check([])
-    assert caplog.text.count("the tokens from before stay valid") == 1
+    assert caplog.text.count("the keys from before stay valid") == 1
     write_later(tokens, "third")
     authenticator.check(bearer("third"))
     spoil(tokens)
     authenticator.check(bearer("third"))
-    assert caplog.text.count("the tokens from before stay valid") == 2, "what has happened again is said again"
+    assert caplog.text.count("the keys from before stay valid") == 2, "what has happened again is said again"
 
 
 @pytest.mark.parametrize(

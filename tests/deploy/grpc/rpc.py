@@ -41,7 +41,8 @@ from tests.vocabularies import as_product, byte_level
 
 TOKENIZER = as_product(byte_level())
 INFO = ModelInfo("target", "Llama", "float32", "cpu", 123, TOKENIZER.vocab_size, 200, 1000, (1,))
-CONFIG = ServiceConfig(TargetConfig(EngineConfig("/t")), model_name="pair", limits=Limits(max_message_bytes=100_000))
+LIMITS = Limits(max_message_bytes=100_000, max_priority=-10)
+CONFIG = ServiceConfig(TargetConfig(EngineConfig("/t")), model_name="pair", limits=LIMITS)
 
 REPORT = ControlReport(
     policy="adaptive",
