@@ -22,6 +22,7 @@ setup: .venv/.installed  ## Make .venv and install everything
 demo: setup  ## Serve the embedded pair, stream two completions, repeat them without drafting, compare
 	$(BIN)/python -m deploy.cli.demo
 
+serve: export RAY_AUTH_MODE := token
 serve: setup  ## Serve the embedded pair until interrupted
 	$(BIN)/outrider serve
 
