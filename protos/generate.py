@@ -1,12 +1,16 @@
 """Generates the committed Python code from the .proto files; `--check` fails when the two disagree.
 
-Run from anywhere as `python -m protos.generate`. Knows grpcio-tools; nothing of the product imports it. The Python
-client is a distribution of its own, so it gets a copy that imports nothing from here.
+Run from anywhere as `python -m protos.generate`. With `--language go` or `typescript` it writes a client's code in that
+language to `--out`, by plugins of protoc that are installed beside (docs/howto/call-from-go-or-typescript.md). Knows
+grpcio-tools; nothing of the product imports it. The Python client is a distribution of its own, so it gets a copy that
+imports nothing from here.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +28,14 @@ MESSAGE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 CLIENT = "clients/python/outrider_client/_proto"
 CLIENT_SOURCES = (f"{CLIENT}/details.proto",)
 """What the client alone needs; no services."""
+LANGUAGES = {
+    "go": (("protoc-gen-go", "protoc-gen-go-grpc"), ("--go_out={out}", "--go-grpc_out={out}")),
+    "typescript": (
+        ("protoc-gen-ts_proto",),
+        ("--ts_proto_out={out}", "--ts_proto_opt=outputServices=grpc-js,esModuleInterop=true,forceLong=string"),
+    ),
+}
+"""The plugins that protoc needs, and its options."""
 
 
 def generate(out: Path) -> None:
@@ -33,6 +45,20 @@ def generate(out: Path) -> None:
     _compile((*LINK_SOURCES, *CLIENT_SOURCES), f"--python_out={out}", f"--pyi_out={out}")
     for source, copy in _client_copies():
         (out / copy).write_text(_standalone((out / source).read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def publish(language: str, out: Path, plugins: Path | None = None) -> None:
+    """Write a client's code in another language below `out`; `plugins` is a folder that is searched before PATH.
+
+    Raises: SystemExit when a plugin is missing, or protoc refuses.
+    """
+    needed, options = LANGUAGES[language]
+    if plugins is not None:
+        os.environ["PATH"] = f"{plugins.resolve()}{os.pathsep}{os.environ.get('PATH', '')}"
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        raise SystemExit(f"{', '.join(missing)} not found: see docs/howto/call-from-go-or-typescript.md")
+    out.mkdir(parents=True, exist_ok=True)
+    _compile(SOURCES, *(option.format(out=out) for option in options))
 
 
 def drifted() -> list[str]:
@@ -85,7 +111,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Generate, or with `--check` compare. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m protos.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed code is not current")
-    if not parser.parse_args(argv).check:
+    parser.add_argument("--language", choices=LANGUAGES, help="write a client's code in this language to --out")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write it")
+    parser.add_argument("--plugins", type=Path, metavar="DIR", help="where protoc's plugins are, if not on PATH")
+    options = parser.parse_args(argv)
+    if (options.language is None) != (options.out is None):
+        parser.error("--language and --out go together")
+    if options.language is not None:
+        publish(options.language, options.out, options.plugins)
+        return 0
+    if not options.check:
         generate(ROOT)
         return 0
     stale = drifted()
