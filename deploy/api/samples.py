@@ -126,20 +126,20 @@ async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch:
     """
     with ExitStack() as stack:
         meters = [watch.meter, *(stack.enter_context(model.meters.request()) for _ in requests[1:])]
-        spans = [watch.spans and watch.spans.follow(*each) for each in enumerate(requests)]
+        spans = [watch.spans.follow(*each) if watch.spans is not None else None for each in enumerate(requests)]
         asked = [each.traced(request) if each else request for each, request in zip(spans, requests, strict=True)]
         async with model.completions.admit(asked) as streams:
             measured = [_measured(model, *each) for each in zip(asked, streams, meters, strict=True)]
-            seen = [_traced(*each) if each[1] else each[0] for each in zip(measured, spans, strict=True)]
+            seen = [_traced(*each) for each in zip(measured, spans, strict=True)]
             async with aclosing(merged(seen)) as pieces:
                 async for piece in pieces:
                     yield piece
 
 
-async def _traced(stream: AsyncGenerator[Chunk, None], spans: SampleSpans) -> AsyncGenerator[Chunk, None]:
+async def _traced(stream: AsyncGenerator[Chunk, None], spans: SampleSpans | None) -> AsyncGenerator[Chunk, None]:
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
-            yield spans.saw(chunk)
+            yield chunk if spans is None else spans.saw(chunk)
 
 
 async def _measured(

@@ -50,8 +50,8 @@ class Admitting(Script):
 async def call(script, num_samples):
     request = GenerationRequest("r", (1,), Sampling(), 10)
     hosted = Hosted(script, served(), Meters(Recorded(), script.clock.now))
-    with hosted.meters.request() as meter:
-        return [piece async for piece in completed(hosted, samples_of(request, num_samples), meter)]
+    with hosted.request() as watch:
+        return [piece async for piece in completed(hosted, samples_of(request, num_samples), watch)]
 
 
 async def test_a_call_that_is_refused_takes_no_quota_and_starts_no_sample():
