@@ -64,8 +64,19 @@ NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
 ).SerializeToString()
 
 
+CONNECTION_OPTIONS = (
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 32 * 1024),
+)
+"""Of each connection: one without a call is closed after ten minutes; a client may probe every ten seconds while a
+stream is silent (gRPC's own five minutes cut the streams of clients that probe every two); most bytes of metadata that
+are taken for sure, and from which on none are."""
+
+
 def take_bursts() -> None:
-    """Before a gRPC server of Serve's is made: have it take in what comes at once.
+    """Before a gRPC server of Serve's is made: have it take in what comes at once, and bound its connections.
 
     gRPC cancels calls, without a word, when more than a thousand wait to be taken in: a burst that would have been
     refused in good order. Serve has no setting for it.
@@ -74,6 +85,7 @@ def take_bursts() -> None:
         [
             ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
             ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
+            *CONNECTION_OPTIONS,
         ]
     )
 

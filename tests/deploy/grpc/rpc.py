@@ -30,7 +30,7 @@ from core.records import (
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import Offload
-from deploy.grpc.proxy import one_message, refusing
+from deploy.grpc.proxy import CONNECTION_OPTIONS, one_message, refusing
 from deploy.grpc.servicer import Servicer
 from deploy.ingress import MonotonicClock
 from deploy.metrics.instruments import CATALOGUE, Metric, MetricKind
@@ -219,7 +219,7 @@ def _handlers(servicer: Servicer, methods: Mapping[str, Any]) -> dict[str, grpc.
 
 
 async def _start(completions: Script, authenticator: Authenticator) -> tuple[grpc.aio.Server, int]:
-    grpc_server = grpc.aio.server()
+    grpc_server = grpc.aio.server(options=CONNECTION_OPTIONS)
     clock = MonotonicClock()
     rpcs = Servicer(
         Models([Hosted(completions, served(), Meters(Recorded(), clock.now))]), clock, authenticator, Offload()
