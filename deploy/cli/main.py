@@ -1,5 +1,5 @@
-"""The command `outrider`: serve a pair, generate with it, repeat an output, put load on it, simulate, check a pair, make
-keys.
+"""The command `outrider`: serve a pair, generate with it, repeat an output, put load on it, simulate, check a pair,
+make keys.
 
 Knows commands and exit statuses; `theory` prints closed forms, `index` makes a corpus to guess from. What needs Ray or
 torch is imported by the command that needs it, so that `generate` starts at once.
