@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer import Argument
 
@@ -88,6 +88,9 @@ def _walk(kind: type, prefix: str) -> Iterator[SettingInfo]:
 
 
 def _group(hint: Any) -> type | None:
+    """The dataclass that the hint is, or is unless it is None; a list of them is a value, and has no names inside."""
+    if get_origin(hint) in (tuple, list, dict):
+        return None
     return next((each for each in (hint, *get_args(hint)) if isinstance(each, type) and is_dataclass(each)), None)
 
 

@@ -117,6 +117,7 @@ def test_every_setting_says_what_it_is():
     assert len(names) == len(set(names)) > 100
     assert {f"limits.{field.name}" for field in fields(Limits)} <= set(names)
     assert {field.name for field in fields(ServiceConfig)} <= {name.partition(".")[0] for name in names}
+    assert [name for name in names if name.startswith("extra_drafts")] == ["extra_drafts"], "a list has no names inside"
     undocumented = [info.name for info in catalogue() if not info.help]
     assert undocumented == []
 
