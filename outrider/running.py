@@ -102,6 +102,8 @@ class Running:
 
 def _engines(config: ServiceConfig, report: Callable[[str], None]) -> tuple[TargetEngine, DraftEngine | None]:
     """Raises: StartupError."""
+    if config.extra_drafts:
+        raise ConfigError("extra_drafts must be empty in one process: serve the models instead")
     for role, worker in (("target", config.target), ("draft", config.draft)):
         if worker is not None and worker.engine.tensor_parallel > 1:
             raise ConfigError(f"{role}.engine.tensor_parallel must be 1 in one process: serve the model instead")

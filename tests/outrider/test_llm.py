@@ -163,6 +163,10 @@ def test_it_closes_once_and_says_so():
         ({"draft": DEMO / "draft"}, "^draft: give its target"),
         ({"settings": {"target.engine.dtyp": 1}}, r"target.engine.dtyp: there is no such setting \(settings\["),
         ({"settings": {"target.engine.tensor_parallel": 2}}, "^target.engine.tensor_parallel must be 1"),
+        (
+            {"settings": {"extra_drafts": [{"engine": {"model": str(DEMO / "draft")}}]}},
+            "^extra_drafts must be empty in one process",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, problem):
