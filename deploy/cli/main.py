@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import typer
 
 from core.errors import StartupError
-from deploy.cli.check import CheckOptions, check
 from deploy.cli.generate import GenerateOptions, generate
 from deploy.cli.index import IndexOptions, index
 from deploy.cli.keys import NewKeyOptions, new
 from deploy.cli.load import BenchOptions, bench
 from deploy.cli.options import add_command
+from deploy.cli.planning.check import CheckOptions, check
 from deploy.cli.planning.layers import LayersOptions, layers
 from deploy.cli.planning.simulate import SimulateOptions, simulate
 from deploy.cli.planning.theory import TheoryOptions, theory

@@ -10,7 +10,7 @@ from typer import TyperException
 
 from deploy.api.authentication import TOKENS_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
-from deploy.cli.check import CheckOptions
+from deploy.cli.planning.check import CheckOptions
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
 from deploy.serve.deployments import REPLICA_CPUS

@@ -22,7 +22,7 @@ class CallFailed(Exception):
         self.is_refusal = is_refusal
 
 
-class Caller(Protocol):
+class LoadCaller(Protocol):
     """Sends requests to one service."""
 
     def stream(self, ask: Ask) -> AsyncGenerator[Arrival, None]:

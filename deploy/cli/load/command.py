@@ -12,7 +12,7 @@ from itertools import islice
 
 from core.errors import StartupError
 from deploy.cli.generate import BEARER_VARIABLE, DEFAULT_GRPC_PORT, EXIT_FAILED
-from deploy.cli.load.callers import Caller, CallFailed, Fields, GrpcCaller
+from deploy.cli.load.callers import CallFailed, Fields, GrpcCaller, LoadCaller
 from deploy.cli.load.driver import Bounds, Driver
 from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
 from deploy.cli.load.prompts import Workload
@@ -78,7 +78,7 @@ async def _run(options: BenchOptions, texts: list[str], records: list[RequestRec
         await caller.close()
 
 
-def _caller(options: BenchOptions) -> Caller:
+def _caller(options: BenchOptions) -> LoadCaller:
     token = os.environ.get(BEARER_VARIABLE, "").strip() or None
     fields = Fields(options.model, options.temperature, options.ignore_eos, options.no_draft)
     if options.api == "http":
@@ -88,7 +88,7 @@ def _caller(options: BenchOptions) -> Caller:
     return GrpcCaller(options.address or f"localhost:{DEFAULT_GRPC_PORT}", token, fields)
 
 
-async def _workload(options: BenchOptions, texts: list[str], caller: Caller) -> Workload:
+async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller) -> Workload:
     """Raises: StartupError."""
     try:
         vocab_size = 0 if texts else await caller.vocab_size()
@@ -98,7 +98,7 @@ async def _workload(options: BenchOptions, texts: list[str], caller: Caller) -> 
     return Workload(texts, *lengths, cancel_share=options.cancel_share, seed=options.seed)
 
 
-async def _warm_up(options: BenchOptions, workload: Workload, caller: Caller) -> None:
+async def _warm_up(options: BenchOptions, workload: Workload, caller: LoadCaller) -> None:
     """Raises: StartupError when one of them fails: so would the others."""
     asks = islice(workload.asks(options.warmup), options.warmup)
     driver = Driver(caller, _Clock(), Bounds(options.duration, options.timeout), lambda _: None)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from core.ports import Clock
-from deploy.cli.load.callers import Caller, CallFailed
+from deploy.cli.load.callers import CallFailed, LoadCaller
 from deploy.cli.load.records import Ask, Ending, RequestRecord
 
 
@@ -29,7 +29,7 @@ class Bounds:
 class Driver:
     """One run; `records` has what has been sent so far, also after an interrupt."""
 
-    def __init__(self, caller: Caller, clock: Clock, bounds: Bounds, told: Callable[[RequestRecord], None]) -> None:
+    def __init__(self, caller: LoadCaller, clock: Clock, bounds: Bounds, told: Callable[[RequestRecord], None]) -> None:
         """`told` is given each request when it is sent, with each piece, and when it has ended."""
         self.records: list[RequestRecord] = []
         self._caller = caller
