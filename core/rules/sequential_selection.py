@@ -40,8 +40,10 @@ def judge_in_sequence(p: Float64, drawn: Drawn) -> tuple[list[float], Float64]:
     beta = float(passing.sum())
     factor = (1.0 - (1.0 - beta) ** num_draws) / beta if beta > 0.0 else rho
     residual = np.maximum(p - factor * passing, 0.0)
-    if residual.sum() <= NEGLIGIBLE_MASS:  # p is q: a failure can only be a rounding
+    if np.maximum(p - q, 0.0).sum() <= NEGLIGIBLE_MASS:  # p is q: a failure can only be a rounding
         return [SURE], p
+    if residual.sum() <= NEGLIGIBLE_MASS:  # all trials hardly ever fail, and what is left of p is rounding
+        residual = p
     return [float(p[token] / (rho * q[token])) for token in drawn.tokens], residual
 
 

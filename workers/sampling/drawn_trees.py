@@ -164,9 +164,10 @@ def _in_sequence(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
     factor = ((1.0 - (1.0 - beta) ** places.num_draws) / beta).where(beta > 0.0, rho)
     residual = (inside - factor[:, None] * passing).clamp(min=0.0)
     is_spent = residual.sum(dim=-1) + outside <= NEGLIGIBLE_MASS
+    is_same = (inside - q).clamp(min=0.0).sum(dim=-1) + outside <= NEGLIGIBLE_MASS
     chances = inside.gather(1, places.picks) / (rho[:, None] * q.gather(1, places.picks))
     return _Trials(
-        chances.masked_fill(is_spent[:, None], SURE),
+        chances.masked_fill(is_same[:, None], SURE),
         inside.where(is_spent[:, None], residual),
         inside.new_ones(len(inside)),
     )

@@ -101,6 +101,24 @@ def test_the_law_of_recursive_rejection_to_the_last_digit(num_draws):
         assert emitted(judge_recursively, p, q, num_draws) == pytest.approx(p, abs=1e-12)
 
 
+def in_sequence(p, q, num_draws):
+    """By summing over all first draws: the law of what is emitted."""
+    drawn = [Drawn((token,) * num_draws, tuple(range(len(q))), tuple(q)) for token in range(len(q))]
+    judged = [judge_in_sequence(p, each) for each in drawn]
+    passing = q * np.array([min(chances[0], 1.0) for chances, _ in judged])
+    residual, fails = judged[0][1], 1.0 - passing.sum()
+    return passing * sum(fails**trial for trial in range(num_draws)) + fails**num_draws * residual / residual.sum()
+
+
+@pytest.mark.parametrize("unlikeness", [0.03, 1e-2, 1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize("num_draws", [1, 3, 5, 8])
+def test_laws_that_are_nearly_the_same_are_not_taken_for_the_same(num_draws, unlikeness):
+    """All of many trials hardly ever fail where laws are alike, and yet each trial decides."""
+    q = np.array([0.5, 0.3, 0.2])
+    p = q + unlikeness * np.array([-1.0, 0.5, 0.5])
+    assert in_sequence(p, q, num_draws) == pytest.approx(p, abs=1e-11)
+
+
 @pytest.mark.parametrize("num_draws", [1, 2, 4])
 def test_the_law_of_sequential_selection_to_the_last_digit(num_draws):
     """P(y) = q(y) a(y) (1 - (1 - beta)^k) / beta + (1 - beta)^k r(y)."""
