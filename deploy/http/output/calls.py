@@ -143,7 +143,7 @@ class MistralCalls(_MarkedCalls):
     """`[TOOL_CALLS]`, then a list of objects, or a name and its arguments as later models write it."""
 
     OPEN, CLOSE = "[TOOL_CALLS]", "]"
-    _NAMED = re.compile(r"\s*([^\s\[\]{}\"]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
+    _NAMED = re.compile(r"\s*([^\s\[\]{}\"]+)(?:\[CALL_ID\][^\[{]*+)?(?:\[ARGS\])?\s*(?=\{)")
     _MAX_NAME_CHARS = 200
 
     def __init__(self, names: Collection[str]) -> None:

@@ -183,7 +183,7 @@ def _string(text: str) -> str | None:
     """Of JSON; None where it is none."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str) and value else None
 

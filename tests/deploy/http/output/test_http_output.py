@@ -90,6 +90,19 @@ def test_calls_are_found_however_the_text_comes(form, text, answer, calls):
         assert read(reading, cuts(text, seed)) == ("", answer, calls)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_name_nested_without_end_is_no_call(form):
+    begin = {"hermes": "<tool_call>", "llama3_json": "", "mistral": "[TOOL_CALLS]"}[form]
+    text = f'{begin}{{"name": {"[" * 100_000}{"]" * 100_000}'
+    assert read(Reading(form, NAMES), [text]) == ("", text, [])
+
+
+def test_a_long_gap_after_a_calls_id_is_looked_through_once():
+    """An output that comes whole: in time that grows with the square of its length nothing else would run."""
+    text = f"[TOOL_CALLS]f[CALL_ID]{' ' * 300_000}."
+    assert read(Reading("mistral", NAMES), [text]) == ("", text, [])
+
+
 def test_a_name_comes_first_and_arguments_as_they_are_written():
     splitter = Splitter(Reading("hermes", NAMES))
     assert splitter.feed('<tool_call>{"name": "f", "argum') == []
