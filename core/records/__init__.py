@@ -27,7 +27,7 @@ from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
 from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Sampling
 from core.records.statistics import EngineStats, SourceStats, SpeculationStats
-from core.records.trace import Call, CallTrace
+from core.records.trace import Call, CallTrace, VerifiedBlock
 from core.rules import Verification
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "Usage",
     "Verdict",
     "Verification",
+    "VerifiedBlock",
     "VerifyReply",
     "VerifyRequest",
     "Want",

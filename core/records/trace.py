@@ -20,6 +20,21 @@ class Call(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedBlock:
+    """What the target verified, and what it said of it."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Of each token: the index of its parent, or -1 for the token that was committed last."""
+    sources: tuple[str, ...]
+    """Of each token: the name of its guesser."""
+    path: tuple[int, ...]
+    """Indices of the accepted tokens, in their order."""
+    next_token: int
+    """The target's own token behind them."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallTrace:
     """One answered call of a stream to an engine."""
 
@@ -33,3 +48,5 @@ class CallTrace:
     """Number of verified nodes that were accepted; of growth, the nodes in the next block, if this was the last call
     before it."""
     timing: Timing | None = None
+    verified: VerifiedBlock | None = None
+    """Of a verification alone."""

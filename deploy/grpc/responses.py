@@ -21,6 +21,7 @@ from core.records import (
     Timing,
     TokenLogprobs,
     Usage,
+    VerifiedBlock,
 )
 from deploy.api import MODEL_SAMPLING, Served, speculation_fields
 from deploy.grpc.translate import VERIFICATION_PREFIX
@@ -191,6 +192,17 @@ def _call(trace: CallTrace) -> pb.CallTrace:
         guesses=trace.num_guesses,
         used=trace.num_used,
         timing=_timing(trace.timing) if trace.timing is not None else None,
+        verified=_verified(trace.verified) if trace.verified is not None else None,
+    )
+
+
+def _verified(block: VerifiedBlock) -> pb.VerifiedBlock:
+    return pb.VerifiedBlock(
+        token_ids=block.tokens,
+        parents=block.parents,
+        sources=block.sources,
+        path=block.path,
+        next_token_id=block.next_token,
     )
 
 

@@ -331,7 +331,7 @@ class Session:
         guess, self._guess = self._guess, NO_GUESS
         self._judged = Judged(guess, verdict, event.received_s - event.sent_s, self._is_continued)
         chunk = self._commit(guess, verdict)
-        self._record(guess, verdict, event)
+        self._record(self._judged, event)
         emit = self._emit(chunk)
         if chunk.finish_reason is None:
             return [*self._go_on(), emit]  # the target must not wait for the client
@@ -345,7 +345,8 @@ class Session:
         self._held.has_prompt_logprobs()
         return self._output.commit(tokens, verdict.logprobs, verdict.prompt_logprobs)
 
-    def _record(self, guess: Guess, verdict: Verdict, event: m.TargetReplied) -> None:
+    def _record(self, judged: Judged, event: m.TargetReplied) -> None:
+        guess, verdict = judged.guess, judged.verdict
         num_accepted, num_asked = len(verdict.path), guess.num_only_asked(verdict.path)
         num_guesses, num_looked_up = len(guess) - num_asked, guess.shape.num_looked_up - num_asked
         if self.stats.explanation is not None:
@@ -354,8 +355,9 @@ class Session:
         self.stats.record_round(num_guesses, num_accepted, num_looked_up, verdict.num_relaxed)
         self.stats.record_sources(*guess.credits(verdict.path))
         self.stats.record_verify(event.sent_s, event.received_s)
+        verified = judged.verified if self.stats.is_traced else None
         self.stats.trace_call(
-            CallTrace(Call.VERIFY, event.sent_s, event.received_s, num_guesses, num_accepted, verdict.timing)
+            CallTrace(Call.VERIFY, event.sent_s, event.received_s, num_guesses, num_accepted, verdict.timing, verified)
         )
 
     def _problem_of(self, verdict: Verdict) -> str | None:

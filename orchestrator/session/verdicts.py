@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.records import Verdict
+from core.records import Verdict, VerifiedBlock
 from core.speculation import ROOT, TokenTree
 from orchestrator.policy import Found, RoundSeen
 from orchestrator.session.guess import Guess
@@ -26,6 +26,14 @@ class Judged:
         """That were committed: accepted guesses, and the target's own."""
         guesses = self.guess.block.tokens
         return (*(guesses[node] for node in self.verdict.path), self.verdict.next_token)
+
+    @property
+    def verified(self) -> VerifiedBlock:
+        """As a client sees it that wants a trace."""
+        block = self.guess.block
+        return VerifiedBlock(
+            block.tokens, block.parents, self.guess.sources, self.verdict.path, self.verdict.next_token
+        )
 
     def seen(self, found: Found, unverified: tuple[float, bool] | None = None) -> RoundSeen:
         """As the policy is told of it."""

@@ -29,6 +29,7 @@ from outrider_client import (
     Timing,
     Tls,
     Unauthenticated,
+    VerifiedBlock,
 )
 from outrider_client._proto import generation_pb2 as pb
 from tests.clients.scripted import Refusal, Scripted, chunk, listening
@@ -100,11 +101,16 @@ def test_a_trace_comes_with_the_chunks_that_its_calls_led_to(connect):
     last = chunk(1, total=1, is_last=True)
     last.trace.add(call=pb.CALL_GROWTH, sent_s=0.5, received_s=1.0, guesses=4, used=2)
     last.trace.add(call=pb.CALL_VERIFY, sent_s=1.0, received_s=2.0, timing=pb.Timing(computed_s=0.75, rows=3))
+    block = {"token_ids": (5, 6), "parents": (-1, -1), "sources": ("draft", "ngram"), "path": (1,), "next_token_id": 7}
+    last.trace[1].verified.CopyFrom(pb.VerifiedBlock(**block))
     scripted = Scripted([last])
     with listening(scripted) as address:
         completion = connect(address).generate(trace=True)
     growth = CallTrace("growth", 0.5, 1.0, 4, 2, None)
-    assert completion.trace == (growth, CallTrace("verify", 1.0, 2.0, 0, 0, Timing(0.0, 0.75, 0, 3)))
+    assert completion.trace == (
+        growth,
+        CallTrace("verify", 1.0, 2.0, 0, 0, Timing(0.0, 0.75, 0, 3), VerifiedBlock(**block)),
+    )
     assert scripted.requests[0].speculation.trace
 
 

@@ -36,6 +36,7 @@ from outrider_client.records import (
     TokenLogprob,
     Usage,
     Verification,
+    VerifiedBlock,
 )
 from outrider_client.request import GenerateFields
 
@@ -74,4 +75,5 @@ __all__ = [
     "Unauthenticated",
     "Usage",
     "Verification",
+    "VerifiedBlock",
 ]

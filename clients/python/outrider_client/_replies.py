@@ -28,6 +28,7 @@ from outrider_client.records import (
     TokenLogprob,
     Usage,
     Verification,
+    VerifiedBlock,
 )
 
 Record = TypeVar("Record")
@@ -156,6 +157,17 @@ def _call(message: pb.CallTrace) -> CallTrace:
         guesses=message.guesses,
         used=message.used,
         timing=_record(Timing, message.timing) if message.HasField("timing") else None,
+        verified=_verified(message.verified) if message.HasField("verified") else None,
+    )
+
+
+def _verified(message: pb.VerifiedBlock) -> VerifiedBlock:
+    return VerifiedBlock(
+        token_ids=tuple(message.token_ids),
+        parents=tuple(message.parents),
+        sources=tuple(message.sources),
+        path=tuple(message.path),
+        next_token_id=message.next_token_id,
     )
 
 

@@ -116,6 +116,21 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedBlock:
+    """What the target verified, and what it said of it."""
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    """For each guess the index of its parent, or -1 for the token that was committed last."""
+    sources: tuple[str, ...]
+    """For each guess who made it."""
+    path: tuple[int, ...]
+    """Indices of the accepted guesses, in their order."""
+    next_token_id: int
+    """The target's own token behind them. The output may have ended before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallTrace:
     """One answered call of a stream to an engine."""
 
@@ -130,6 +145,8 @@ class CallTrace:
     before it."""
     timing: Timing | None
     """None when the engine has not reported it."""
+    verified: VerifiedBlock | None = None
+    """Of a verification alone."""
 
 
 @dataclass(frozen=True, slots=True)

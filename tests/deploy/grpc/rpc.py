@@ -26,6 +26,7 @@ from core.records import (
     SpeculationStats,
     Timing,
     Usage,
+    VerifiedBlock,
 )
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models, Served
@@ -101,6 +102,7 @@ class Script:
         return REPORT
 
     expected_wait_s = 0.0
+    num_waiting = 0
 
     def wind_down(self) -> int:
         return self.num_open
@@ -153,9 +155,17 @@ def greeting() -> list[Chunk]:
         num_continued=4,
         sources=(SourceStats("draft", 4, 1), SourceStats("prompt_lookup", 2, 1, 1)),
     )
-    prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3))
+    block = VerifiedBlock(
+        (*guessed, 7, 8),
+        (*range(-1, len(guessed) - 1), -1, -1),
+        ("draft",) * len(guessed) + ("ngram", "draft"),
+        tuple(range(len(guessed))),
+        own[0],
+    )
+    of_prompt = VerifiedBlock((), (), (), (), hello[0])
+    prefill = CallTrace(Call.VERIFY, 0.0, 0.010, 0, timing=Timing(0.001, 0.005, 1, 3), verified=of_prompt)
     growth = CallTrace(Call.GROWTH, 0.011, 0.014, 40, 6)
-    verify = CallTrace(Call.VERIFY, 0.015, 0.025, 6, len(guessed), Timing(0.0, 0.008, 1, 7))
+    verify = CallTrace(Call.VERIFY, 0.015, 0.025, 6, len(guessed), Timing(0.0, 0.008, 1, 7), block)
     return [
         Chunk("hello", hello, (False,) * len(hello), Usage(3, len(hello)), trace=(prefill,)),
         Chunk(

@@ -117,6 +117,11 @@ async def test_each_call_to_an_engine_comes_with_the_chunk_that_it_led_to():
     assert first.trace[0].timing == pb.Timing(waited_s=0.001, computed_s=0.005, passes=1, rows=3)
     assert last.trace[0] == pb.CallTrace(call=pb.CALL_GROWTH, sent_s=0.011, received_s=0.014, guesses=40, used=6)
     assert not last.trace[0].HasField("timing")
+    assert not last.trace[0].HasField("verified")
+    verified = last.trace[1].verified
+    assert list(verified.path) == list(range(len(ids_of(" wor"))))
+    assert [verified.token_ids[node] for node in verified.path] == list(ids_of(" wor"))
+    assert (verified.parents[0], verified.sources[-2], verified.next_token_id) == (-1, "ngram", *ids_of("d"))
     response = await servicer(*greeting()).Generate(REQUEST, Context())
     assert list(response.trace) == [*first.trace, *last.trace]
 

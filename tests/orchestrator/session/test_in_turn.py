@@ -350,3 +350,18 @@ def test_trials_after_a_rest_are_not_used_up_while_there_is_no_draft(tokenizer, 
     for _ in range(2 * TRIAL_ROUNDS):
         stage.verdict()
     assert stage.session._policy._num_trials == TRIAL_ROUNDS
+
+
+def test_a_trace_has_each_block_and_what_became_of_it(stage):
+    stage.grown()
+    for _ in range(3):
+        stage.verdict()
+        stage.grown()
+    chunks = [command for command in stage.sent if isinstance(command, Chunk)]
+    assert len(chunks) == 3
+    for chunk in chunks:
+        (block,) = [call.verified for call in chunk.trace if call.verified is not None]
+        assert (*(block.tokens[node] for node in block.path), block.next_token) == chunk.token_ids
+        assert len(block.sources) == len(block.parents) == len(block.tokens)
+        assert set(block.sources) <= {"draft"}
+    assert any(block.path for chunk in chunks for call in chunk.trace if (block := call.verified) is not None)

@@ -285,21 +285,37 @@ class Timing(_message.Message):
     rows: int
     def __init__(self, waited_s: _Optional[float] = ..., computed_s: _Optional[float] = ..., passes: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
 
+class VerifiedBlock(_message.Message):
+    __slots__ = ("token_ids", "parents", "sources", "path", "next_token_id")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    path: _containers.RepeatedScalarFieldContainer[int]
+    next_token_id: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., path: _Optional[_Iterable[int]] = ..., next_token_id: _Optional[int] = ...) -> None: ...
+
 class CallTrace(_message.Message):
-    __slots__ = ("call", "sent_s", "received_s", "guesses", "used", "timing")
+    __slots__ = ("call", "sent_s", "received_s", "guesses", "used", "timing", "verified")
     CALL_FIELD_NUMBER: _ClassVar[int]
     SENT_S_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_S_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
     call: Call
     sent_s: float
     received_s: float
     guesses: int
     used: int
     timing: Timing
-    def __init__(self, call: _Optional[_Union[Call, str]] = ..., sent_s: _Optional[float] = ..., received_s: _Optional[float] = ..., guesses: _Optional[int] = ..., used: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    verified: VerifiedBlock
+    def __init__(self, call: _Optional[_Union[Call, str]] = ..., sent_s: _Optional[float] = ..., received_s: _Optional[float] = ..., guesses: _Optional[int] = ..., used: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., verified: _Optional[_Union[VerifiedBlock, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop", "stop_token_id", "seed", "speculation", "receipt")
