@@ -9,7 +9,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +22,13 @@ from core.config import DraftConfig, ServiceConfig, TargetConfig, TracingConfig
 from core.errors import StartupError, Unavailable
 from core.ports import Clock
 from core.records import ModelInfo
+from core.speculation import EXTRA_DRAFT
 from deploy.api import Authenticator, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
 from deploy.grpc import Servicer
 from deploy.http import Call, Head, HttpServicer
 from deploy.logs import log_with_serve
 from deploy.metrics import ORCHESTRATOR_CATALOGUE, Meters, ServeRecorder
-from deploy.serve import ServeLeases, stopping_replicas
+from deploy.serve import ServeLeases, replicas_now
 from deploy.spans import open_tracing
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
@@ -95,7 +96,7 @@ class Ingress(Servicer):
         authenticator = Authenticator(tokens_path(tokens_file))
         traced = open_tracing(tracing or TracingConfig(), clock.now)
         self._hosts = [await _Host.of(member, clock, traced) for member in members]
-        self._drain_watch = asyncio.create_task(_leave_stopping([host.leases for host in self._hosts], clock))
+        self._drain_watch = asyncio.create_task(_watch_replicas(self._hosts, clock))
         models, offload = Models([host.hosted for host in self._hosts]), Offload()
         super().__init__(models, clock, authenticator, offload)
         self._http = HttpServicer(models, clock, authenticator, offload)
@@ -130,6 +131,7 @@ class _Host:
         self.leases = leases
         self._config = config
         self._clock = clock
+        self._deployments = _deployments(member)
         recorder = ServeRecorder(config.model_name, ORCHESTRATOR_CATALOGUE, config.speculation.max_draft_tokens)
         meters = Meters(recorder, clock.now)
         self.hosted = Hosted(self._service, Served(target_info, None, tokenizer, defaults, config), meters, tracing)
@@ -150,6 +152,10 @@ class _Host:
         leases = ServeLeases(member.target, drafts, config.limits, target_tls=config.target.engine.link_tls)
         info = await _described(leases.describe_target)
         return cls(member, info, leases, clock, _grammars(config, info), tracing)
+
+    def count_replicas(self, num_running: Mapping[str, int]) -> None:
+        """Show how many replicas this model has; `num_running` is by deployment."""
+        self.hosted.num_replicas = {role: num_running.get(name, 0) for role, name in self._deployments.items()}
 
     async def _introduce_draft(self, number: int, draft: DraftConfig) -> None:
         info = await _described(partial(self.leases.describe_draft, number))
@@ -209,21 +215,31 @@ def _grammars(config: ServiceConfig, info: ModelInfo) -> Grammars | None:
     return grammars
 
 
-async def _leave_stopping(members: Sequence[ServeLeases], clock: Clock) -> NoReturn:
-    """Move sessions off replicas that are about to stop, so that they need not wait for the sessions' ends."""
+async def _watch_replicas(hosts: Sequence[_Host], clock: Clock) -> NoReturn:
+    """Move sessions off replicas that are about to stop, so that they need not wait for the sessions' ends; count
+    those that run.
+    """
     while True:
         await clock.sleep(DRAIN_PERIOD_S)
         try:
-            stopping = await stopping_replicas()
-            for leases in members:
-                leases.leave(stopping)
+            replicas = await replicas_now()
+            for host in hosts:
+                host.leases.leave(replicas.stopping)
+                host.count_replicas(replicas.num_running)
         except Exception:
-            logger.exception("the stopping replicas could not be listed")
+            logger.exception("the replicas could not be listed")
 
 
 def _drafts(config: ServiceConfig) -> list[DraftConfig]:
     """All of them, the first one first."""
     return [config.draft, *config.extra_drafts] if config.draft is not None else []
+
+
+def _deployments(member: Member) -> dict[str, str]:
+    """Names of a model's deployments, by what they are to it."""
+    extra = {f"{EXTRA_DRAFT}{number}": handle for number, handle in enumerate(member.extra_drafts, 2)}
+    handles = {"target": member.target, "draft": member.draft, **extra}
+    return {role: handle.deployment_name for role, handle in handles.items() if handle is not None}
 
 
 def _misfit(target: TargetConfig, draft: DraftConfig) -> str | None:

@@ -95,6 +95,10 @@ class Admission:
         return self._running.total()
 
     @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
     def expected_wait_s(self) -> float:
         """Until a request that came now would have a place."""
         return self._wait_s(1)

@@ -77,6 +77,11 @@ class Service:
         return self._policies.report()
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._admission.num_waiting
+
+    @property
     def expected_wait_s(self) -> float:
         """Until a request that came now would have a place."""
         return self._admission.expected_wait_s

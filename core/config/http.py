@@ -1,4 +1,4 @@
-"""Settings of the HTTP API: how a model's text is read."""
+"""Settings of the HTTP API: how a model's text is read, and whether there is a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """What the HTTP API takes out of a model's text."""
+    """What the HTTP API takes out of a model's text, and what it shows."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
@@ -25,6 +25,10 @@ class HttpConfig:
     reasoning_parser: str = AUTO
     """How the model marks what it thinks before it answers: think (`<think>`), mistral (`[THINK]`), auto (what the
     chat template shows) or none. None leaves all in the text."""
+
+    page: bool = True
+    """Whether `/` shows a page for people: a playground, and live figures. False gives 404 there. Of a fleet the first
+    model's counts."""
 
     def __post_init__(self) -> None:
         for name, formats in (("tool_call_parser", CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):

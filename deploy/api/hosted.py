@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from core.config import ServiceConfig
@@ -39,6 +39,9 @@ class Completions(Protocol):
 
     @property
     def expected_wait_s(self) -> float: ...
+
+    @property
+    def num_waiting(self) -> int: ...
 
     def wind_down(self) -> int: ...
 
@@ -86,6 +89,8 @@ class Hosted:
     served: Served
     meters: Meters
     tracing: Tracing | None = None
+    num_replicas: Mapping[str, int] = field(default_factory=dict)
+    """Running replicas of `target`, `draft` and any further drafts, as they were seen last; nothing before that."""
 
     @property
     def name(self) -> str:

@@ -78,6 +78,7 @@ class Speculation(Part):
     guessers: Annotated[list[str] | None, BeforeValidator(few)] = None
     draft_temperature: float | None = None
     explain: bool | None = None
+    trace: bool | None = None
 
 
 _Choice = Annotated[list[str] | None, BeforeValidator(few)]
@@ -97,7 +98,7 @@ class Body(Part):
     """What the bodies of all APIs have in common."""
 
     HAS_CHOICES: ClassVar[bool] = False
-    """Whether replies have OpenAI's choices, which receipts and explanations stand in."""
+    """Whether replies have OpenAI's choices, which receipts, traces and explanations stand in."""
 
     model: str | None = None
     stream: bool | None = None

@@ -29,6 +29,8 @@ class Route:
 
 HEALTH = "/health"
 MODELS = "/v1/models"
+STATUS = "/v1/outrider/status"
+PAGE = "/"
 RESPONSES = "/v1/responses"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 COMPLETIONS: Mapping[str, Route] = {
@@ -52,7 +54,7 @@ JSON_GROWTH = 6
 
 def is_known(path: str) -> bool:
     """Whether something is there."""
-    return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH)
+    return path in (*COMPLETIONS, COUNT_TOKENS, MODELS, HEALTH, STATUS, PAGE)
 
 
 def refusal_of(path: str) -> str:

@@ -20,11 +20,23 @@ from deploy.http.anthropic import CountBody
 from deploy.http.bodies import AnyBody, Body, parse
 from deploy.http.failures import BodyTooLong, Failure, UnknownPath, WrongMethod, code_of, failure_of
 from deploy.http.openai import model_card
+from deploy.http.page import page_now
 from deploy.http.reply import Reply, ReplyOrder
-from deploy.http.routes import COMPLETIONS, COUNT_TOKENS, HEALTH, JSON_GROWTH, MODELS, is_known, refusal_of
+from deploy.http.routes import (
+    COMPLETIONS,
+    COUNT_TOKENS,
+    HEALTH,
+    JSON_GROWTH,
+    MODELS,
+    PAGE,
+    STATUS,
+    is_known,
+    refusal_of,
+)
+from deploy.http.status import status_fields
 from deploy.http.structured import structure_of
 from deploy.http.translate import prompt_of, reading_of, to_requests
-from deploy.http.wire import EVENTS, Call, Head, encoded
+from deploy.http.wire import EVENTS, JSON, Call, Head, encoded
 
 Parts = AsyncGenerator[Head | bytes, None]
 
@@ -60,6 +72,8 @@ class HttpServicer:
         """Raises: RequestError."""
         if call.path == HEALTH:
             return self._health(call)
+        if call.path == PAGE and self._models[""].served.config.http.page:
+            return self._show_page(call)  # to everybody: all that it shows it has to ask for
         authorization = call.authorization
         caller = self._authenticator.check(() if authorization is None else (("authorization", authorization),))
         if call.path in COMPLETIONS:
@@ -68,6 +82,8 @@ class HttpServicer:
             return self._count(call)
         if call.path == MODELS or call.path.startswith(f"{MODELS}/"):
             return self._show_models(call)
+        if call.path == STATUS:
+            return self._show_status(call)
         raise UnknownPath(refusal_of(call.path))
 
     async def _health(self, call: Call) -> Parts:
@@ -83,6 +99,17 @@ class HttpServicer:
         cards = [model_card(model, self._created_s) for model in ([self._models[name]] if name else self._models.all)]
         yield Head(HTTPStatus.OK)
         yield encoded(cards[0] if name else {"object": "list", "data": cards})
+
+    async def _show_status(self, call: Call) -> Parts:
+        _require_method(call, "GET")
+        yield Head(HTTPStatus.OK, (*JSON, ("cache-control", "no-store")))
+        yield encoded({"models": [status_fields(model) for model in self._models.all]})
+
+    async def _show_page(self, call: Call) -> Parts:
+        _require_method(call, "GET")
+        page = page_now()
+        yield Head(HTTPStatus.OK, page.headers)
+        yield page.content
 
     async def _complete(self, call: Call, caller: str, ending: _Ending) -> Parts:
         _require_method(call, "POST")

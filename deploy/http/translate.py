@@ -94,7 +94,11 @@ def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> 
     """What the body gives. Raises: InvalidRequest for what only a body can have wrong."""
     prompt, speculation = body.prompt_given, body.speculation or Speculation()
     if not body.HAS_CHOICES:
-        for field, value in (("receipt", body.receipt), ("speculation.explain", speculation.explain)):
+        for field, value in (
+            ("receipt", body.receipt),
+            ("speculation.explain", speculation.explain),
+            ("speculation.trace", speculation.trace),
+        ):
             if value:
                 raise InvalidRequest(
                     field, "is for /v1/completions and /v1/chat/completions: no other reply has a place"
@@ -126,6 +130,7 @@ def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> 
         pipelining=speculation.pipelining,
         guessers=speculation.guessers or (),
         draft_temperature=speculation.draft_temperature,
+        wants_trace=bool(speculation.trace),
         wants_explanation=bool(speculation.explain),
         wants_receipt=bool(body.receipt),
         num_logprobs=body.num_logprobs,

@@ -11,7 +11,7 @@ from deploy.serve.deployments import (
     TargetWorker,
     bundles,
 )
-from deploy.serve.draining import stopping_replicas
+from deploy.serve.draining import replicas_now
 from deploy.serve.leases import ServeLeases
 from deploy.serve.routing import draft_router, target_router
 
@@ -28,6 +28,6 @@ __all__ = [
     "draft_router",
     "most_replicas",
     "replicas",
-    "stopping_replicas",
+    "replicas_now",
     "target_router",
 ]

@@ -1,4 +1,4 @@
-"""The replicas that are about to stop, for the sessions that hold leases on them.
+"""The replicas that run, and those that are about to stop, for the sessions that hold leases on them.
 
 Serve does not tell the code in a replica that it drains; its controller gives the state of its status page. This module
 alone knows how to ask.
@@ -6,20 +6,36 @@ alone knows how to ask.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ReplicaState
 
 
-async def stopping_replicas() -> frozenset[str]:
-    """Ids of the draining replicas, of all deployments. Raises: RayError."""
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The replicas of all deployments, as Serve's controller sees them."""
+
+    stopping: frozenset[str]
+    """Ids of those that drain."""
+    num_running: Mapping[str, int]
+    """By deployment."""
+
+
+async def replicas_now() -> Replicas:
+    """Raises: RayError."""
     controller: Any = _get_global_client()._controller
     details: dict[str, Any] = await controller.get_serve_instance_details.remote()
-    return frozenset(
-        replica["replica_id"]
+    found = [
+        (name, replica)
         for application in details["applications"].values()
-        for deployment in application["deployments"].values()
+        for name, deployment in application["deployments"].items()
         for replica in deployment["replicas"]
-        if replica["state"] == ReplicaState.STOPPING
+    ]
+    return Replicas(
+        frozenset(replica["replica_id"] for _, replica in found if replica["state"] == ReplicaState.STOPPING),
+        Counter(name for name, replica in found if replica["state"] == ReplicaState.RUNNING),
     )

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import openai
@@ -84,6 +85,32 @@ def test_a_stream_is_the_whole_and_ends_with_usage(client):
     assert pieces[-1].choices[0].outrider["seed"] == 3
     assert last.usage == whole.usage
     assert last.usage.completion_tokens == 24
+
+
+def test_a_trace_says_who_made_each_token(client, grpc_client):
+    asked = {"policy": "static", "max_draft_tokens": 4, "guessers": ["draft"], "trace": True}
+    choice = complete(client, extra_body={"speculation": asked}).choices[0]
+    tokens = choice.outrider["tokens"]
+    assert [token["id"] for token in tokens] == choice.token_ids
+    assert "".join(token["text"] for token in tokens) == choice.text
+    num_guessed = sum(token["source"] == "draft" for token in tokens)
+    assert 0 < num_guessed <= choice.outrider["speculation"]["accepted_tokens"]
+    assert {token["source"] for token in tokens} == {"draft", "target"}
+    trace = by_grpc(grpc_client, temperature=0, trace=True).trace
+    assert sum(len(call.verified.path) + 1 for call in trace if call.verified is not None) >= 24
+
+
+def test_the_page_and_its_figures(client, endpoints):
+    connection = http.client.HTTPConnection("localhost", endpoints.http_port)
+    connection.request("GET", "/")
+    page = connection.getresponse()
+    assert (page.status, page.read().startswith(b"<!doctype html>")) == (200, True)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    connection.close()
+    while not (status := client.get("/outrider/status", cast_to=dict[str, Any])["models"][0])["replicas"]:
+        time.sleep(0.1)  # they are counted every two seconds
+    assert status["replicas"] == {"target": 1, "draft": 1}
+    assert status["control"]["acceptance"]
 
 
 def test_speculation_changes_nothing_but_its_statistics(client):

@@ -13,6 +13,7 @@ from core.records import Chunk, FinishReason, TokenLogprobs, Usage
 from deploy.api import Hosted, speculation_fields
 from deploy.http.openai.bodies import CompletionBody, StreamOptions
 from deploy.http.openai.chat_body import ChatBody
+from deploy.http.openai.traced import traced_fields
 from deploy.http.output import Kind, OutputPiece, Splitter, calls_of, joined, new_call_id
 from deploy.http.reply import OWNER, Reply, ReplyOrder, text_of
 from deploy.http.wire import DONE, encoded, event
@@ -97,6 +98,9 @@ class ChoicesReply(Reply):
             fields["outrider"] = self._outrider(index, last)
         if explanation := [line for chunk in chunks for line in chunk.explanation]:
             fields["outrider"] = {**fields.get("outrider", {}), "explanation": explanation}
+        if self._requests[index].wants_trace:
+            traced = traced_fields(chunks, self._text)
+            fields["outrider"] = {**fields.get("outrider", {}), **traced}
         return fields
 
     def _outrider(self, index: int, last: Chunk) -> dict[str, Any]:
@@ -110,6 +114,9 @@ class ChoicesReply(Reply):
         prompt = max((usage.prompt_tokens for usage in self._usages.values()), default=0)
         output = sum(usage.completion_tokens for usage in self._usages.values())
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=True)
 
     def _token(self, token_id: int) -> tuple[str, bytes]:
         """One token as it reads alone, and its bytes."""

@@ -334,7 +334,7 @@ async def test_a_body_that_is_too_long_is_413():
     [
         ("/v1/embeddings", "POST", 404, "no embeddings"),
         ("/v1/responses/resp_1", "GET", 404, "keeps no responses"),
-        ("/", "GET", 404, "nothing"),
+        ("/ui", "GET", 404, "nothing"),
         (COMPLETIONS, "GET", 405, "POST"),
         ("/v1/models", "POST", 405, "GET"),
         ("/health", "DELETE", 405, "GET"),

@@ -22,7 +22,7 @@ from core.speculation.token_tree import TokenTree, TreeSpec
 from deploy.app import worker
 from deploy.serve.affinity import beginnings
 from deploy.serve.deployments import DraftWorker, TargetWorker
-from deploy.serve.draining import stopping_replicas
+from deploy.serve.draining import replicas_now
 from deploy.serve.leases import ServeLease, ServeLeases
 from deploy.serve.routing import RoomiestRouter, draft_router, target_router
 from tests.deploy.fake_engines import FAIL, INFO, SLOW, SLOW_LOAD_S, STUCK, FakeDraftActor, FakeTargetActor, Front
@@ -298,7 +298,7 @@ async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new
     """
     impatient = new_leases(drain_grace_s=0.3)
     held = [await taken("a") for taken in (leases.take_target, leases.take_draft, impatient.take_target)]
-    assert await stopping_replicas() == frozenset()
+    assert (await replicas_now()).stopping == frozenset()
     for each in (leases, impatient):
         each.leave(frozenset({"another replica"}))
     assert [await works(lease) for lease in held] == [True, True, True]
@@ -306,7 +306,7 @@ async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new
     update = asyncio.create_task(asyncio.to_thread(deploy, TWO_SLOW_TO_LOAD, DRAFT))
     await until(lambda: are_stopping(2))
     for each in (leases, impatient):
-        each.leave(await stopping_replicas())
+        each.leave((await replicas_now()).stopping)
     await until(lambda: has_ended(held[1]))  # though nobody called: a session that rests does not
     assert await is_lost(held[1])
     assert await works(held[0])
@@ -319,7 +319,7 @@ async def test_replicas_that_are_to_stop_are_left_and_others_are_not(leases, new
     for lease in (*held, *successors):
         lease.release()
     await update
-    assert await stopping_replicas() == frozenset()
+    assert (await replicas_now()).stopping == frozenset()
 
 
 async def has_ended(lease: ServeLease[Any]) -> bool:
@@ -327,7 +327,7 @@ async def has_ended(lease: ServeLease[Any]) -> bool:
 
 
 async def are_stopping(num_replicas: int) -> bool:
-    return len(await stopping_replicas()) == num_replicas
+    return len((await replicas_now()).stopping) == num_replicas
 
 
 async def works(lease: ServeLease[Any]) -> bool:
