@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from time import thread_time
 
 import numpy as np
 from llguidance import LLMatcher
@@ -22,6 +23,11 @@ MAX_ALTERNATIVES = 4
 most 8 no more."""
 MAX_NEW_TOKENS = 1024
 """Of the output that are taken in at once: a token takes 1 to 2 microseconds."""
+TAKEN_TOGETHER = 16
+"""Of these, between two looks at the clock."""
+FREE_S, FREE_TOKEN_S = 0.03, 3e-4
+"""Seconds of the caller's thread that all answers of an output may take, and more for each of its tokens. JSON takes a
+quarter of that; what a grammar with many readings takes grows with the output, to seconds for one token."""
 
 
 class ForcedTokens:
@@ -33,21 +39,38 @@ class ForcedTokens:
         self._num_taken = 0
         self._run: list[int] = []
         """What is known to be forced behind what was taken: a long run is looked for only once."""
+        self._spent_s = self._until_s = 0.0
 
     def __repr__(self) -> str:
         return f"<ForcedTokens after {self._num_taken}>"
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
-        """What may follow `output`, at most `max_depth` tokens in a row; nothing until the grammar has been compiled.
+        """What may follow `output`, at most `max_depth` tokens in a row; nothing until the grammar has been compiled,
+        nor once its answers have taken too long.
 
         Raises: GrammarProblem where it does not compile, cannot be followed, or forbids the output.
         """
         if not self._compiled.done():
             return NO_GUESSES
+        began_s = thread_time()
+        self._until_s = began_s + FREE_S + FREE_TOKEN_S * self._num_taken - self._spent_s
+        try:
+            return self._answer(output, max_depth)
+        finally:
+            self._spent_s += thread_time() - began_s
+
+    @property
+    def _is_dear(self) -> bool:
+        """Whether what it may take is used up: then it is for good, since nothing more of the output is taken in."""
+        return thread_time() >= self._until_s
+
+    def _answer(self, output: Sequence[int], max_depth: int) -> Guesses:
         if self._matcher is None:
             self._matcher = self._compiled.result().start.deep_copy()
-        self._take(self._matcher, output[self._num_taken : self._num_taken + MAX_NEW_TOKENS])
-        if self._num_taken < len(output):
+        most = min(len(output), self._num_taken + MAX_NEW_TOKENS)
+        while self._num_taken < most and not self._is_dear:
+            self._take(self._matcher, output[self._num_taken : min(most, self._num_taken + TAKEN_TOGETHER)])
+        if self._num_taken < len(output) or self._is_dear:
             return NO_GUESSES
         if not self._run:
             self._run = self._forced(self._matcher)
@@ -83,14 +106,14 @@ class ForcedTokens:
     def _branch(self, nodes: _Nodes, end: int, matcher: LLMatcher, depth: int) -> None:
         """Below `end`, where `matcher` stands and no token is forced: those that begin forced bytes, and what follows
         each. The masks of other places may take long."""
-        if matcher.is_stopped() or not matcher.compute_ff_bytes():
+        if self._is_dear or matcher.is_stopped() or not matcher.compute_ff_bytes():
             return
         tokens = np.flatnonzero(np.unpackbits(mask_of(matcher, self._compiled.result()), bitorder="little")).tolist()
         if len(tokens) > MAX_ALTERNATIVES:
             return
         for token in tokens:
             child = nodes.add(end, token, 1.0 / len(tokens))
-            if depth > 1 and nodes.has_room:
+            if depth > 1 and nodes.has_room and not self._is_dear:
                 below = matcher.deep_copy()
                 below.try_consume_tokens([token])
                 run = self._forced(below)[: depth - 1]

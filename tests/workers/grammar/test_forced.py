@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from core.records import GrammarKind
+from core.speculation import NO_GUESSES
 from core.speculation.token_tree import ROOT
 from tests.workers.grammar.grammars import (
     EOS,
@@ -158,3 +159,13 @@ def test_a_session_asks_for_its_grammar_of_what_is_kept():
     grammars.compile(grammar)
     assert grammars.forced(grammar).after([], DEPTH).tokens == tuple(ids("yes, it is"))
     grammars.close()
+
+
+@pytest.mark.parametrize("num_new", [1, 400])
+def test_a_grammar_of_many_readings_is_left_before_it_holds_up_the_caller(num_new):
+    """Each token takes longer than the one before: 0.3 s after a hundred, and minutes for all of these."""
+    guesser = forced(lark('start: s\ns: s s s | s s | "a" | "b" | "c"'))
+    (token,) = ids("a")
+    for num_tokens in range(num_new, 401, num_new):
+        assert guesser.after([token] * num_tokens, DEPTH) is NO_GUESSES or num_tokens < 100
+    assert guesser._num_taken < 200
