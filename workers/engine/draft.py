@@ -186,7 +186,6 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         reason = "NaN or infinite scores of the draft for this sequence"
         is_kept = job.held.spec.needs_q and job.builder.has_root
         self._answer(job, job.reply() if is_kept else Refused(job.request.stamp, reason))
-        self._runtime.cache.suspect(job.held.kv)
         self._store.forget_guesses(job.held)
         self._growing_jobs.pop(job.held.session, None)
 
@@ -198,6 +197,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         """Give each job what is said after its rows; refuse jobs with unsound logits."""
         said = self._speaker.says(logits, [job.places() for job in jobs])
         sound = [job for job, each in zip(jobs, said, strict=True) if job.take_said(each)]
+        for job, each in zip(jobs, said, strict=True):
+            if None in each:  # of a row ahead, too
+                self._runtime.cache.suspect(job.held.kv)
         for job in jobs:
             if job not in sound:
                 self._end_unsound(job)

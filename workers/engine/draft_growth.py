@@ -31,6 +31,7 @@ class TreeJob(Job[DraftRequest]):
     """After the nodes that were fed and then after the tokens ahead; the first of them become part of the tree."""
     _tip: int = 0
     """The node whose child is the next token ahead."""
+    _num_ahead_held: int = 0
 
     @property
     def tree_spec(self) -> TreeSpec:
@@ -150,6 +151,7 @@ class TreeJob(Job[DraftRequest]):
     def take_said(self, said: Sequence[Candidates | None]) -> bool:
         """What is said after each of `places`. Whether it is sound; an unsound row ahead is as good as none."""
         num_sound = said.index(None) if None in said else len(said)
+        self._num_ahead_held = 0
         self._said = [each for each in said[:num_sound] if each is not None]
         return num_sound >= len(self.builder.being_fed)
 
@@ -159,11 +161,11 @@ class TreeJob(Job[DraftRequest]):
 
     def hold_next(self) -> list[Candidates]:
         """The same of the next token ahead, if the draft itself goes on with it; nothing where that is not so."""
-        num_ahead = len(self.ahead) - len(self._said)
-        child = self.builder.child(self._tip, self.ahead[num_ahead]) if self._said else None
+        child = self.builder.child(self._tip, self.ahead[self._num_ahead_held]) if self._said else None
         if child is None or not self.builder.feed_only(child):
             return []
         self._tip = child
+        self._num_ahead_held += 1
         return self._hold(1)
 
     def _hold(self, num: int) -> list[Candidates]:

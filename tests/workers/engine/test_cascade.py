@@ -176,3 +176,21 @@ def test_an_unsound_row_ahead_harms_nobody(load, monkeypatch):
     )
     assert Driver(engine, [*PROMPT, 7, 7, 7, 7], CERTAIN).draft(6).tokens == (7,) * 6
     assert engine.stats().num_steps == 6
+
+
+def test_rows_before_an_unsound_one_ahead_are_those_of_their_tokens(load, monkeypatch):
+    """The first row ahead is sound and wrong; the last is not, and of what the draft says."""
+    plain, engine, helper = load(0), load(), load(0)
+
+    def continuation(text):
+        first = first_chain(helper, text, GREEDY, 1, len(PROMPT))[0]
+        return [wrong(first), first, first]
+
+    says = Foreseeing(engine, continuation).says
+    monkeypatch.setattr(
+        engine._speaker,
+        "says",
+        lambda logits, places: [[*each[:2], *[None] * len(each[2:])] for each in says(logits, places)],
+    )
+    expected, found = (Driver(each, PROMPT, GREEDY).ask(8) for each in (plain, engine))
+    assert found.new_nodes == expected.new_nodes
