@@ -48,7 +48,7 @@ def _wanted(body: Body, tokenizer: Tokenizer, formats: Formats) -> _Wanted:
 
 def reading_of(body: Body, request: GenerationRequest, tokenizer: Tokenizer, config: ServiceConfig) -> Reading:
     """What is looked for in the outputs. One that is held to a grammar has no thoughts."""
-    if body.chat is None:
+    if body.prompt_given is not None:  # to build a long chat once more would hold up the event loop
         return Reading()
     formats = formats_of(config.http, tokenizer)
     asked = body.tools_asked

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from core.config import HttpConfig, Limits
 from core.errors import ConfigError
+from deploy.http.openai.chat_body import ChatBody
 from deploy.http.output import (
     Kind,
     Reading,
@@ -21,6 +23,7 @@ from deploy.http.output import (
     has_marks,
     joined,
 )
+from deploy.http.translate import reading_of
 from tests.vocabularies import as_product, byte_level
 from workers.grammar import GrammarCompiler, Structure, grammar_of
 
@@ -214,3 +217,11 @@ def test_a_grammar_of_calls_lets_through_what_the_reader_of_its_format_finds(for
     assert compiled.allows(b'{"x": 5}') is has_marks(form)
     found = read(Reading(form, frozenset({"f", "g-h.i"})), list(one + two))
     assert found == ("", "", [F, ("g-h.i", "{}")])
+
+
+def test_what_is_looked_for_is_known_without_the_chat(monkeypatch):
+    """It is asked on the event loop, and to build a long chat takes a tenth of a second and more."""
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}]})
+    monkeypatch.setattr(ChatBody, "chat", property(lambda _: pytest.fail("the chat was built once more")))
+    request, service = SimpleNamespace(grammar=None, prompt=()), SimpleNamespace(http=HttpConfig())
+    assert reading_of(body, request, SimpleNamespace(template=""), service).is_plain
