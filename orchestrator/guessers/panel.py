@@ -58,7 +58,7 @@ class Panel:
         return guesses if len(guesses) else None
 
     def _leave_out(self, source: str, error: Exception) -> None:
-        del self._guessers[source]
+        self._guessers.pop(source, None)  # it may have been left out since it asked
         self._askers.pop(source, None)
         self.failures[source] += 1
         self._breakers[source].failed(error)

@@ -23,9 +23,10 @@ from workers.grammar.divisors import problem_of_divisors
 Mask: TypeAlias = NDArray[np.uint8]
 """Of the tokens that may come: one bit for each, the lowest of a byte first."""
 
-LIMITS = LLParserLimits(max_grammar_size=100_000, max_lexer_states=20_000, verbose_errors=False)
-"""A lexer state takes one or two kilobytes. What has no entry is as the library has it: a step of a mask ends after
-20 ms or so of work, and is refused."""
+LIMITS = LLParserLimits(max_grammar_size=100_000, max_lexer_states=20_000, step_max_items=5_000, verbose_errors=False)
+"""A lexer state takes one or two kilobytes. Of a grammar with many readings a mask takes longer with each token of the
+output; at 5,000 items of the parser it takes 20 ms, and is refused (the library's own bound of 50,000 lets it come to
+400 ms, for all sessions of the engine)."""
 WHITESPACE = r" |\n[ \t]{0,20}"
 """Between the parts of JSON: as people and libraries write it, but never without end."""
 JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False}

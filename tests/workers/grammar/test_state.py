@@ -217,3 +217,17 @@ def test_an_expression_that_explodes_is_stopped_by_name():
         output.append(next((token for token in allowed(mask) if token != EOS), EOS))
     assert current.problem is not None
     assert "too many expressions" in current.problem
+
+
+def test_a_grammar_with_many_readings_ends_its_output_before_its_masks_take_long():
+    """Each of its words has a number of readings that grows with its length; the library counts what they take."""
+    output = ids("abc" * 60)
+    current = state(lark('start: s\ns: s s s | s s | "a" | "b" | "c"\n'))
+    for length in range(len(output)):
+        (mask,) = current.masks(output[:length], [()])
+        if current.problem is not None:
+            break
+        assert output[length] in allowed(mask)
+    assert 20 < length < 120
+    assert "Too many items" in current.problem
+    assert not mask.any()
