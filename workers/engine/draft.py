@@ -208,7 +208,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         taking = [(job, job.hold_fed()) for job in sound]
         while taking:
             take_all([job.builder for job, _ in taking], [each for _, each in taking])
-            taking = [(job, each) for job, _ in taking if (each := job.hold_next())]
+            taking = [(job, held) for job, _ in taking if (held := job.hold_next())]
         for job in sound:
             if job.ahead:
                 self._store.drop_rows_ahead(job.held)
