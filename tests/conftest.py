@@ -44,10 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
-def _turn(item: pytest.Item) -> tuple[bool, bool]:
+def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
     """What takes longest comes first, so that no process waits for it in the end; a shared cluster comes last, since a
-    process has one at a time."""
-    return "cluster" in getattr(item, "fixturenames", ()), item.path.name not in LONGEST
+    process has one at a time, and on it the service that is deployed for good."""
+    names = getattr(item, "fixturenames", ())
+    return "cluster" in names, "running" in names, item.path.name not in LONGEST
 
 
 def has_a_further_seed(item: pytest.Item) -> bool:

@@ -31,7 +31,11 @@ NUM_ROUNDS: Final = 400
 DEPTH: Final = 8
 MAX_COST_US: Final = 50.0
 PROMPT_SHARE: Final = 0.5
-CODE: Final = ("orchestrator/session/draft_side.py", "core/speculation/speculation_tree.py", "deploy/api/request.py")
+CODE: Final = (
+    "orchestrator/session/drafts/draft_side.py",
+    "core/speculation/speculation_tree.py",
+    "deploy/api/request.py",
+)
 PROSE: Final = ("docs/control.md", "docs/exactness.md")
 EDITED: Final = "orchestrator/policy/tree_policy.py"
 

@@ -91,6 +91,8 @@ def sequential(scenario: Scenario, gamma: int) -> Scenario:
 def sweep(scenario: Scenario, gammas: Sequence[int] = GAMMAS) -> Iterator[Run]:
     """In turn: each verification that applies, by rising draft length until that does not pay."""
     for verification in lossless(is_greedy=scenario.temperature == 0):
+        if verification.rule.needs_q and verification.rule.takes_trees:
+            continue  # with one draw a place, as in a chain, it is rejection
         best = 0.0
         for gamma in gammas:
             fixed = replace(sequential(scenario, gamma), verification=verification)

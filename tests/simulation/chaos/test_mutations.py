@@ -228,7 +228,7 @@ def cancellation_ignored(patch):
 
 
 def place_not_given_back(patch):
-    patch(Admission, "_leave", lambda self, *_: None)
+    patch(Admission, "leave", lambda self, *_: None)
 
 
 def pieces_said_twice(patch):

@@ -197,7 +197,9 @@ def test_a_follower_that_hangs_is_given_up_after_the_limit(checkpoint):
         os.kill(followers.pid(0), signal.SIGSTOP)
         engine.add(1, driver.verify_request())
         began_s = monotonic()
-        with pytest.raises(WorkerLost, match=r"not done its part within 3 s|lost each other"):
+        with pytest.raises(
+            WorkerLost, match=r"not done its part within 3 s|not complete a step within 3 s|lost each other"
+        ):
             engine.step()
         assert 2.5 < monotonic() - began_s < 6
 
