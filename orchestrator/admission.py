@@ -27,7 +27,7 @@ RECENT_COMPLETIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """The queue at the moment, and who has left it since the last report."""
+    """The queue at the moment, and the waits of those that were admitted since the last report."""
 
     num_waiting: int
     expected_wait_s: float

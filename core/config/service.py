@@ -142,8 +142,8 @@ class Limits:
     max_stop_strings: int = 16
     """Most stop strings of a request, at least 0."""
     max_stop_chars: int = 256
-    """Most characters of a stop string, at least 1. Text that may begin a stop string is held back, so long ones delay
-    output."""
+    """Most characters of a stop string, at least 1. Text that may begin a stop string is held back, so long stop
+    strings delay output."""
     max_stop_token_ids: int = 128
     """Most stop token ids of a request, at least 0."""
     max_logit_bias: int = 512

@@ -28,7 +28,7 @@ SCHEME = "bearer"
 CALLER_CHARS = 16
 """Of a token's digest, as the name of a caller that the file does not name: enough to tell callers apart."""
 KEY_BYTES = 32
-"""Randomness of a key: so much that nobody finds it from its digest, however fast digests are."""
+"""Random bytes of a key: 256 bits cannot be guessed from a digest, however fast the digest is to compute."""
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PRIORITY = re.compile(r"max_priority=(-?\d{1,10})")

@@ -109,7 +109,7 @@ def removal(num_layers: int, budget: int, score: Score) -> list[tuple[Layers, Ag
 
 
 def num_tried(num_layers: int, at_once: int) -> int:
-    """Subsets that are tried where so many layers are removed in a step."""
+    """The number of subsets that a search tries which removes up to `at_once` of `num_layers` layers in each step."""
     tried, left = 0, num_layers
     while left > 1:
         removed = min(at_once, left - 1)

@@ -59,7 +59,7 @@ class Means:
 
     @property
     def forced_output(self) -> Forced:
-        assert self.forced is not None, "who has no grammar has no guesser of one"
+        assert self.forced is not None, "a session without a grammar has no grammar guesser"
         return self.forced
 
     @property

@@ -147,11 +147,14 @@ async def test_blocks_become_the_messages_of_a_chat():
 
 
 async def test_what_came_out_can_go_in_again():
-    async with by_anthropic(Script(*said("<think>hm</think>I look. ", CALL))) as client:
+    script = Script(*said("<think>hm</think>I look. ", CALL))
+    async with by_anthropic(script) as client:
         first = await client.messages.create(**GIVEN, tools=[WEATHER])
         result = {"type": "tool_result", "tool_use_id": first.content[-1].id, "content": "rain"}
         messages = [*HELLO, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
         await client.messages.create(**{**GIVEN, "messages": messages}, tools=[WEATHER])
+    prompt = TOKENIZER.decode(script.requests[1].prompt)
+    assert all(part in prompt for part in ("<think>hm</think>", "I look.", '"name": "weather"', "tool:rain;"))
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])

@@ -144,11 +144,14 @@ async def test_items_become_the_messages_of_a_chat():
 
 
 async def test_what_came_out_can_go_in_again():
-    async with by_openai(Script(*said("<think>hm</think>I look. ", CALL))) as client:
+    script = Script(*said("<think>hm</think>I look. ", CALL))
+    async with by_openai(script) as client:
         first = await client.responses.create(model="pair", input="weather?", tools=[WEATHER])
         output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "rain"}
         items = [{"role": "user", "content": "weather?"}, *first.output, output]
         await client.responses.create(model="pair", input=items, tools=[WEATHER])
+    prompt = TOKENIZER.decode(script.requests[1].prompt)
+    assert all(part in prompt for part in ("<think>hm</think>", "I look.", '"name": "weather"', "tool:rain;"))
 
 
 async def test_a_schema_holds_the_text_and_parses():
