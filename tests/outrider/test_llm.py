@@ -178,3 +178,13 @@ def test_its_import_needs_neither_torch_nor_ray_nor_grpc():
     code = "import sys, outrider; print(sorted({'torch', 'ray', 'grpc'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_script_that_does_not_close_ends_in_silence():
+    code = f"""
+from outrider import LLM
+llm = LLM({str(DEMO / "target")!r}, draft={str(DEMO / "draft")!r})
+print(len(llm.generate("import os", max_tokens=4, ignore_eos=True)[0].token_ids))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout.strip(), found.stderr) == (0, "4", "")

@@ -110,6 +110,8 @@ class EngineLoop(Generic[Request, Reply]):
         self._num_requests = 0
         self._door = threading.Lock()
         self._end: WorkerLost | None = None
+        self._ended: Future[None] = Future()
+        """Done when the thread is about to end."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -166,7 +168,9 @@ class EngineLoop(Generic[Request, Reply]):
         """Let the step in progress end, then stop; open calls raise WorkerLost."""
         self._shut(WorkerLost("the engine was closed"))
         self._orders.put(None)
-        await asyncio.to_thread(self._thread.join)
+        ended = asyncio.wrap_future(self._ended)  # at the interpreter's exit no executor could wait for the thread
+        await asyncio.shield(ended)  # who waits no longer must not end it for others
+        self._thread.join()
 
     def _order(self, order: _Order) -> None:
         with self._door:
@@ -191,6 +195,7 @@ class EngineLoop(Generic[Request, Reply]):
             logger.exception("the engine failed")
             self._shut(WorkerLost(f"the engine failed: {failure}"))
         self._turn_away_the_rest()
+        self._ended.set_result(None)
 
     def _take_orders(self) -> None:
         """Execute the orders in the queue; wait for one while there is no other work."""
