@@ -13,7 +13,7 @@ from bench.disruption import cluster, drain, kills, storm
 from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
 from bench.rounds import draws, rounds, tree
-from bench.service import distant, edge, links, overhead, session_events, streams
+from bench.service import batches, distant, edge, links, overhead, session_events, streams
 
 
 class Benchmark(Protocol):
@@ -32,6 +32,7 @@ class Benchmark(Protocol):
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "ablation": ablation,
+    "batches": batches,
     "cluster": cluster,
     "control": control,
     "distant": distant,

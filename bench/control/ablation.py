@@ -23,7 +23,7 @@ from bench.control.control import adaptive as run_adaptive
 from bench.results import Result
 from core.costs import engine_cost
 from core.speculation import PRIOR, calibration, chances, logit, tree_builder
-from orchestrator.policy import adaptive, shared_estimates, tree_policy
+from orchestrator.policy import adaptive, pause, shared_estimates, tree_policy
 from simulation.engines import PRESETS, HopLaw
 from simulation.scenario import Arrivals, Change, Closed, Scenario
 
@@ -54,6 +54,7 @@ PARTS: Final[Mapping[str, tuple[Patch, ...]]] = {
     "rows by what a pass costs": ((engine_cost.CostModel, "rows_worth", 8),),
     "rest": ((adaptive.AdaptivePolicy, "wants_rest", False),),
     "rest soon": ((adaptive, "REST_ROUNDS", 8),),
+    "pause": ((pause.DraftingPause, "saw_round", _constant("")),),
     "offers": ((adaptive.AdaptivePolicy, "num_outcomes", 0),),
     "offers beyond the first": ((adaptive, "OFFERED_OUTCOMES", 1),),
     "a least chance": ((tree_builder, "MIN_PATH_PROB", 1e-9),),

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from statistics import median
 
 import numpy as np
@@ -120,6 +121,11 @@ class PassCost:
         else:
             width.straight.append((rows, seconds))
         self._num_straight = 0 if branches else self._num_straight + 1
+
+    def least_s(self, rows: float) -> float:
+        """The fastest of the last passes of each width with at least `rows` rows."""
+        seen = chain.from_iterable((*width.straight, *width.branched) for width in self._widths.values())
+        return min((seconds for num, seconds in seen if num >= rows), default=self._prior_s)
 
     def curve(self) -> Curve:
         """The present estimate for passes without branches."""

@@ -15,7 +15,7 @@ from core.records import GenerationRequest
 from core.speculation import USUAL_TAIL, Floats, Ints, Part, TreeSpec, fixed_shape
 from orchestrator.policy.policy import Found, RoundSeen
 from orchestrator.policy.shared_estimates import SharedEstimates
-from orchestrator.policy.tree_policy import TreePolicy, TreeView
+from orchestrator.policy.tree_policy import CATCH_UP, TreePolicy, TreeView
 
 REST_ROUNDS = 32
 """Rounds in a row without a node worth verifying, after which the draft rests: it earns no tokens, but leaves the draft
@@ -39,6 +39,7 @@ class AdaptivePolicy(TreePolicy):
         self._num_trials = 0
         """Remaining rounds that draft in turn although plain decoding promises more, in order to learn."""
         self._is_resting = False
+        self._has_draft = False
 
     @property
     def rate(self) -> float:
@@ -47,7 +48,13 @@ class AdaptivePolicy(TreePolicy):
 
     # Growing
 
+    @property
+    def is_paused(self) -> bool:
+        return self._known.pause.is_paused
+
     def tree_spec(self, room: int, turn: int) -> TreeSpec | None:
+        if self.is_paused and min(room, self.max_depth) >= 1:
+            return CATCH_UP  # which ends the growth that is under way
         if self._is_resting:
             self._is_resting = False
             self._known.note(
@@ -57,6 +64,8 @@ class AdaptivePolicy(TreePolicy):
 
     def wants_turn(self) -> bool:
         """Whether drafting promises more than plain decoding, or is to be tried."""
+        if self.is_paused:
+            return False
         if self._forecast() > 0:
             return True
         self._num_trials -= 1
@@ -152,7 +161,7 @@ class AdaptivePolicy(TreePolicy):
         It waits for nothing else: nodes that grow during the next verification are not lost, and a session that shares
         the target's passes would miss the pass of the others.
         """
-        if has_drafted or self._known.costs.is_shared:
+        if has_drafted or self._known.costs.is_shared or self.is_paused:
             return False
         return self._learned.accepted.value > self.rate * self.first_pass_s
 
@@ -160,6 +169,8 @@ class AdaptivePolicy(TreePolicy):
 
     def why_block(self, path_prob: Sequence[float], branches: int, tree: TreeView) -> str:
         shown = path_prob or tuple(tree.best(1, 1).path_prob)
+        if not shown and self.is_paused:
+            return "drafting pauses, since rounds without it make more tokens a second, or are tried"
         if not shown:
             return "nothing is known of what may follow"
         costs, rate = self._known.costs, self.rate
@@ -210,7 +221,7 @@ class AdaptivePolicy(TreePolicy):
         return self._num_idle >= REST_ROUNDS
 
     def rest(self) -> None:
-        self._num_idle, self._num_trials, self._is_resting = 0, TRIAL_ROUNDS, True
+        self._num_idle, self._num_trials, self._is_resting, self._has_draft = 0, TRIAL_ROUNDS, True, False
         costs = self._known.costs
         plain_ms, more_ms = (1e3 * costs.verify_s(num) for num in (0, 1))
         self._known.note(
@@ -224,16 +235,20 @@ class AdaptivePolicy(TreePolicy):
     # Seeing
 
     def begin_drafting(self) -> None:
-        self._num_idle = 0
+        self._num_idle, self._has_draft = 0, True
 
     def saw_round(self, seen: RoundSeen) -> None:
         super().saw_round(seen)
         if seen.gained is not None:
             self._learned.answers.see(seen.gained)
-        if seen.shape.num_looked_up < len(seen.shape):
+        if seen.shape.num_looked_up < len(seen.shape) or self.is_paused:
             self._num_idle = 0
         elif self.is_in_turn or seen.found is not Found.NOT_ASKED:
             self._num_idle += 1
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+        if not self.max_depth:
+            return
         self._known.saw_interval(self.kind, num_tokens, elapsed_s)
+        if self._has_draft:
+            self._known.saw_drafting(self.kind, num_tokens, elapsed_s)

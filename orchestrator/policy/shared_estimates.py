@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from core.costs import CostModel, EngineCost
 from core.speculation import PRIOR, Average, Calibration, SourceWorth
+from orchestrator.policy.pause import DraftingPause
 
 PRIOR_VERIFY_S, PRIOR_DRAFT_S = 0.025, 0.003
 """Seconds of a pass before any was observed."""
@@ -74,6 +75,7 @@ class SharedEstimates:
         self.verify = EngineCost(PRIOR_VERIFY_S)
         self.draft = EngineCost(PRIOR_DRAFT_S)
         self.hits = Average(PRIOR)
+        self.pause = DraftingPause()
         self.kinds: dict[str, Learned] = defaultdict(Learned)
         self.num_sessions = 0
         self._costs: CostModel | None = None
@@ -103,6 +105,15 @@ class SharedEstimates:
             learned.seconds = Average(self.costs.verify_s(0))
         learned.tokens.see(num_tokens)
         learned.seconds.see(elapsed_s)
+
+    def saw_drafting(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
+        """The same, of a session that drafts unless there is a pause."""
+        reason = self.pause.saw_round(num_tokens, elapsed_s, self.num_sessions, self._most_plain)
+        if reason:
+            self.note(f"{kind}: drafting {'pauses' if self.pause.is_paused else 'goes on'}, {reason}", 0, 0)
+
+    def _most_plain(self) -> float:
+        return 1.0 / self.verify.passes.least_s(self.num_sharing)
 
     def note(self, reason: str, depth: int, nodes: int, *, is_change: bool = True) -> None:
         """Note the present choice, and the reason."""

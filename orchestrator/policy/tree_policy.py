@@ -114,6 +114,11 @@ class TreePolicy(ABC):
             return self._in_turn(depth)
         return self._drawn_tree(depth) if self.draws_trees else self._chain(depth)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether no session drafts at present, although it has a draft."""
+        return False
+
     def wants_turn(self) -> bool:
         """Whether to draft before the next block, where that is done in turn."""
         return True

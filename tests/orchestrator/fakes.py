@@ -166,6 +166,7 @@ class FakePolicy:
     is_in_turn = True
     num_outcomes = 0
     wants_rest = False
+    is_paused = False
 
     def begin_drafting(self) -> None: ...
 

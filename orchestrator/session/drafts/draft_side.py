@@ -173,7 +173,7 @@ class DraftSide:
 
     def tell(self) -> list[m.Command]:
         """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
-        if self._machine.state is Growing.ABSENT:
+        if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._is_over):
             return []
         tree_spec = self._policy.tree_spec(self._room, self._turn)
         if tree_spec is None:  # not for this request, or the text is as long as the draft's context

@@ -10,12 +10,24 @@ import pytest
 
 from core.config import Limits, SpeculationConfig
 from core.costs.engine_cost import WIDTHS
-from core.records import Call, Chunk, DraftRequest, DraftUpdate, Missing, Refused, Stamp, Timing, VerifyRequest
+from core.records import (
+    Call,
+    Chunk,
+    DraftDone,
+    DraftRequest,
+    DraftUpdate,
+    Missing,
+    Refused,
+    Stamp,
+    Timing,
+    VerifyRequest,
+)
 from core.speculation.token_tree import EMPTY_BLOCK, ROOT, UNRANKED, NewNodes, TokenTree, TreeSpec
 from orchestrator.policy.adaptive import REST_ROUNDS, AdaptivePolicy
 from orchestrator.policy.policies import Controller
 from orchestrator.policy.policy import Found, RoundSeen, Shape
 from orchestrator.policy.shared_estimates import LOOK_ROUNDS, SharedEstimates
+from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import MAX_OPEN, MAX_PAUSE_S
 from orchestrator.session.pair import Pair
@@ -303,6 +315,29 @@ def test_a_draft_that_has_forgotten_is_sent_everything_and_tells_everything(stag
     stage.grows((ROOT, tokens[0]), (0, tokens[1]))
     stage.verdict()
     assert stage.block.tokens == (tokens[1],)
+
+
+def test_in_a_pause_the_draft_ends_what_it_grows_and_is_told_nothing_more_until_it_is_over(stage):
+    stage.grows_right(3)
+    stage.policy._known.pause.is_paused = True
+    stage.verdict()
+    asked = stage.last(DraftRequest)
+    assert asked.growth == CATCH_UP
+    stage.event(m.DraftReplied(DraftDone(asked.stamp, NewNodes(stage.num_told), asked.num_committed), 0.0, 0.0))
+    num_told, num_committed = stage.count(DraftRequest), asked.num_committed
+    for _ in range(4):
+        stage.verdict()
+    assert stage.count(DraftRequest) == num_told
+    stage.policy._known.pause.is_paused = False
+    stage.verdict()
+    asked = stage.last(DraftRequest)
+    assert asked.growth.num_passes != CATCH_UP.num_passes
+    assert asked.base.num_tokens == num_committed - 1, "it holds what it held, and the last is sent again"
+    assert [*PROMPT, *stage.tokens][num_committed - 1 :] == [*asked.suffix]
+    stage.grows_right(2)
+    stage.verdict()
+    assert len(stage.block) == 1
+    assert stage.tokens == plain(PROMPT, len(stage.tokens))
 
 
 def test_what_was_lost_of_a_tree_is_told_once_more(stage):

@@ -1,0 +1,158 @@
+"""Drafting pauses where rounds without it make more tokens a second, and is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.config import SpeculationConfig
+from core.records import Timing
+from orchestrator.policy.pause import LEAST_ROUNDS, MAX_WINDOWS, SETTLING_ROUNDS, WINDOW_ROUNDS, DraftingPause
+from orchestrator.policy.policies import Controller
+from orchestrator.policy.tree_policy import CATCH_UP
+from tests.orchestrator.policy.test_policies import chain, request, verdict
+
+
+class FakeSessions:
+    """All of them make `drafting` tokens a second while drafting goes on, and `plain` in a pause."""
+
+    def __init__(self, drafting, plain, num=1, most_plain=1e9):
+        self.pause, self.num, self.most_plain = DraftingPause(), num, most_plain
+        self.drafting, self.plain = drafting, plain
+        self.ways = []
+        self.reasons = []
+
+    def round(self):
+        rate = self.plain if self.pause.is_paused else self.drafting
+        self.ways.append(self.pause.is_paused)
+        reason = self.pause.saw_round(1, 1.0 / rate, self.num, lambda: self.most_plain)
+        self.reasons += [reason] if reason else []
+
+    def run(self, num_rounds):
+        for _ in range(num_rounds):
+            self.round()
+        return self
+
+
+def test_there_is_no_trial_while_drafting_makes_more_than_plain_decoding_ever_has():
+    sessions = FakeSessions(drafting=20.0, plain=100.0, most_plain=19.0).run(2000)
+    assert not any(sessions.ways)
+
+
+def test_the_first_trial_follows_the_first_window_and_decides():
+    sessions = FakeSessions(drafting=20.0, plain=30.0)
+    sessions.run(LEAST_ROUNDS)
+    assert sessions.ways == [False] * LEAST_ROUNDS
+    assert sessions.pause.is_paused  # the trial
+    sessions.run(SETTLING_ROUNDS + LEAST_ROUNDS)
+    assert sessions.pause.is_paused
+    assert sessions.reasons == ["sessions made 30.0 tokens/s without drafting, 20.0 with"]
+
+
+def test_a_trial_that_gains_less_than_2_percent_ends():
+    sessions = FakeSessions(drafting=20.0, plain=20.3).run(2 * LEAST_ROUNDS + SETTLING_ROUNDS)
+    assert not sessions.pause.is_paused
+    assert not sessions.reasons
+
+
+def test_trials_in_vain_become_rare():
+    sessions = FakeSessions(drafting=30.0, plain=20.0).run(10_000)
+    share = sum(sessions.ways) / len(sessions.ways)
+    assert 0.0 < share < 1.5 / MAX_WINDOWS
+    trials = sum(now and not before for before, now in zip(sessions.ways, sessions.ways[1:], strict=False))
+    assert trials > 10_000 / LEAST_ROUNDS / MAX_WINDOWS / 2  # but they go on
+
+
+def test_drafting_comes_back_when_it_pays_again():
+    sessions = FakeSessions(drafting=20.0, plain=30.0).run(500)
+    assert sessions.pause.is_paused
+    sessions.drafting = 60.0
+    sessions.run((MAX_WINDOWS + 3) * LEAST_ROUNDS)
+    assert not sessions.pause.is_paused
+    assert sessions.reasons[-1] == "sessions made 60.0 tokens/s with drafting, 30.0 without"
+
+
+def test_what_is_under_way_at_a_change_is_not_measured():
+    sessions = FakeSessions(drafting=20.0, plain=30.0, num=4)
+    sessions.run(max(LEAST_ROUNDS, 4 * WINDOW_ROUNDS))
+    sessions.plain = 1.0
+    sessions.run(4 * SETTLING_ROUNDS)
+    sessions.plain = 30.0
+    sessions.run(max(LEAST_ROUNDS, 4 * WINDOW_ROUNDS))
+    assert sessions.pause.is_paused
+
+
+@pytest.mark.parametrize("num_after", [2, 32])
+def test_rates_of_unlike_numbers_of_sessions_are_not_compared(num_after):
+    sessions = FakeSessions(drafting=20.0, plain=30.0, num=8)
+    sessions.run(8 * WINDOW_ROUNDS)
+    assert sessions.pause.is_paused
+    sessions.num = num_after
+    sessions.run(8 * SETTLING_ROUNDS + max(LEAST_ROUNDS, num_after * WINDOW_ROUNDS))
+    assert not sessions.pause.is_paused  # the trial has ended
+    assert not sessions.reasons
+
+
+# What the adaptive policy makes of it
+
+
+def paused(**changes):
+    policy = Controller(SpeculationConfig()).policy(request(**changes))
+    policy.begin_drafting()
+    for _ in range(10):
+        policy.saw_round(verdict(chain(2), 1))
+    for _ in range(LEAST_ROUNDS):
+        policy.saw_interval(1, 0.5)  # 2 tokens a second, where a pass takes 25 ms
+    return policy
+
+
+def test_a_paused_policy_ends_growth_and_neither_waits_nor_drafts_in_turn():
+    policy = paused()
+    assert policy.is_paused
+    assert policy.tree_spec(100, 0) == CATCH_UP
+    assert not policy.wants_turn()
+    assert not policy.is_worth_waiting(0, has_drafted=False)
+    assert policy.tree_spec(0, 0) is None  # the context of the draft is full
+
+
+def test_rounds_of_a_pause_are_no_reason_to_give_the_draft_back():
+    policy = paused(pipelining=False)
+    for _ in range(200):
+        policy.saw_round(verdict(chain(0), 0))
+    assert not policy.wants_rest
+
+
+def test_sessions_that_do_not_draft_are_not_counted():
+    known = Controller(SpeculationConfig())
+    for changes in ({"max_draft_tokens": 0}, {}):  # the second has no draft
+        policy = known.policy(request(**changes))
+        for _ in range(10 * LEAST_ROUNDS):
+            policy.saw_interval(1, 0.5)
+        assert not policy.is_paused
+
+
+def test_requests_without_guesses_do_not_lower_the_price_for_others():
+    known = Controller(SpeculationConfig())
+    drafting, plain = known.policy(request()), known.policy(request(max_draft_tokens=0))
+    for _ in range(500):
+        drafting.saw_interval(4, 0.03)
+        plain.saw_interval(1, 0.03)
+    assert drafting.rate == pytest.approx(4 / 0.03, rel=0.05)
+
+
+def test_a_named_policy_does_not_pause():
+    known = Controller(SpeculationConfig())
+    adaptive, static = known.policy(request()), known.policy(request(policy="static"))
+    adaptive.begin_drafting()
+    for _ in range(2 * LEAST_ROUNDS):
+        adaptive.saw_interval(1, 0.5)
+    assert adaptive.is_paused
+    assert not static.is_paused
+
+
+def test_the_fastest_pass_of_at_least_so_many_rows_bounds_plain_decoding():
+    known = Controller(SpeculationConfig()).policy(request())._known
+    for rows, seconds in ((1, 0.010), (4, 0.020), (8, 0.018), (8, 0.030)):
+        known.verify.see(Timing(0.0, seconds, 1, rows), seconds + 0.001)
+    least_s = known.verify.passes.least_s
+    assert [least_s(rows) for rows in (1, 2, 4, 8)] == [0.010, 0.018, 0.018, 0.018]
+    assert least_s(100) == least_s(9) == 0.025  # nothing is known: what is expected
