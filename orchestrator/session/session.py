@@ -81,6 +81,7 @@ class Session:
         temperature = request.draft_temperature or pair.speculation.draft_temperature
         draft_spec = spec.at_draft_temperature(temperature)
         self._draft_side = DraftSide(session_id, pair, self._log, draft_spec, policy, self.stats)
+        self._blocks = self._draft_side.blocks
         self._extra_drafts = ExtraDrafts(session_id, pair, self._log, draft_spec, extra_policies)
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(
@@ -166,8 +167,8 @@ class Session:
         assert taken is not None, "a verdict that goes on with anything else is a problem"
         stamp, guess = taken
         self._offers.clear()
-        self._draft_side.went_on(guess)
-        self._draft_side.explain_going_on()
+        self._draft_side.used(guess)
+        self._blocks.continue_with(guess)
         self._guess, self._is_continued = guess, True
         self._machine.fire(Trigger.VERIFY)
         self._held.go_on(stamp)
@@ -175,7 +176,7 @@ class Session:
 
     def _offer(self) -> list[m.Command]:
         """What the target may go on with after the verdict that is awaited; the last offer counts."""
-        offer = self._draft_side.offer(self._guess.block, self._max_depth, self._max_nodes)
+        offer = self._blocks.offer(self._guess.block, self._max_depth, self._max_nodes)
         awaited = self._held.awaiting
         if offer is None or offer.is_empty or offer == self._offers.last or awaited is None:
             return []
@@ -192,26 +193,22 @@ class Session:
         questions, samples = judged.guess.questions, judged.verdict.samples
         if questions is not None and samples:
             self._panel.answered(questions.source, [samples[row] for row in questions.rows])
-        unverified = self._draft_side.unverified(committed)
-        found = self._draft_side.reroot(committed)
+        unverified = self._blocks.unverified(committed)
+        found = self._blocks.reroot(committed)
         self._panel.saw(committed)
         self.stats.record_found(found)
         self._policy.saw_round(judged.seen(found, unverified))
         to_others = self._extra_drafts.follow(judged, self._max_depth)
-        if self._draft_side.is_silent:
-            return [*self._draft_side.lose(), *to_others]
-        if self._draft_side.wants_rest:
-            return [*self._draft_side.rest(), *to_others]
-        return [*self._draft_side.take_turn(self._max_depth), *to_others]
+        return [*self._draft_side.begin_round(self._max_depth), *to_others]
 
     def _send_or_wait(self, *, is_waiting: bool) -> list[m.Command]:
         """Have the best block verified, unless what comes next is worth the wait."""
-        self._extra_drafts.tell(self._draft_side, self._max_depth, self._max_nodes)
-        block = self._draft_side.block(self._max_depth, self._max_nodes)
+        self._extra_drafts.tell(self._blocks, self._max_depth, self._max_nodes)
+        block = self._blocks.block(self._max_depth, self._max_nodes)
         wait = self._growth_timeout() if self._max_depth > 0 else None
-        if wait is None and self._is_drawn and not self._draft_side.has_guesses:
+        if wait is None and self._is_drawn and not self._blocks.tree.has_drafted:
             self._look_up()
-            block = self._draft_side.block(self._max_depth, self._max_nodes)
+            block = self._blocks.block(self._max_depth, self._max_nodes)
         if wait is None:
             return self._send_block(block, is_waiting=is_waiting)
         if not is_waiting:
@@ -229,7 +226,7 @@ class Session:
         """
         if self._max_depth > 0:
             for source, guesses in self._panel.ask(self._log.tokens):
-                self._draft_side.take(source, guesses)
+                self._blocks.add_guesses(source, guesses)
 
     @property
     def _max_nodes(self) -> int:
@@ -240,7 +237,7 @@ class Session:
         if is_waiting:
             self._machine.fire(Trigger.BLOCK if len(block) else Trigger.NO_BLOCK)
         self._draft_side.used(block)
-        self._draft_side.explain_block(self._max_depth)
+        self._blocks.explain(self._max_depth)
         return self._send(self._with_questions(block))
 
     def _with_questions(self, guess: Guess) -> Guess:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from core.config import DECODE_TOKENS
 from core.records import (
@@ -24,12 +22,12 @@ from core.records import (
     Stamp,
     Timing,
 )
-from core.speculation import EMPTY_PART, Guesses, Part, SpeculationTree, TokenTree, num_branches
 from core.text import TokenLog
-from orchestrator.policy import Found, Shape, TreePolicy
+from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
+from orchestrator.session.drafts.block_chooser import BlockChooser
 from orchestrator.session.engine_view import EngineView
-from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
 from orchestrator.session.statistics import Statistics
@@ -69,10 +67,7 @@ class DraftSide:
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
         self._held = EngineView(log, spec)
         self._is_drawn = spec.needs_q
-        """Whether the draft samples: what it has drawn is of use for one block."""
-        self._tree = SpeculationTree(is_drawn=self._is_drawn)
-        self._taken = EMPTY_PART
-        """Of the tree, those in the block that was taken last."""
+        self.blocks = BlockChooser(policy, stats.explanation, is_drawn=spec.needs_q)
         self._turn = 0
         """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
         to grow for it."""
@@ -96,7 +91,7 @@ class DraftSide:
         self._jitter = random.Random(session_id)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<DraftSide {self._machine} {self._held} {self._tree}>"
+        return f"<DraftSide {self._machine} {self._held} {self.blocks}>"
 
     # The lease
 
@@ -132,7 +127,7 @@ class DraftSide:
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
         self._keep_trace()
-        self._forget()
+        self.blocks.reset()
         self._held.awaiting = None
         self._is_late, self._num_late_rounds, self._waits_for, self._turn = False, 0, None, 0
 
@@ -147,17 +142,22 @@ class DraftSide:
         """The engine is gone, if it is the one that is leased."""
         return self.lose("its engine is gone") if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
 
-    def _forget(self) -> None:
-        self._tree = SpeculationTree(is_drawn=self._is_drawn)
-        self._taken = EMPTY_PART
-
     def close(self) -> None:
         self._machine.fire(Trigger.END)
         self._held.awaiting = None
 
     # What it is told
 
-    def take_turn(self, max_depth: int) -> list[m.Command]:
+    def begin_round(self, max_depth: int) -> list[m.Command]:
+        """Go on with the draft after a verdict: leave it if it is silent or not worth its time, else tell it."""
+        self._num_late_rounds += self._is_late
+        if self._is_late and self._num_late_rounds >= self._pair.speculation.breaker_rounds:
+            return self.lose()
+        if self._policy.wants_rest and self.is_growing:
+            return self.rest()
+        return self._take_turn(max_depth)
+
+    def _take_turn(self, max_depth: int) -> list[m.Command]:
         """Have the draft grow for the next block, which may have `max_depth` guesses in a row."""
         self._turn = 0
         if self._machine.state is Growing.ABSENT:  # a policy must not count turns that it cannot give
@@ -166,7 +166,8 @@ class DraftSide:
             if max_depth < 1:
                 return []
             if not self._policy.wants_turn():
-                self._explain_no_turn()
+                if self._stats.explanation is not None:
+                    self._stats.explanation.note(self._policy.why_no_turn())
                 return []
             self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
         return self.tell()
@@ -182,11 +183,11 @@ class DraftSide:
         self._is_behind = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
-        is_anew = self._is_drawn or self._held.num_tokens == 0 or self._tree.has_lost_some
+        is_anew = self._is_drawn or self._held.num_tokens == 0 or self.blocks.tree.has_lost_some
         self._machine.fire(Trigger.GROW)
         stamp, base, spec = self._held.next_header()
         if is_anew:
-            self._forget()
+            self.blocks.reset()
             self._first_round = stamp.round
             tree_spec = replace(tree_spec, is_anew=True)
         self._known_to[stamp.round] = len(self._log)
@@ -215,7 +216,7 @@ class DraftSide:
             self._num_passes += draft_update.timing is not None
         if draft_update.timing is not None:
             self._observe_pass(len(draft_update.new_nodes), draft_update.timing, event.received_s)
-        return self.tell() if self._tree.has_lost_some else []
+        return self.tell() if self.blocks.tree.has_lost_some else []
 
     def _take_in(self, grown: DraftUpdate | DraftDone) -> bool:
         """Whether it is sound."""
@@ -225,7 +226,7 @@ class DraftSide:
             self._held.keeps(grown.held)
             num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
             if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
-                self._tree.add(grown.new_nodes, num_unknown)
+                self.blocks.tree.add(grown.new_nodes, num_unknown)
         except CORRUPT as error:
             logger.warning("a draft's growth is corrupt: %r", error)
             return False
@@ -276,16 +277,6 @@ class DraftSide:
         if last is not None:
             self._stats.trace_call(replace(last, num_used=num_used))
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the draft has told nothing for several rounds since it was late."""
-        return self._is_late and self._num_late_rounds >= self._pair.speculation.breaker_rounds
-
-    @property
-    def wants_rest(self) -> bool:
-        """Whether there is a draft to leave, and nothing speaks for it."""
-        return self._policy.wants_rest and self._machine.state is Growing.GROWING
-
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
         reply = event.reply
@@ -327,84 +318,14 @@ class DraftSide:
             return []
         self._is_late, self._waits_for = True, None
         self._num_late_rounds += 1
-        self._note("the draft did not answer in time")
+        if self._stats.explanation is not None:
+            self._stats.explanation.note("the draft did not answer in time")
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
         self._stats.num_draft_failures += 1
         return []
 
-    # Blocks
-
-    def unverified(self, tokens: Sequence[int]) -> tuple[float, bool] | None:
-        """As `RoundSeen` has it, of a verdict by which these tokens are committed."""
-        first = None if self._is_drawn else self._tree.unverified(tokens[:-1], self._taken)
-        return None if first is None else (first[1], first[0] == tokens[-1])
-
-    def reroot(self, tokens: Sequence[int]) -> Found:
-        """These tokens were committed. Whether anything that the draft has told of is left."""
-        self._num_late_rounds += self._is_late
-        if self._is_drawn:  # the target's own token is a draw of its own, and says nothing of what the draft drew
-            self._forget()
-            return Found.NOT_ASKED
-        had_nodes = self._tree.has_drafted
-        self._tree.reroot(tokens)
-        self._taken = EMPTY_PART
-        if not had_nodes or self._policy.is_in_turn:
-            return Found.NOT_ASKED
-        return Found.HIT if self._tree.has_drafted else Found.MISS
-
-    @property
-    def has_guesses(self) -> bool:
-        """Whether the draft has told of anything that may be verified next."""
-        return self._tree.has_drafted
-
-    def take(self, source: str, guesses: Guesses) -> None:
-        """Add to the tree what a guesser thinks may come next."""
-        self._tree.guess(guesses, source)
-
-    def block(self, max_depth: int, max_nodes: int) -> Guess:
-        """What the policy chooses of what has grown."""
-        tree = self._tree
-        is_drawn = self._is_drawn and self.has_guesses
-        choose = self._keep_draws if is_drawn else partial(self._policy.choose, tree)
-        part = choose(max_nodes, max_depth)
-        if self._is_drawn and not (is_drawn and self._policy.draws_trees):  # what is looked up was not drawn
-            part = part.straight()
-        self._taken = part
-        if not len(part):
-            return NO_GUESS
-        block = tree.block(part)
-        return Guess(block, Shape(block.parents, part.ranks, part.confidences), part.sources)
-
-    def _keep_draws(self, max_nodes: int, max_depth: int) -> Part:
-        if self._policy.draws_trees:
-            return self._policy.choose_draws(self._tree, max_nodes, max_depth)
-        chain = self._tree.first_chain(min(max_nodes, max_depth))
-        confidences, num = chain.confidences, 0
-        while num < len(chain) and self._policy.keeps(confidences[: num + 1]):
-            num += 1
-        return chain.head(num)
-
-    def offer(self, block: TokenTree, max_depth: int, max_nodes: int) -> Offer | None:
-        """What may follow `block`, which is verified: of its likeliest outcomes those that are worth going on with
-        at once, each with the block that the policy chooses there. None where there is none, or the tree has changed.
-        """
-        policy, taken = self._policy, self._taken
-        is_open = policy.is_worth_going_on(0.0, 0, len(taken)) and taken.depth < max_depth
-        if len(taken) != len(block) or not (policy.num_outcomes or is_open):
-            return None
-        whole = taken
-        for outcome in self._tree.outcomes(taken, policy.num_outcomes):
-            if outcome.depth <= max_depth:
-                part = policy.choose(outcome.below, max_nodes, max_depth - outcome.depth)
-                if policy.is_worth_going_on(float(part.path_prob.sum()), len(part), len(taken)):
-                    whole = whole.with_below(outcome.end, outcome.top).with_below(len(whole), part)
-        return Offer(self._tree.block(whole), len(taken), whole.ranks, whole.confidences, whole.sources, is_open)
-
-    def went_on(self, guess: Guess) -> None:
-        """The target verifies this by itself."""
-        self.used(guess)
-        self._taken = self._tree.part_of(guess.block) or EMPTY_PART
+    # Waiting
 
     def growth_timeout(self) -> m.Await | None:
         """The wait for the draft's next update, with its timeout; None where it is not worth it."""
@@ -423,32 +344,10 @@ class DraftSide:
     def _is_worth_waiting(self) -> bool:
         if self._policy.is_in_turn:
             return self._turn > 0
-        return self._policy.is_worth_waiting(self._num_passes, has_drafted=self._tree.has_drafted)
+        return self._policy.is_worth_waiting(self._num_passes, has_drafted=self.blocks.tree.has_drafted)
 
     # Explaining, where the client has asked
 
     def _explain(self, line: str) -> None:
         if self._stats.explanation is not None:
             self._stats.explanation.say(line)
-
-    def _note(self, text: str) -> None:
-        if self._stats.explanation is not None:
-            self._stats.explanation.note(text)
-
-    def _explain_no_turn(self) -> None:
-        if self._stats.explanation is not None:
-            self._stats.explanation.note(self._policy.why_no_turn())
-
-    def explain_block(self, max_depth: int) -> None:
-        """Why the block that was taken last is what it is, where it might have `max_depth` guesses in a row."""
-        if self._stats.explanation is not None:
-            is_last = max_depth < 1
-            taken = self._taken
-            chances, branches = tuple(taken.path_prob), num_branches(taken.parents)
-            reason = "one token is left" if is_last else self._policy.why_block(chances, branches, self._tree)
-            self._stats.explanation.verifies(taken.depth, taken.sources, reason)
-
-    def explain_going_on(self) -> None:
-        """The target has made the block that was taken last its own."""
-        if self._stats.explanation is not None:
-            self._stats.explanation.goes_on(self._taken.depth, self._taken.sources)

@@ -16,6 +16,7 @@ from core.speculation import DRAFT, EMPTY_PART, EXTRA_DRAFT, ROOT, UNRANKED, Gue
 from core.text import TokenLog
 from orchestrator.policy import Shape, TreePolicy
 from orchestrator.session import messages as m
+from orchestrator.session.drafts.block_chooser import BlockChooser
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
@@ -45,15 +46,13 @@ class ExtraDraft(DraftSide):
         """What a verdict changes for it."""
         for place, token in enumerate(judged.tokens):
             self._learn(judged.tokens[:place], token)
-        found = self.reroot(judged.tokens)
+        found = self.blocks.reroot(judged.tokens)
         self._policy.saw_round(replace(judged.seen(found), shape=self._own_shape(judged.guess)))
-        if self.is_silent:
-            return self.lose()
-        return self.rest() if self.wants_rest else self.take_turn(max_depth)
+        return self.begin_round(max_depth)
 
     def _learn(self, before: Sequence[int], token: int) -> None:
         """What it had said below these tokens, where it had told of anything."""
-        first = self._tree.unverified(before, EMPTY_PART)
+        first = self.blocks.tree.unverified(before, EMPTY_PART)
         if first is not None:
             self._policy.saw_guess(first[1], first[0] == token)
 
@@ -63,8 +62,8 @@ class ExtraDraft(DraftSide):
 
     def guesses(self, max_depth: int, max_nodes: int) -> Guesses:
         """Its likeliest nodes, as a guesser names them."""
-        best = self._tree.best(min(max_nodes, self._policy.max_nodes), min(max_depth, self._policy.max_depth))
-        return Guesses(best.parents, self._tree.block(best).tokens, _chances(best))
+        best = self.blocks.tree.best(min(max_nodes, self._policy.max_nodes), min(max_depth, self._policy.max_depth))
+        return Guesses(best.parents, self.blocks.tree.block(best).tokens, _chances(best))
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """One round, from verdict to verdict."""
@@ -122,11 +121,11 @@ class ExtraDrafts:
         """What a verdict changes for each."""
         return [command for draft in self._drafts for command in draft.follow(judged, max_depth)]
 
-    def tell(self, first: DraftSide, max_depth: int, max_nodes: int) -> None:
+    def tell(self, first: BlockChooser, max_depth: int, max_nodes: int) -> None:
         """Add what each guesses to the first draft's tree."""
         for draft in self._drafts:
-            if max_depth > 0 and draft.has_guesses:
-                first.take(draft.source, draft.guesses(max_depth, max_nodes))
+            if max_depth > 0 and draft.blocks.tree.has_drafted:
+                first.add_guesses(draft.source, draft.guesses(max_depth, max_nodes))
 
     def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
         """One round, from verdict to verdict."""

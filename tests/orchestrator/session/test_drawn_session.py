@@ -97,7 +97,7 @@ def test_each_block_is_drawn_anew(waiting):
         waiting.grown()
         assert waiting.block.tokens, "so that there is something to forget"
         waiting.verdict()
-        assert len(waiting.session._draft_side._tree) == 0
+        assert len(waiting.session._blocks.tree) == 0
         assert waiting.reply().new_nodes.first == 0
 
 
@@ -142,7 +142,7 @@ def test_draws_that_come_when_the_text_has_moved_on_are_not_used(waiting):
     waiting.event(m.DraftLate(late.stamp))
     waiting.verdict()
     waiting.grown(late)
-    assert len(waiting.session._draft_side._tree) == 0
+    assert len(waiting.session._blocks.tree) == 0
     assert waiting.block == EMPTY_BLOCK
     waiting.verdict()
     waiting.grown()
@@ -184,7 +184,7 @@ def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(toke
         stage.verdict()
         num_alike += stage.tokens[num_before:] == drawn[:2]
         assert stage.block == EMPTY_BLOCK
-        assert len(stage.session._draft_side._tree) == 0
+        assert len(stage.session._blocks.tree) == 0
         stage.session._draft_side._policy.wants_turn = lambda: True
         stage.verdict()
     assert num_alike
@@ -221,7 +221,8 @@ class Keeps(AdaptivePolicy):
 def keeping(tokenizer, rule):
     stage = DrawnStage(tokenizer)
     known = stage.session._policy._known
-    stage.session._draft_side._policy = Keeps(rule, request(PROMPT, **SAMPLED), CONFIG, known)
+    policy = Keeps(rule, request(PROMPT, **SAMPLED), CONFIG, known)
+    stage.session._draft_side._policy = stage.session._blocks._policy = policy
     stage.grown()
     stage.verdict()
     return stage

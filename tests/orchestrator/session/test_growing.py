@@ -380,7 +380,7 @@ def test_corrupt_growth_costs_the_draft_its_lease_and_the_stream_nothing(stage, 
 def test_growth_of_another_lease_or_epoch_is_none(stage, stamp):
     assert stage.grows((ROOT, 1), stamp=stamp) == []
     assert stage.session.stats.num_stale_replies == 1
-    assert len(stage.session._draft_side._tree) == 0
+    assert len(stage.session._blocks.tree) == 0
 
 
 def test_after_another_lease_growth_begins_anew(stage):
@@ -391,7 +391,7 @@ def test_after_another_lease_growth_begins_anew(stage):
     asked = stage.last(DraftRequest)
     assert (asked.stamp.session, asked.stamp.epoch, asked.base.num_tokens) == ("d2", 2, 0)
     assert asked.growth.is_anew
-    assert len(stage.session._draft_side._tree) == 0
+    assert len(stage.session._blocks.tree) == 0
 
 
 def test_a_lost_target_is_sent_the_block_again_and_the_tokens_stay(stage):
