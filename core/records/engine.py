@@ -188,6 +188,9 @@ class Verdict:
     samples: tuple[int, ...] = ()
     """`Want.SAMPLES`: one for the root and one for each node, or none at all. The sample after a node of depth d has
     the noise of the place at which it would stand, d tokens after the next one."""
+    num_cached: int = 0
+    """Number of tokens whose KV was taken from the prefix cache for this verdict; a sequence that was there takes
+    none."""
 
 
 @dataclass(frozen=True, slots=True)

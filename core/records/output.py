@@ -24,6 +24,9 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Number of the prompt's tokens whose KV the target had from others when it admitted the stream, in whole blocks;
+    what a later target takes from its cache is not counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,21 +102,24 @@ def samples_of(
 
 
 class SamplesUsage:
-    """Tokens of all samples so far, which share one prompt."""
+    """Tokens of all samples so far, which share one prompt: what the others of them find of it counts as little as it
+    did for the first."""
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         self._prompt_tokens = len(requests[0].prompt)
         self._completion_tokens = [len(request.resume_tokens) for request in requests]
+        self._cached_tokens: dict[int, int] = {}
 
     def saw(self, index: int, chunk: Chunk) -> Usage:
         """With this chunk of sample `index`."""
         self._prompt_tokens = chunk.usage.prompt_tokens
         self._completion_tokens[index] = chunk.usage.completion_tokens
+        self._cached_tokens[index] = chunk.usage.cached_tokens
         return self.total
 
     @property
     def total(self) -> Usage:
-        return Usage(self._prompt_tokens, sum(self._completion_tokens))
+        return Usage(self._prompt_tokens, sum(self._completion_tokens), min(self._cached_tokens.values(), default=0))
 
 
 async def completed(model: Hosted, requests: Sequence[GenerationRequest], watch: Watch) -> Samples:

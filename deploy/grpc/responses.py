@@ -133,7 +133,11 @@ def _model(info: ModelInfo) -> pb.ModelInfo:
 
 
 def _usage(usage: Usage) -> pb.Usage:
-    return pb.Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
 
 
 def _logprobs(chunk: Chunk) -> list[pb.TokenLogprob]:

@@ -84,6 +84,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         prompt_logprobs=map(_encode_logprobs, verdict.prompt_logprobs),
         num_relaxed=verdict.num_relaxed,
         samples=verdict.samples,
+        num_cached=verdict.num_cached,
     )
 
 
@@ -99,6 +100,7 @@ def _decode_verdict(stamp: Stamp, message: pb.Verdict) -> Verdict:
         tuple(map(_decode_logprobs, message.prompt_logprobs)),
         message.num_relaxed,
         tuple(message.samples),
+        message.num_cached,
     )
 
 

@@ -80,6 +80,7 @@ REQUEST_FAILURE = Metric(
     "request_failure_total", "Requests that did not, by their gRPC code.", label="code", label_values=CODES
 )
 PROMPT_TOKENS = Metric("prompt_tokens_total", "Tokens of prompts.")
+PROMPT_TOKENS_CACHED = Metric("prompt_tokens_cached_total", "Of these, those that the target had in its cache.")
 GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
 TIME_TO_FIRST_TOKEN = Metric(
     "time_to_first_token_seconds", "From a request's arrival to its first token.", MetricKind.HISTOGRAM,

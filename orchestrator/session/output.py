@@ -31,11 +31,17 @@ class Output:
         self._ending_ids = self._eos_token_ids | request.stop_token_ids
         self.num_tokens = 0
         self.is_finished = False
+        self._num_cached: int | None = None
 
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
         return self._request.max_tokens - self.num_tokens
+
+    def found_cached(self, num_tokens: int) -> None:
+        """Of prompt and resumed tokens, so many were in the target's cache; the first report counts."""
+        if self._num_cached is None:
+            self._num_cached = min(num_tokens, len(self._request.prompt))
 
     def commit(
         self,
@@ -68,7 +74,7 @@ class Output:
             token_ids=token_ids[:num_shown],
             is_guess=tuple(index < len(token_ids) - 1 for index in range(num_shown)),
             logprobs=logprobs[:num_shown],
-            usage=Usage(len(self._request.prompt), self.num_tokens),
+            usage=Usage(len(self._request.prompt), self.num_tokens, self._num_cached or 0),
             finish_reason=ending.reason if ending else None,
             matched_stop=ending.matched if ending else None,
         )

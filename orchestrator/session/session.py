@@ -340,6 +340,7 @@ class Session:
         self._log.extend(tokens)
         self._held.take(verdict.held)
         self._held.has_prompt_logprobs()
+        self._output.found_cached(verdict.num_cached)
         return self._output.commit(tokens, verdict.logprobs, verdict.prompt_logprobs)
 
     def _record(self, judged: Judged, event: m.TargetReplied) -> None:

@@ -61,6 +61,8 @@ def problem_of(verdict: Verdict, block: TokenTree, num_committed: int, vocab_siz
         return "it has relaxed more than it has accepted"
     if not 0 <= verdict.next_token < vocab_size:
         return "its next token is outside the vocabulary"
+    if not 0 <= verdict.num_cached <= num_committed:
+        return "it has taken more from its cache than it was sent"
     samples = verdict.samples
     if samples and not (len(samples) == 1 + len(block) and 0 <= min(samples) <= max(samples) < vocab_size):
         return "its samples are not those of the block"

@@ -86,6 +86,9 @@ class FakeEngine:
 class FakeTargetEngine(FakeEngine):
     """Accepts what equals its own next token."""
 
+    num_cached = 0
+    """What each verdict says of its cache."""
+
     def verify(self, request: VerifyRequest) -> VerifyReply:
         log = self._extend(request)
         if isinstance(log, Missing):
@@ -96,7 +99,7 @@ class FakeTargetEngine(FakeEngine):
             path.append(node)
             log.extend([token])
             parent, token = node, next_token(log.tokens)
-        return Verdict(request.stamp, tuple(path), token, held=len(log))
+        return Verdict(request.stamp, tuple(path), token, held=len(log), num_cached=self.num_cached)
 
 
 NUM_RANKS = 6

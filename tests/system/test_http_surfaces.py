@@ -40,6 +40,7 @@ WEATHER = {"name": "weather", "description": "Of a city"}
 CHAT_TOOL = {"type": "function", "function": {**WEATHER, "parameters": PARAMETERS}}
 HELLO = [{"role": "user", "content": "weather in Oslo"}]
 MODEL = "outrider-demo"
+BLOCK_TOKENS = demo_config([]).target.engine.block_tokens
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,38 @@ def test_a_message_whole_and_streamed(claude, client):
     response = client.responses.create(model=MODEL, input="add two numbers", temperature=0, max_output_tokens=16)
     assert whole.content[0].text == response.output_text
     count = claude.messages.count_tokens(model=MODEL, messages=given["messages"])
-    assert count.input_tokens == whole.usage.input_tokens == response.usage.input_tokens
+    num_read = whole.usage.cache_read_input_tokens
+    assert count.input_tokens == whole.usage.input_tokens + num_read == response.usage.input_tokens
+
+
+def test_every_surface_says_what_of_a_prompt_was_cached(claude, client, endpoints):
+    """One long prompt by all of them: the first has computed it, the others take its whole blocks."""
+    text = "".join(f"x{number} = {number * number}\n" for number in range(40))
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
+    first = client.chat.completions.create(**chat, max_completion_tokens=4)
+    num_prompt = first.usage.prompt_tokens
+    num_shared = (num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert first.usage.prompt_tokens_details.cached_tokens < BLOCK_TOKENS < num_shared
+    again = client.chat.completions.create(**chat, max_completion_tokens=4)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = client.chat.completions.create(**chat, max_completion_tokens=4, **options)
+    for usage in (again.usage, last.usage):
+        assert usage.prompt_tokens_details.cached_tokens == num_shared
+    given = {"model": MODEL, "input": text, "max_output_tokens": 4}
+    with client.responses.stream(**given) as stream:
+        streamed = [each.response for each in stream if hasattr(each, "response")][-1]
+    for response in (client.responses.create(**given), streamed):
+        assert response.usage.input_tokens_details.cached_tokens == num_shared
+    with claude.messages.stream(**chat, max_tokens=4) as stream:
+        message = stream.get_final_message()
+    for each in (claude.messages.create(**chat, max_tokens=4), message):
+        assert (each.usage.input_tokens, each.usage.cache_read_input_tokens) == (num_prompt - num_shared, num_shared)
+    with Client(f"localhost:{endpoints.grpc_port}", token=TOKEN) as grpc_client:
+        assert grpc_client.generate(messages=chat["messages"], max_tokens=4, n=2).usage.cached_tokens == num_shared
+        *_, chunk = grpc_client.stream(f"#{text}", max_tokens=4)
+        assert chunk.usage.cached_tokens < num_shared, "another prompt, which begins like no other"
+        *_, chunk = grpc_client.stream(f"#{text}", max_tokens=4)
+        assert chunk.usage.cached_tokens == (chunk.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def test_a_message_calls_a_tool(claude):

@@ -32,6 +32,8 @@ class Job(ABC, Generic[Request]):
     num_rows: int = 0
     prompt_hashes: list[BlockHash] = field(default_factory=list)
     """Block hashes of the job's tokens, if its sequence began empty and `workers.engine.prefix_cache` has looked."""
+    num_adopted: int = 0
+    """Number of its tokens whose KV others had left."""
 
     @property
     @abstractmethod

@@ -56,4 +56,5 @@ class Prefixes:
     def _adopt(self, job: Job[Any]) -> None:
         num_tokens = self._store.adopt(job.held, job.prompt_hashes)
         job.has_kv_of(num_tokens)
+        job.num_adopted = num_tokens  # one that begins again adopts again, and has nothing of what it had before
         self.num_adopted_tokens += num_tokens

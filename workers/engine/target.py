@@ -238,6 +238,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
             tuple(job.scores.found) if job.scores is not None else (),
             outcome.num_relaxed,
             _samples(job, outcome),
+            job.num_adopted,
         )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:

@@ -33,6 +33,9 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     """Tokens of output, resumed ones included."""
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that the server had in its cache from others: of several samples the least,
+    of a stream that was resumed what its last call found."""
 
 
 @dataclass(frozen=True, slots=True)

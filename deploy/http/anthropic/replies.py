@@ -82,9 +82,11 @@ class MessagesReply(Reply):
         return {"stop_reason": "tool_use" if self._blocks.has_calls else "end_turn", "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
+        """Anthropic's `input_tokens` are those that were not read from the cache."""
         usage = usage_of([] if self._last is None else [self._last], self._order.requests[0])
-        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-        return {"input_tokens": usage.prompt_tokens, **cached, "output_tokens": usage.completion_tokens}
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": usage.cached_tokens}
+        num_computed = usage.prompt_tokens - usage.cached_tokens
+        return {"input_tokens": num_computed, **cached, "output_tokens": usage.completion_tokens}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -109,11 +109,17 @@ class ChoicesReply(Reply):
         receipt = {"receipt": receipt_fields(last.receipt)} if last.receipt is not None else {}
         return {"seed": self._requests[index].sampling.seed, "speculation": stats, **receipt}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         """Of all samples so far; they share one prompt."""
-        prompt = max((usage.prompt_tokens for usage in self._usages.values()), default=0)
-        output = sum(usage.completion_tokens for usage in self._usages.values())
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        usages = self._usages.values()
+        prompt = max((usage.prompt_tokens for usage in usages), default=0)
+        output = sum(usage.completion_tokens for usage in usages)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": min((usage.cached_tokens for usage in usages), default=0)},
+        }
 
     def _text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=True)

@@ -183,7 +183,7 @@ class ResponsesReply(Reply):
         num_thoughts = len(self._order.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": num_thoughts},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

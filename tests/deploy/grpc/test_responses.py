@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.records import Chunk, FinishReason, GenerationRequest, Sampling, Usage
+from deploy.api import SamplesUsage
 from deploy.grpc.responses import to_chunk
+from protos.outrider.v1 import generation_pb2 as pb
 
 REQUEST = GenerationRequest("r", (1,), Sampling(), 8)
 
@@ -17,3 +19,13 @@ def test_what_ended_an_output_is_told_as_what_it_is(matched):
     assert finish.HasField("stop_token_id") == isinstance(matched, int)
     assert finish.HasField("stop") == isinstance(matched, str)
     assert matched in (None, finish.stop_token_id if isinstance(matched, int) else finish.stop)
+
+
+def test_what_of_the_prompt_was_cached_is_the_least_of_all_samples():
+    """The second finds what the first has computed."""
+    usage = SamplesUsage([REQUEST, REQUEST])
+    assert usage.saw(1, Chunk("", (), (), Usage(40, 1, 32))).cached_tokens == 32
+    total = usage.saw(0, Chunk("", (), (), Usage(40, 1, 16)))
+    assert to_chunk(Chunk("", (), (), Usage(40, 1, 16)), REQUEST, 0, total).usage == pb.Usage(
+        prompt_tokens=40, completion_tokens=2, cached_tokens=16
+    )

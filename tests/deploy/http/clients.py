@@ -36,14 +36,18 @@ NO_FORMATS = HttpConfig(tool_call_parser="none", reasoning_parser="none")
 
 
 def said(
-    *texts: str, finish: FinishReason = FinishReason.STOP, stop: str | int | None = None, prompt: int = 3
+    *texts: str,
+    finish: FinishReason = FinishReason.STOP,
+    stop: str | int | None = None,
+    prompt: int = 3,
+    cached: int = 0,
 ) -> list[Chunk]:
     """An output that comes in these texts."""
     chunks, num_tokens = [], 0
     for index, text in enumerate(texts):
         ids = ids_of(text)
         num_tokens += len(ids)
-        chunk = Chunk(text, ids, (False,) * len(ids), Usage(prompt, num_tokens))
+        chunk = Chunk(text, ids, (False,) * len(ids), Usage(prompt, num_tokens, cached))
         is_last = index == len(texts) - 1
         chunks.append(replace(chunk, finish_reason=finish, matched_stop=stop) if is_last else chunk)
     return chunks

@@ -29,12 +29,12 @@ def text_of_prompt(script):
 
 
 async def test_a_whole_message():
-    script = Script(*said("hel", "lo"))
+    script = Script(*said("hel", "lo", prompt=40, cached=32))
     async with by_anthropic(script) as client:
         message = await client.messages.create(**GIVEN, system="be brief", extra_body={"temperature": 0.5, "top_k": 5})
     assert (message.content[0].text, message.stop_reason, message.role) == ("hello", "end_turn", "assistant")
     assert (message.id, message.type, message.model) == ("msg_mine", "message", "pair")
-    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (3, 0)
+    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (8, 32)
     assert text_of_prompt(script) == "system:be brief;user:say;"
     (request,) = script.requests
     assert (request.max_tokens, request.sampling.temperature, request.sampling.top_k) == (50, 0.5, 5)
@@ -65,12 +65,14 @@ async def test_a_stream_has_the_events_of_the_api_in_their_order():
 
 
 async def test_the_client_s_own_stream_builds_the_message():
-    async with by_anthropic(Script(*said("hel", "lo"))) as client, client.messages.stream(**GIVEN) as stream:
+    script = Script(*said("hel", "lo", prompt=40, cached=32))
+    async with by_anthropic(script) as client, client.messages.stream(**GIVEN) as stream:
         text = "".join([text async for text in stream.text_stream])
         final = await stream.get_final_message()
     assert text == final.content[0].text == "hello"
     assert final.stop_reason == "end_turn"
     assert final.usage.output_tokens > 0
+    assert (final.usage.input_tokens, final.usage.cache_read_input_tokens) == (8, 32)
 
 
 @pytest.mark.parametrize(

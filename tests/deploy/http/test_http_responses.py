@@ -28,7 +28,7 @@ def text_of_prompt(script):
 
 
 async def test_a_whole_response():
-    script = Script(*said("hel", "lo"))
+    script = Script(*said("hel", "lo", prompt=40, cached=32))
     async with by_openai(script) as client:
         response = await client.responses.create(
             model="pair", input="say", instructions="be brief", max_output_tokens=50, temperature=0.5, store=False
@@ -37,7 +37,7 @@ async def test_a_whole_response():
     assert response.id == "resp_mine"
     assert (response.temperature, response.max_output_tokens, response.store) == (0.5, 50, False)
     usage = response.usage
-    assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (3, 0)
+    assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (40, 32)
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert text_of_prompt(script) == "system:be brief;user:say;"
 

@@ -70,6 +70,11 @@ async def error(servicer, call):
 # Replies
 
 
+def usage(prompt, output, cached=0):
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
 async def test_a_whole_completion():
     status, reply = await whole(servicer(Script(*greeting())), call(seed=42, return_token_ids=True))
     assert (status, reply["id"], reply["object"], reply["model"]) == (200, "cmpl-mine", "text_completion", "pair")
@@ -80,7 +85,7 @@ async def test_a_whole_completion():
     assert choice["outrider"]["seed"] == 42
     assert choice["outrider"]["speculation"]["drafted_tokens"] == 6
     num_tokens = len(choice["token_ids"])
-    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": num_tokens, "total_tokens": 3 + num_tokens}
+    assert reply["usage"] == usage(3, num_tokens)
 
 
 async def test_a_whole_reply_that_cannot_be_made_has_the_status_of_its_error(monkeypatch):
@@ -211,7 +216,7 @@ async def test_each_of_n_samples_has_a_session_and_a_seed():
     assert [choice["outrider"]["seed"] for choice in reply["choices"]] == seeds
     assert sorted(request.sampling.seed for request in script.requests) == sorted(seeds)
     num_tokens = 3 * len(ids_of("hello") + ids_of(" wor") + ids_of("d"))
-    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": num_tokens, "total_tokens": 3 + num_tokens}
+    assert reply["usage"] == usage(3, num_tokens)
     assert record.by_label("request_success_total") == {"stop": 3}
     assert record["num_requests_running"] == 0
 

@@ -154,6 +154,7 @@ replies = st.one_of(
         continued=st.integers(0, 2**63),
         num_relaxed=counts,
         samples=tuples(token_ids),
+        num_cached=st.integers(0, 2**31),
     ),
     st.builds(DraftUpdate, stamps, all_new_nodes(), counts, st.none() | timings, st.booleans()),
     st.builds(DraftDone, stamps, all_new_nodes(), counts, st.none() | timings),

@@ -39,7 +39,7 @@ def meters(record, watch):
 
 
 def chunk(num_tokens: int, **fields: object) -> Chunk:
-    return Chunk("x", (5,) * num_tokens, (False,) * num_tokens, Usage(7, num_tokens), **fields)
+    return Chunk("x", (5,) * num_tokens, (False,) * num_tokens, Usage(7, num_tokens, 4), **fields)
 
 
 def run(meters: Meters, watch: Watch, *pieces: tuple[float, Chunk]) -> None:
@@ -61,6 +61,7 @@ def test_times_are_taken_from_arrival_between_chunks_and_per_token(meters, recor
     }
     assert record["generation_tokens_total"] == 6
     assert record["prompt_tokens_total"] == 7
+    assert record["prompt_tokens_cached_total"] == 4
     assert record.by_label("request_success_total") == {"length": 1}
 
 

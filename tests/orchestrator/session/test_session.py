@@ -17,6 +17,7 @@ from core.records import (
     Refused,
     Timing,
     TokenLogprobs,
+    Usage,
     Verdict,
     VerifyRequest,
 )
@@ -312,6 +313,27 @@ def test_a_lost_target_is_replaced_and_gets_prompt_and_committed_tokens(tokenize
     world.handle(m.TargetLost(1, "killed"))
     assert world.run().tokens == plain((3, 1, 4), 12)
     assert world.chunks[-1].stats.num_target_failures == 1
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_what_was_cached_is_what_the_first_verdict_says_whoever_goes_on(tokenizer, first):
+    """Later verdicts come from targets that have cached other amounts, resumed tokens among them."""
+    world = World(request(max_tokens=12, resume_tokens=plain((3, 1, 4), 2)), tokenizer, with_draft=False).start()
+    world.target.num_cached = first
+    while len(world.tokens) < 2:
+        world.deliver()
+    world.target = type(world.target)(epoch=2)
+    world.target.num_cached = 1
+    world.waiting.clear()
+    world.handle(m.TargetLost(1, "killed"))
+    world.run()
+    assert {chunk.usage.cached_tokens for chunk in world.chunks} == {first}
+
+
+def test_resumed_tokens_are_none_of_the_prompt_s_that_were_cached(tokenizer):
+    world = World(request(resume_tokens=plain((3, 1, 4), 4)), tokenizer, with_draft=False).start()
+    world.target.num_cached = 6
+    assert world.run().chunks[-1].usage == Usage(3, 12, 3)
 
 
 def test_a_target_that_is_lost_again_and_again_ends_the_stream_with_unavailable(tokenizer):

@@ -66,7 +66,9 @@ def test_a_prompt_that_begins_like_another_computes_only_the_rest(load, alone, s
     before = engine.stats().num_rows
     prompt = [*PROMPT[:21], 7, 8, 9]
     second = Driver(engine, prompt, sampling)
-    got = [second.verify().next_token]
+    verdict = second.verify()
+    assert verdict.num_cached == 20
+    got = [verdict.next_token]
     assert engine.stats().num_rows - before == len(prompt) - 20
     assert engine.stats().num_adopted_tokens == 20
     assert got + second.run(11) == alone(prompt, 12, sampling)
@@ -79,6 +81,14 @@ def test_the_same_prompt_computes_what_follows_its_last_whole_block(load, alone)
         token = Driver(engine, PROMPT[:length], session=f"{before}").verify().next_token
         assert engine.stats().num_rows - before == num_computed, f"{length} tokens"
         assert [token] == alone(PROMPT[:length], 1)
+
+
+def test_only_the_verdict_that_the_cache_was_used_for_says_so(load):
+    engine = load()
+    assert Driver(engine, PROMPT, session="first").verify().num_cached == 0
+    second = Driver(engine, PROMPT, session="second")
+    assert [second.verify().num_cached for _ in range(3)] == [28, 0, 0]
+    assert Driver(load(share_prefixes=False), PROMPT).verify().num_cached == 0
 
 
 def test_a_conversation_goes_on_from_what_was_generated(load, alone):
@@ -138,6 +148,7 @@ def test_of_many_that_arrive_together_one_computes_what_they_share(load, alone):
     replies = served(engine, [driver.verify_request() for driver in drivers])
     assert engine.stats().num_rows == 103 + 5 * 3
     assert [replies[n].next_token for n in range(6)] == [alone(prompt, 1)[0] for prompt in prompts]
+    assert [replies[n].num_cached for n in range(6)] == [0, *[100] * 5]
 
 
 def test_nobody_waits_for_what_is_little_of_what_it_lacks(load):

@@ -320,7 +320,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "samples", "prompt_logprobs")
+    __slots__ = ("path", "next_token", "held", "logprobs", "timing", "continued", "num_relaxed", "samples", "num_cached", "prompt_logprobs")
     PATH_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +329,7 @@ class Verdict(_message.Message):
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RELAXED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
@@ -338,8 +339,9 @@ class Verdict(_message.Message):
     continued: int
     num_relaxed: int
     samples: _containers.RepeatedScalarFieldContainer[int]
+    num_cached: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., held: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., continued: _Optional[int] = ..., num_relaxed: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., num_cached: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DraftUpdate(_message.Message):
     __slots__ = ("held", "first", "parents", "tokens", "ranks", "chances", "confidences", "timing", "root", "is_over", "q")
