@@ -185,7 +185,7 @@ def _one_hot(logits: Tensor) -> Tensor:
 def _tempered(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits over temperature, the largest of each row 0, so that no temperature overflows."""
     temperatures = _column([row.sampling.temperature or 1.0 for row in rows], logits.device)
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
+    return (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures)
 
 
 def _top_k(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -241,7 +241,7 @@ def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
     keys = [noise.key(rows[i].sampling.seed, rows[i].position, 0, Purpose.SHARED) for i in chosen]
     gumbel = gumbel_rows(keys, log_p.shape[1], log_p.device)
     if len(chosen) == len(rows):
-        return log_p + gumbel
+        return gumbel.add_(log_p)  # in place: a temporary of this size costs more than the addition
     return log_p.index_add(0, upload(chosen, log_p.device), gumbel)
 
 
