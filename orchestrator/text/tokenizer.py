@@ -146,7 +146,8 @@ class Tokenizer:
         Raises: InvalidRequest when the model has no chat template, or the template refuses the messages.
         """
         if self._template is None:
-            raise InvalidRequest("chat", "this model has no chat template; send text or token_ids")
+            instead = "send a plain prompt instead (gRPC: text or token_ids; HTTP: /v1/completions)"
+            raise InvalidRequest("chat", f"this model has no chat template; {instead}")
         try:
             return self._template.render(
                 {
