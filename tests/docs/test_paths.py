@@ -46,7 +46,12 @@ def test_what_a_document_names_is_there(document):
 
 
 def test_what_is_exempted_is_not_there():
-    assert not [name for name in (*GONE, *EXAMPLES) if (ROOT / name).exists()]
+    assert not [name for name in GONE if (ROOT / name).exists()]
+
+
+def test_what_readers_make_is_made_by_a_page():
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "howto").glob("add-*.md"))
+    assert not [name for name in EXAMPLES if f"`{name}`" not in pages]
 
 
 def test_the_tree_in_the_readme_names_folders_that_are_there_and_all_that_are_packages():
