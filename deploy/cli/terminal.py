@@ -35,11 +35,12 @@ def working(on: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def progress(on: str, num_steps: int) -> Iterator[Callable[[], None]]:
-    """Show how far some work is, beside the output; call what this gives after each step."""
+    """Show how far some work is, beside the output, to a terminal alone; call what this gives after each step."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(on, total=num_steps)
         yield lambda: bar.advance(task)
 

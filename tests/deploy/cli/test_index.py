@@ -31,6 +31,7 @@ def test_a_corpus_becomes_an_index_for_its_tokenizer(corpus, tmp_path, capsys):
     assert indexed(corpus, out) == 0
     said = capsys.readouterr()
     assert "c.bin is left out" in said.err
+    assert all(said.err.splitlines()), "no line is empty where there is no terminal for a bar"
     tokenizer = Tokenizer.from_directory(DEMO_DIRECTORY / "target")
     index = CorpusIndex.open(out, tokenizer.vocabulary_hash)
     texts = [(corpus / name).read_text() for name in ("a.py", "b.py")]
