@@ -145,7 +145,7 @@ def _reasons(config: ServiceConfig, options: ServeOptions) -> list[str]:
     draft = Path(config.draft.engine.model) if config.draft is not None else None
     is_decided = options.target is not None and options.config is None
     reasons = decide(look(Path(config.target.engine.model), draft)).reasons if is_decided else ()
-    return [*(f"here: {reason}" for reason in reasons), *(f"took  {line}" for line in took(config))]
+    return [*(f"here: {reason}" for reason in reasons), *(f"chosen: {line}" for line in took(config))]
 
 
 def _flags(options: ServeOptions) -> Iterator[Setting]:
