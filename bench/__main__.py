@@ -13,7 +13,7 @@ from bench.disruption import cluster, drain, kills, storm
 from bench.engine import divergence, families, gpu, runtime, step
 from bench.results import Result, report
 from bench.rounds import draws, rounds, tree
-from bench.service import batches, distant, edge, links, overhead, session_events, streams
+from bench.service import batches, calls, distant, edge, links, overhead, session_events, streams
 
 
 class Benchmark(Protocol):
@@ -33,6 +33,7 @@ class Benchmark(Protocol):
 BENCHMARKS: Mapping[str, Benchmark] = {
     "ablation": ablation,
     "batches": batches,
+    "calls": calls,
     "cluster": cluster,
     "control": control,
     "distant": distant,

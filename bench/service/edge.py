@@ -32,7 +32,7 @@ from protos.outrider.v1 import generation_pb2 as pb
 
 PROMPT = "def f(x):\n"
 STREAM_TOKENS = 1500
-REFUSAL_GOAL_S = 0.05
+REFUSAL_GOAL_S = 0.02
 GAP_GOAL_S = 0.3
 LATE_GOAL_S = 0.02
 PAUSE_S = 0.02

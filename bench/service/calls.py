@@ -1,0 +1,154 @@
+"""What a call costs by gRPC and by HTTP: the time to its first token, and the memory of a thousand that wait.
+
+Times are of one service that does nothing else; both ways take turns, call by call, so that a slow moment meets both.
+Calls that wait are streams that are open on a socket of the machine, admitted, and without a place so far; what the
+processes of proxy and orchestrator have grown by is theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from ray._private.state import actors
+
+from bench.results import Result, at_most
+from deploy.cli.load.callers import Fields, GrpcCaller, LoadCaller
+from deploy.cli.load.http_caller import HttpCaller
+from deploy.cli.load.records import Arrival, Ask
+from deploy.launch import Endpoints, served
+from deploy.settings import demo_config
+
+RATIO_GOAL = 1.3
+WAITING_GOAL_MB = 50.0
+OUTPUT_TOKENS = 8
+PLACES = 4
+HELD_TOKENS = 2000
+"""Of the streams that hold all places; a context of the demo pair is hardly longer."""
+WARM_UP = 20
+SETTLE_S = 3.0
+"""From the last call to the look at memory."""
+PAUSE_S = 0.01
+FIELDS = Fields(model=None, temperature=0.0, ignore_eos=True, no_draft=False)
+WAITING_IN = ("ProxyActor", "orchestrator")
+"""Parts of the names of the actors that a call is in before it has a place."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The number of calls."""
+    parser.add_argument("--calls", type=int, default=300, metavar="N", help="timed by each way")
+    parser.add_argument("--waiting", type=int, default=1000, metavar="N", help="streams that wait, by each way")
+
+
+def measure(args: argparse.Namespace) -> list[Result]:
+    """Serve the demo pair with few places and a long queue, and call it."""
+    config = demo_config()
+    limits = replace(config.limits, max_sessions=PLACES, max_queued=args.waiting + PLACES)
+    with served(replace(config, limits=limits), lambda line: print(line, flush=True)) as endpoints:
+        return asyncio.run(_measure(endpoints, args.calls, args.waiting))
+
+
+async def _measure(endpoints: Endpoints, num_calls: int, num_waiting: int) -> list[Result]:
+    async with _callers(endpoints) as callers:
+        results = await _first_tokens(callers, num_calls)
+        return results + [await _memory(name, caller, num_waiting) for name, caller in callers.items()]
+
+
+@asynccontextmanager
+async def _callers(endpoints: Endpoints) -> AsyncIterator[Mapping[str, LoadCaller]]:
+    callers: Mapping[str, LoadCaller] = {
+        "grpc": GrpcCaller(f"localhost:{endpoints.grpc_port}", None, FIELDS),
+        "http": HttpCaller(f"localhost:{endpoints.http_port}", None, FIELDS),
+    }
+    try:
+        yield callers
+    finally:
+        for caller in callers.values():
+            await caller.close()
+
+
+# Time to the first token
+
+
+async def _first_tokens(callers: Mapping[str, LoadCaller], num_calls: int) -> list[Result]:
+    times_s: dict[str, list[float]] = {name: [] for name in callers}
+    for number in range(WARM_UP + num_calls):
+        ways = list(callers) if number % 2 else list(callers)[::-1]
+        for name in ways:
+            took_s = await _first_token_s(callers[name], number)
+            if number >= WARM_UP:
+                times_s[name].append(took_s)
+            await asyncio.sleep(PAUSE_S)
+    return [result for share in (0.5, 0.9) for result in _compared(times_s, share)]
+
+
+async def _first_token_s(caller: LoadCaller, number: int) -> float:
+    """To the first token; then the stream is read to its end."""
+    began_s, first_s = time.perf_counter(), None
+    async for arrival in caller.stream(Ask(f"def f{number}(x):\n", OUTPUT_TOKENS, seed=0)):
+        if first_s is None and arrival.num_tokens:
+            first_s = time.perf_counter()
+    assert first_s is not None, "an output has tokens"
+    return first_s - began_s
+
+
+def _compared(times_s: Mapping[str, Sequence[float]], share: float) -> list[Result]:
+    at_s = {name: float(np.quantile(values, share)) for name, values in times_s.items()}
+    end = f"p{100 * share:.0f}"
+    ratio = Result(f"first_token_http_over_grpc_{end}", at_s["http"] / at_s["grpc"], "x")
+    return [
+        *(Result(f"first_token_{name}_{end}", value, "s") for name, value in at_s.items()),
+        at_most(RATIO_GOAL, ratio),
+    ]
+
+
+# Memory of streams that wait
+
+
+async def _memory(name: str, caller: LoadCaller, num_waiting: int) -> Result:
+    """Of `num_waiting` streams behind those that have the places."""
+    async with _streams(caller, PLACES, HELD_TOKENS) as holders:
+        await asyncio.wait(holders)  # for their first tokens: they have the places
+        async with _streams(caller, WARM_UP, 1):
+            await asyncio.sleep(SETTLE_S)
+        before_mb = _resident_mb()
+        async with _streams(caller, num_waiting, 1) as waiting:
+            await asyncio.sleep(SETTLE_S)
+            after_mb = _resident_mb()
+            num_begun = len([task.result() for task in waiting if task.done()])  # raises what one was refused with
+    grown_mb = {part: round(after_mb[part] - before_mb[part], 1) for part in WAITING_IN}
+    settings = {"streams": num_waiting, "begun": num_begun, **grown_mb}
+    return at_most(WAITING_GOAL_MB, Result(f"waiting_{name}", sum(grown_mb.values()), "MB", settings=settings))
+
+
+@asynccontextmanager
+async def _streams(caller: LoadCaller, num: int, max_tokens: int) -> AsyncIterator[list[asyncio.Task[Arrival]]]:
+    """The first pieces of that many streams, which are given up at the end."""
+    streams = [caller.stream(Ask(f"def f{number}(x):\n", max_tokens, seed=0)) for number in range(num)]
+    pieces = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    try:
+        yield pieces
+    finally:
+        for piece in pieces:
+            piece.cancel()
+        await asyncio.gather(*pieces, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+def _resident_mb() -> dict[str, float]:
+    """Of the processes that a call is in before it has a place."""
+    alive = [each for each in actors().values() if each["State"] == "ALIVE"]
+    return {part: sum(_rss_mb(each["Pid"]) for each in alive if part in each["ActorClassName"]) for part in WAITING_IN}
+
+
+def _rss_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    (resident,) = (line for line in lines if line.startswith("VmRSS"))
+    return int(resident.split()[1]) / 1024
