@@ -96,8 +96,8 @@ class Forced(Protocol):
 
     def after(self, output: Sequence[int], max_depth: int) -> Guesses:
         """What must follow `output`, at most `max_depth` tokens in a row; `output` only grows from one question to the
-        next. It never waits: nothing is forced until the grammar has been compiled. Raises: ValueError where it does
-        not compile, or cannot be followed.
+        next. It never waits: nothing is forced until the grammar has been compiled. Raises: BadGuesserInput
+        where it does not compile, or cannot be followed.
         """
         ...
 

@@ -15,7 +15,16 @@ from core.speculation.calibration import (
 )
 from core.speculation.candidates import MAX_RANKS, Candidates, HeldTree
 from core.speculation.chances import MAX_TOLD, fixed_shape
-from core.speculation.guesser import DRAFT, EXTRA_DRAFT, MAX_GUESSES, NO_GUESSES, Asker, Guesser, Guesses
+from core.speculation.guesser import (
+    DRAFT,
+    EXTRA_DRAFT,
+    MAX_GUESSES,
+    NO_GUESSES,
+    Asker,
+    BadGuesserInput,
+    Guesser,
+    Guesses,
+)
 from core.speculation.source_worth import SourceWorth
 from core.speculation.speculation_tree import SpeculationTree
 from core.speculation.token_tree import (
@@ -56,6 +65,7 @@ __all__ = [
     "USUAL_TAIL",
     "Asker",
     "Average",
+    "BadGuesserInput",
     "Calibration",
     "Candidates",
     "Floats",

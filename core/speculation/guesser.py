@@ -26,6 +26,10 @@ MAX_GUESSES = 256
 """Nodes of one answer; a guesser that answers more is not believed. No block is larger."""
 
 
+class BadGuesserInput(ValueError):
+    """What a guesser got with its session's request cannot be used. That says nothing of the guesser in others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guesses:
     """Nodes, parents first."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 
+from core.speculation import BadGuesserInput
+
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
@@ -24,6 +26,7 @@ class Breaker:
         """In all."""
         self._num_in_a_row = 0
         self._num_refused = 0
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"<Breaker of {self._source}, {'open' if self.is_open else 'closed'}, {self.num_failures} failures>"
@@ -44,8 +47,14 @@ class Breaker:
         self._num_in_a_row = 0
 
     def failed(self, error: Exception) -> None:
-        """It has raised, or answered nonsense. Only the first time is logged: it may fail in every session."""
-        if not self.num_failures:
-            logger.warning("the guesser %s fails, and is counted from now on: %r", self._source, error, exc_info=error)
+        """It has raised, or answered nonsense. What a request brings with it neither opens nor closes the breaker: a
+        caller could take the source from all others. Only the first time is logged: it may fail in every session.
+        """
         self.num_failures += 1
+        if isinstance(error, BadGuesserInput):
+            logger.debug("the guesser %s cannot use what a request has brought: %s", self._source, error)
+            return
+        if not self._has_warned:
+            logger.warning("the guesser %s fails, and is counted from now on: %r", self._source, error, exc_info=error)
+        self._has_warned = True
         self._num_in_a_row += 1

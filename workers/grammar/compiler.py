@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from core.records import Grammar, GrammarKind
+from core.speculation import BadGuesserInput
 from workers.grammar.deep_stack import call_deeply
 from workers.grammar.divisors import problem_of_divisors
 
@@ -39,7 +40,7 @@ DEAD_END = "NoExtensionBias"
 NO_WORD = "no output that begins so satisfies it"
 
 
-class GrammarProblem(ValueError):
+class GrammarProblem(BadGuesserInput):
     """Why a grammar does not compile, or cannot be followed any further."""
 
 

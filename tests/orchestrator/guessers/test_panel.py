@@ -8,7 +8,7 @@ import math
 import pytest
 
 from core.speculation.calibration import PRIOR
-from core.speculation.guesser import MAX_GUESSES, NO_GUESSES, Guesses
+from core.speculation.guesser import MAX_GUESSES, NO_GUESSES, BadGuesserInput, Guesses
 from core.speculation.source_worth import Record, SourceWorth
 from core.speculation.token_tree import ROOT, TokenTree
 from orchestrator.guessers.breaker import MAX_FAILURES, TRIAL_SESSIONS, Breaker
@@ -133,6 +133,26 @@ def test_failures_with_sound_answers_in_between_open_nothing():
         breaker.failed(ValueError())
         breaker.worked()
     assert breaker.admits()
+
+
+def test_what_requests_bring_counts_in_their_sessions_and_opens_nothing_for_others(worth, caplog):
+    breakers = {"a": Breaker("a")}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3 * MAX_FAILURES):
+            asked = panel(worth, breakers, a=BadGuesserInput("a bad grammar"))
+            assert (asked.ask([1, 2]), asked.ask([1, 2])) == ([], [])
+            assert asked.failures == {"a": 1}
+    assert not caplog.records
+    assert breakers["a"].num_failures == 3 * MAX_FAILURES
+    assert all(breakers["a"].admits() for _ in range(3))
+
+
+def test_a_request_s_fault_is_no_sound_answer_either():
+    breaker = Breaker("a")
+    for _ in range(MAX_FAILURES):
+        breaker.failed(ValueError())
+        breaker.failed(BadGuesserInput())
+    assert breaker.is_open
 
 
 class Asks(Says):

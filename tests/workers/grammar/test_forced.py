@@ -7,9 +7,11 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from core.config import SpeculationConfig
 from core.records import GrammarKind
-from core.speculation import NO_GUESSES
+from core.speculation import NO_GUESSES, SourceWorth
 from core.speculation.token_tree import ROOT
+from orchestrator.guessers import Guessers, OutputForm
 from tests.workers.grammar.grammars import (
     EOS,
     PERSON,
@@ -123,6 +125,27 @@ def test_what_does_not_compile_is_raised_by_its_reason(bad):
 def test_an_output_that_the_grammar_forbids_is_a_problem():
     with pytest.raises(GrammarProblem, match="forbids"):
         forced(regex("yes")).after(ids("no"), DEPTH)
+
+
+def test_grammars_that_cannot_be_followed_take_the_guesser_from_nobody_else():
+    """Of callers who send such grammars again and again, and one who sends another."""
+    grammars = Grammars(compiler, VOCAB_SIZE, 8)
+    guessers, config = Guessers(None, grammars), SpeculationConfig()
+
+    def panel(grammar):
+        return guessers.panel(["grammar"], config, DEPTH, SourceWorth(), VOCAB_SIZE, OutputForm(2, grammar))
+
+    for bad in [regex("(("), schema({"not": {}}), regex("yes"), regex("((("), regex("[")] * 2:
+        asked = panel(bad)
+        while not asked.failures:  # it is compiled meanwhile
+            assert not asked.ask([1, 2, *ids("no")])
+        assert asked.failures == {"grammar": 1}
+    other = panel(regex("yes, it is"))
+    while not (answers := other.ask([1, 2])):
+        pass
+    assert answers[0][0] == "grammar"
+    assert other.failures == {}
+    grammars.close()
 
 
 def test_a_long_output_is_taken_in_bit_by_bit():
