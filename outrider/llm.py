@@ -126,16 +126,8 @@ class LLM:
         self, index: int, prompt: Any, params: SamplingParams, now: float, *, is_chat: bool
     ) -> list[GenerationRequest]:
         """One for each of `n`. Raises: InvalidRequest, which names the argument."""
-        served = self._running.served
         try:
-            requests = to_requests(
-                params.given(prompt, is_chat=is_chat),
-                tokenizer=served.tokenizer,
-                info=served.target,
-                defaults=served.defaults,
-                config=served.config,
-                now=now,
-            )
+            requests = to_requests(params.given(prompt, is_chat=is_chat), self._running.served, now)
         except InvalidRequest as error:
             raise _named(error, index) from None
         return [replace(request, request_id=f"prompt-{index}") for request in requests]

@@ -31,6 +31,7 @@ from deploy.api.checks import (
     token_ids,
 )
 from deploy.api.given import MODEL_SAMPLING, Chat, Given
+from deploy.api.hosted import Served
 from deploy.calls import MAX_REQUEST_ID_CHARS, is_request_id
 from orchestrator.guessers import available_sources
 from orchestrator.text import Tokenizer
@@ -59,25 +60,17 @@ def sampling_defaults(model_dir: str | Path) -> Sampling:
         raise CheckpointError(f"{file} does not give sampling defaults: {error}") from error
 
 
-def to_generation_request(
-    given: Given,
-    *,
-    tokenizer: Tokenizer,
-    info: ModelInfo,
-    defaults: Sampling,
-    config: ServiceConfig,
-    now: float,
-) -> GenerationRequest:
+def to_generation_request(given: Given, served: Served, now: float) -> GenerationRequest:
     """The request as a record, complete and within all limits. `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
-    limits = config.limits
-    prompt = prompt_ids(given, tokenizer, info)
-    max_tokens = _max_tokens(given, len(prompt), info, limits)
+    info, limits = served.target, served.config.limits
+    prompt = prompt_ids(given, served)
+    max_tokens = _max_tokens(given, len(prompt), served)
     stop_token_ids = _stop_token_ids(given.stop_token_ids, info, limits)
     sampling = replace(
-        _sampling(given, defaults, tokenizer, info, limits),
+        _sampling(given, served),
         min_tokens=_min_tokens(given.min_tokens, max_tokens),
         suppressed_ids=_ending_ids(given, stop_token_ids, info),
     )
@@ -91,18 +84,25 @@ def to_generation_request(
         stop=_stop_strings(given.stop, limits),
         stop_token_ids=frozenset(stop_token_ids),
         ignore_eos=given.ignore_eos,
-        num_logprobs=_num_logprobs(given.num_logprobs, limits),
-        num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(prompt), limits),
         include_stop=given.include_stop,
-        wants_trace=given.wants_trace,
-        wants_explanation=given.wants_explanation,
-        wants_receipt=given.wants_receipt,
         grammar=_grammar(given, info, limits),
         deadline=_deadline(given.timeout_s, now),
         priority=_priority(given, limits),
         caller=str(given.caller),
     )
-    return _with_speculation(request, given, config)
+    return _with_speculation(_with_reports(request, given, limits), given, served.config)
+
+
+def _with_reports(request: GenerationRequest, given: Given, limits: Limits) -> GenerationRequest:
+    """What the reply carries beside the output."""
+    return replace(
+        request,
+        num_logprobs=_num_logprobs(given.num_logprobs, limits),
+        num_prompt_logprobs=_num_prompt_logprobs(given.num_prompt_logprobs, len(request.prompt), limits),
+        wants_trace=given.wants_trace,
+        wants_explanation=given.wants_explanation,
+        wants_receipt=given.wants_receipt,
+    )
 
 
 def _with_speculation(request: GenerationRequest, given: Given, config: ServiceConfig) -> GenerationRequest:
@@ -126,12 +126,12 @@ def _request_id(given: str) -> str:
     return given or uuid.uuid4().hex
 
 
-def prompt_ids(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int, ...]:
-    """The prompt. What is too long for the context in any case is refused before it costs the time of tokenizing it.
+def prompt_ids(given: Given, served: Served) -> tuple[int, ...]:
+    """The token ids of the prompt. A text that cannot fit into the context is refused before it is tokenized.
 
     Raises: InvalidRequest.
     """
-    context = _context(info)
+    context, tokenizer = served.context_tokens, served.tokenizer
     if given.text is not None:
         field = "text"
         check_length(given.text, field, tokenizer, context)
@@ -139,7 +139,7 @@ def prompt_ids(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int
     elif given.token_ids is not None:
         field, ids = "token_ids.ids", given.token_ids
         require(len(ids) < context, "token_ids", f"at most {context - 1} tokens long", len(ids))
-        prompt = token_ids(ids, field, info)
+        prompt = token_ids(ids, field, served.target)
     elif given.chat is not None:
         field, text = "chat.messages", _chat_text(given.chat, given, tokenizer)
         check_length(text, field, tokenizer, context)
@@ -151,11 +151,6 @@ def prompt_ids(given: Given, tokenizer: Tokenizer, info: ModelInfo) -> tuple[int
     return prompt
 
 
-def _context(info: ModelInfo) -> int:
-    """Tokens that prompt and output may have together."""
-    return min(info.max_context_tokens, info.kv_cache_tokens)
-
-
 def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
     if not chat:
         raise InvalidRequest("chat.messages", "must hold at least one message")
@@ -165,14 +160,14 @@ def _chat_text(chat: Chat, given: Given, tokenizer: Tokenizer) -> str:
     return tokenizer.chat_text(chat, given.tools, given.template_arguments)
 
 
-def _max_tokens(given: Given, prompt_len: int, info: ModelInfo, limits: Limits) -> int:
-    """Tokens of output in all, resumed ones included."""
-    context = _context(info)
+def _max_tokens(given: Given, prompt_len: int, served: Served) -> int:
+    """Limit of the output in tokens, resumed ones included."""
+    context = served.context_tokens
     room = context - prompt_len
     if room < 1:
         raise InvalidRequest(given.prompt_field, f"must be at most {context - 1} tokens long, got {prompt_len}")
     if given.max_tokens is None:
-        return min(limits.default_max_tokens, room)
+        return min(served.config.limits.default_max_tokens, room)
     allowed = f"in [1, {room}] (a context of {context} less the prompt's {prompt_len})"
     require(1 <= given.max_tokens <= room, "stopping.max_tokens", allowed, given.max_tokens)
     return given.max_tokens
@@ -220,16 +215,17 @@ def _stop_strings(given: Sequence[str], limits: Limits) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _sampling(given: Given, defaults: Sampling, tokenizer: Tokenizer, info: ModelInfo, limits: Limits) -> Sampling:
-    """The given fields over the defaults; a seed is drawn when there is none, so that the caller can be told it."""
+def _sampling(given: Given, served: Served) -> Sampling:
+    """The given fields over the defaults; a seed is drawn where none is given, so that the reply can report it."""
+    info, limits = served.target, served.config.limits
     changes = {"seed": secrets.randbits(SEED_BITS), **given.sampling}
     try:
         return replace(
-            defaults,
+            served.defaults,
             **changes,
             logit_bias=logit_bias(given.logit_bias, info, limits),
             allowed_token_ids=allowed_token_ids(given.allowed_token_ids, info, limits),
-            bad_words=bad_words(given.bad_words, given.bad_word_ids, tokenizer, info, limits),
+            bad_words=bad_words(given.bad_words, given.bad_word_ids, served.tokenizer, info, limits),
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"sampling.{error.field}", error.problem) from None

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from core.config import ServiceConfig
 from core.errors import InvalidRequest
-from core.records import Chunk, GenerationRequest, ModelInfo, Sampling, Usage
+from core.records import Chunk, GenerationRequest, ModelInfo, Usage
 from deploy.api.checks import require
 from deploy.api.given import Given
 from deploy.api.hosted import Hosted, Served, Watch
 from deploy.api.request import SEED_BITS, not_repeatable, resume_tokens, to_generation_request
 from deploy.metrics import RequestMeter
 from deploy.receipts import ReceiptMaker
-from orchestrator.text import Tokenizer
 
 if TYPE_CHECKING:
     from deploy.spans.tracing import SampleSpans
@@ -34,22 +33,14 @@ Samples = AsyncGenerator[tuple[int, Chunk], None]
 """The pieces of all samples, each with the index of its own."""
 
 
-def to_requests(
-    given: Given,
-    *,
-    tokenizer: Tokenizer,
-    info: ModelInfo,
-    defaults: Sampling,
-    config: ServiceConfig,
-    now: float,
-) -> list[GenerationRequest]:
+def to_requests(given: Given, served: Served, now: float) -> list[GenerationRequest]:
     """One record for each sample, complete and within all limits. `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
-    num_samples = _num_samples(given, config)
-    request = to_generation_request(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
-    return samples_of(request, num_samples, _resumed(given, num_samples, request, info))
+    num_samples = _num_samples(given, served.config)
+    request = to_generation_request(given, served, now)
+    return samples_of(request, num_samples, _resumed(given, num_samples, request, served.target))
 
 
 def _num_samples(given: Given, config: ServiceConfig) -> int:

@@ -236,12 +236,9 @@ class Servicer:
             max(size, LONG_BYTES) if message.HasField("structured_output") else size,  # a grammar is compiled
             translate.to_requests,
             message,
+            served,
+            self._clock.now(),
             calls.current(),
-            tokenizer=served.tokenizer,
-            info=served.target,
-            defaults=served.defaults,
-            config=served.config,
-            now=self._clock.now(),
         )
 
     async def _list_models(self, _message: pb.ListModelsRequest) -> pb.ListModelsResponse:

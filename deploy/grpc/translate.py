@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.config import ServiceConfig
 from core.errors import InvalidRequest
-from core.records import GenerationRequest, ModelInfo, Sampling, Verification
+from core.records import GenerationRequest, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, require
+from deploy.api import GIVEN_SAMPLING, Given, Served, require
 from deploy.calls import CallId
-from orchestrator.text import Tokenizer
 from protos.outrider.v1 import generation_pb2 as pb
 from workers.grammar import STRUCTURES, Structure
 
@@ -23,22 +21,13 @@ VERIFICATIONS = {pb.Verification.Value(VERIFICATION_PREFIX + each.name): each fo
 
 
 def to_requests(
-    message: pb.GenerateRequest,
-    call: CallId | None = None,
-    *,
-    tokenizer: Tokenizer,
-    info: ModelInfo,
-    defaults: Sampling,
-    config: ServiceConfig,
-    now: float,
+    message: pb.GenerateRequest, served: Served, now: float, call: CallId | None = None
 ) -> list[GenerationRequest]:
     """One record for each of the `n` samples; `now` is the service's clock, for the deadline.
 
     Raises: InvalidRequest.
     """
-    return api.to_requests(
-        given_by(message, call), tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now
-    )
+    return api.to_requests(given_by(message, call), served, now)
 
 
 def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:

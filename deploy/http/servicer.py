@@ -118,9 +118,8 @@ class HttpServicer:
         model = self._models[body.model or ""]
         with model.request() as watch:
             requests = await self._requests(body, call, caller, model)
-            served = model.served
-            reading = reading_of(body, requests[0], served.tokenizer, served.config)
-            order = ReplyOrder(body, model.name, requests, served.tokenizer, reading, int(time.time()))
+            reading = reading_of(body, requests[0], model.served)
+            order = ReplyOrder(body, model.name, requests, model.served.tokenizer, reading, int(time.time()))
             reply = ending.reply = route.reply(order)
             async with aclosing(completed(model, requests, watch)) as pieces:
                 parts = _streamed(reply, pieces) if body.stream else _whole(reply, pieces, len(requests))
@@ -131,9 +130,7 @@ class HttpServicer:
         _require_method(call, "POST")
         body = await self._parse(CountBody, call)
         served = self._models[body.model or ""].served
-        prompt = await self._offload.run(
-            len(call.body), prompt_of, body, served.tokenizer, served.target, served.config
-        )
+        prompt = await self._offload.run(len(call.body), prompt_of, body, served)
         yield Head(HTTPStatus.OK)
         yield encoded({"input_tokens": len(prompt)})
 
@@ -154,13 +151,10 @@ class HttpServicer:
             work,
             to_requests,
             body,
+            served,
+            self._clock.now(),
             call.name.request_id,
             caller,
-            tokenizer=served.tokenizer,
-            info=served.target,
-            defaults=served.defaults,
-            config=served.config,
-            now=self._clock.now(),
         )
 
 

@@ -6,19 +6,18 @@ Pure functions (the replies of each API go the other way). Refusals name fields 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from core.config import ServiceConfig
 from core.errors import InvalidRequest
-from core.records import GenerationRequest, ModelInfo, Sampling, Verification
+from core.records import GenerationRequest, Verification
 from deploy import api
-from deploy.api import GIVEN_SAMPLING, Given, require
+from deploy.api import GIVEN_SAMPLING, Given, Served, require
 from deploy.http.bodies import MAX_SHOWN_CHARS, Body, Speculation
-from deploy.http.output import Formats, Reading, formats_of, has_begun
+from deploy.http.output import Reading, formats_of, has_begun
 from deploy.http.structured import Held, held_to
 from deploy.http.tools import AskedTools, require_calls
-from orchestrator.text import Tokenizer
 
 MAX_ID_DIGITS = 20
 STRUCTURE = "structured_output"
@@ -36,73 +35,70 @@ class _Wanted:
     """What of a body depends on the model that it is for."""
 
     asked: AskedTools | None
-    calls: str | None
     held: Held | None
 
 
-def _wanted(body: Body, tokenizer: Tokenizer, formats: Formats) -> _Wanted:
+def _wanted(body: Body, served: Served) -> _Wanted:
     asked = body.tools_asked
-    calls = require_calls(formats, tokenizer) if asked is not None else None
-    return _Wanted(asked, calls, held_to(body, asked, calls))
+    if asked is None:
+        return _Wanted(None, held_to(body, None, None))
+    calls = require_calls(formats_of(served.config.http, served.tokenizer), served.tokenizer)
+    return _Wanted(asked, held_to(body, asked, calls))
 
 
-def reading_of(body: Body, request: GenerationRequest, tokenizer: Tokenizer, config: ServiceConfig) -> Reading:
-    """What is looked for in the outputs. One that is held to a grammar has no thoughts."""
-    if body.prompt_given is not None:  # to build a long chat once more would hold up the event loop
+def reading_of(body: Body, request: GenerationRequest, served: Served) -> Reading:
+    """What to look for in the outputs. An output that follows a grammar has no reasoning."""
+    if body.prompt_given is not None:  # building a long chat a second time would block the event loop
         return Reading()
-    formats = formats_of(config.http, tokenizer)
+    formats = formats_of(served.config.http, served.tokenizer)
     asked = body.tools_asked
     reasoning = formats.reasoning if request.grammar is None else None
-    begun = reasoning is not None and has_begun(reasoning, request.prompt, tokenizer)
+    begun = reasoning is not None and has_begun(reasoning, request.prompt, served.tokenizer)
     if asked is None:
         return Reading(reasoning=reasoning, has_begun=begun)
     names = frozenset(tool.name for tool in asked.tools)
     return Reading(formats.calls, names, 1 if asked.is_one else None, reasoning, begun)
 
 
-def to_requests(
-    body: Body,
-    request_id: str,
-    caller: str = "",
-    *,
-    tokenizer: Tokenizer,
-    info: ModelInfo,
-    defaults: Sampling,
-    config: ServiceConfig,
-    now: float,
-) -> list[GenerationRequest]:
+def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:
     """One record for each of the outputs, complete and within all limits. Raises: InvalidRequest."""
     body.check()
-    wanted = _wanted(body, tokenizer, formats_of(config.http, tokenizer))
+    wanted = _wanted(body, served)
     given = given_by(body, wanted, request_id, caller)
-    try:
-        return api.to_requests(given, tokenizer=tokenizer, info=info, defaults=defaults, config=config, now=now)
-    except InvalidRequest as error:
-        raise InvalidRequest(param_of(error.field, body, wanted.held), error.problem) from None
+    with _fields_named_as_in(body, wanted.held):
+        return api.to_requests(given, served, now)
 
 
-def prompt_of(body: Body, tokenizer: Tokenizer, info: ModelInfo, config: ServiceConfig) -> tuple[int, ...]:
-    """The prompt alone. Raises: InvalidRequest."""
-    wanted = _wanted(body, tokenizer, formats_of(config.http, tokenizer))
+def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
+    """The token ids of the prompt. Raises: InvalidRequest."""
+    wanted = _wanted(body, served)
+    with _fields_named_as_in(body, wanted.held):
+        return api.prompt_ids(given_by(body, wanted, ""), served)
+
+
+@contextmanager
+def _fields_named_as_in(body: Body, held: Held | None) -> Iterator[None]:
     try:
-        return api.prompt_ids(given_by(body, wanted, ""), tokenizer, info)
+        yield
     except InvalidRequest as error:
-        raise InvalidRequest(param_of(error.field, body, wanted.held), error.problem) from None
+        raise InvalidRequest(param_of(error.field, body, held), error.problem) from None
+
+
+def _check_reports(body: Body, speculation: Speculation) -> None:
+    given = {
+        "receipt": body.receipt,
+        "speculation.explain": speculation.explain,
+        "speculation.trace": speculation.trace,
+    }
+    for field, value in given.items():
+        if value and not body.HAS_CHOICES:
+            raise InvalidRequest(field, "is for /v1/completions and /v1/chat/completions: no other reply has a place")
 
 
 def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> Given:
-    """What the body gives. Raises: InvalidRequest for what only a body can have wrong."""
+    """The body's fields. Raises: InvalidRequest for a field that this kind of body cannot have."""
     prompt, speculation = body.prompt_given, body.speculation or Speculation()
-    if not body.HAS_CHOICES:
-        for field, value in (
-            ("receipt", body.receipt),
-            ("speculation.explain", speculation.explain),
-            ("speculation.trace", speculation.trace),
-        ):
-            if value:
-                raise InvalidRequest(
-                    field, "is for /v1/completions and /v1/chat/completions: no other reply has a place"
-                )
+    _check_reports(body, speculation)
     return Given(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=prompt if isinstance(prompt, list) else None,

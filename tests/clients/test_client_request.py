@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from core.records import GenerationRequest, Grammar, GrammarKind, Sampling, Verification
+from deploy.api import Served
 from deploy.grpc import translate
 from outrider_client import InvalidRequest, records
 from outrider_client._proto import generation_pb2 as pb
@@ -50,14 +51,13 @@ EVERYTHING = {
     "trace": True,
 }
 DEFAULTS = Sampling(temperature=0.7, top_k=40)
+SERVED = Served(INFO, None, TOKENIZER, DEFAULTS, CONFIG)
 
 
 def received(prompt="hello", **fields) -> GenerationRequest:
     """The request as the server understands it."""
     wire = pb.GenerateRequest.FromString(to_message(prompt, fields).SerializeToString())
-    (request,) = translate.to_requests(
-        wire, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
-    )
+    (request,) = translate.to_requests(wire, SERVED, 100.0)
     return request
 
 
@@ -92,9 +92,7 @@ def test_every_argument_arrives_and_zero_is_a_value():
 
 def test_several_samples_arrive():
     message = to_message("hello", {"n": 2, "seed": 5, "resume_samples": [[11], []]})
-    first, second = translate.to_requests(
-        message, tokenizer=TOKENIZER, info=INFO, defaults=DEFAULTS, config=CONFIG, now=100.0
-    )
+    first, second = translate.to_requests(message, SERVED, 100.0)
     assert (first.sampling.seed, first.resume_tokens, second.resume_tokens) == (5, (11,), ())
     assert not to_message("hello", {"n": 2, "resume_samples": [[11], []]}).sampling.HasField("seed")
 

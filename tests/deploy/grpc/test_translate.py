@@ -12,7 +12,7 @@ from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, 
 from core.errors import CheckpointError, InvalidRequest
 from core.ranges import SAMPLING
 from core.records import GenerationRequest, Grammar, GrammarKind, ModelInfo, Sampling, Verification
-from deploy.api import sample_seed
+from deploy.api import Served, sample_seed
 from deploy.api.checks import bad_words
 from deploy.api.request import sampling_defaults
 from deploy.grpc.translate import to_requests
@@ -39,9 +39,18 @@ def translate(
     config: ServiceConfig = CONFIG,
     info: ModelInfo = INFO,
 ) -> GenerationRequest:
-    defaults = defaults or Sampling()
-    (request,) = to_requests(message, tokenizer=TOKENIZER, info=info, defaults=defaults, config=config, now=NOW)
+    (request,) = to_requests(message, served(info=info, defaults=defaults, config=config), NOW)
     return request
+
+
+def served(
+    tokenizer: Any = TOKENIZER,
+    *,
+    defaults: Sampling | None = None,
+    config: ServiceConfig = CONFIG,
+    info: ModelInfo = INFO,
+) -> Served:
+    return Served(info, None, tokenizer, defaults or Sampling(), config)
 
 
 def message(**fields: Any) -> pb.GenerateRequest:
@@ -60,7 +69,7 @@ def stopping(**fields: Any) -> pb.GenerateRequest:
 
 
 def samples(**fields: Any) -> list[GenerationRequest]:
-    return to_requests(message(**fields), tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
+    return to_requests(message(**fields), served(), NOW)
 
 
 SEEDED = pb.SamplingParams(seed=5)
@@ -283,7 +292,7 @@ def test_samples_of_a_relaxed_rule_are_not_resumed_either():
     wrong.n = 2
     wrong.resume_samples.extend([pb.TokenIds(), pb.TokenIds(ids=[3])])
     with pytest.raises(InvalidRequest) as caught:
-        to_requests(wrong, tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=RELAXED, now=NOW)
+        to_requests(wrong, served(config=RELAXED), NOW)
     assert caught.value.field == "resume_samples"
 
 
@@ -465,9 +474,7 @@ def test_a_text_that_gives_no_tokens_is_refused():
             return ()
 
     with pytest.raises(InvalidRequest, match="text: must hold at least one token"):
-        to_requests(
-            pb.GenerateRequest(text=""), tokenizer=Bare(), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW
-        )
+        to_requests(pb.GenerateRequest(text=""), served(Bare()), NOW)
 
 
 # The model's own defaults
@@ -518,7 +525,7 @@ LONGEST = TOKENIZER.max_text_bytes(INFO.max_context_tokens)
 )
 def test_what_is_too_long_in_any_case_is_refused_before_it_is_tokenized(wrong, field):
     with pytest.raises(InvalidRequest) as caught:
-        to_requests(wrong, tokenizer=Untouched(TOKENIZER), info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
+        to_requests(wrong, served(Untouched(TOKENIZER)), NOW)
     assert caught.value.field.startswith(field)
     assert f"{LONGEST + 1} bytes" in caught.value.problem
 

@@ -10,7 +10,7 @@ import pytest
 from core.config import EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import InvalidRequest
 from core.records import ModelInfo, Sampling, Verification
-from deploy.api import sample_seed
+from deploy.api import Served, sample_seed
 from deploy.http.bodies import parse
 from deploy.http.openai import ChatBody, CompletionBody
 from deploy.http.translate import to_requests
@@ -37,10 +37,13 @@ NOW = 1000.0
 HELLO = [{"role": "user", "content": "hi"}]
 
 
+def served(defaults=None, config=CONFIG):
+    return Served(INFO, None, TOKENIZER, defaults or Sampling(), config)
+
+
 def requests_of(kind, data, defaults=None):
     body = parse(kind, data if isinstance(data, bytes) else json.dumps(data).encode())
-    defaults = defaults or Sampling()
-    return to_requests(body, "mine", tokenizer=TOKENIZER, info=INFO, defaults=defaults, config=CONFIG, now=NOW)
+    return to_requests(body, served(defaults), NOW, "mine")
 
 
 def completion(**fields):
@@ -127,7 +130,7 @@ def test_every_field_arrives(make):
 
 def test_a_draft_temperature_is_taken():
     body = parse(CompletionBody, b'{"prompt": "say", "speculation": {"draft_temperature": 0.5}}')
-    (request,) = to_requests(body, "mine", tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=CONFIG, now=NOW)
+    (request,) = to_requests(body, served(), NOW, "mine")
     assert request.draft_temperature == 0.5
 
 
@@ -136,7 +139,7 @@ def test_a_relaxed_rule_is_taken_where_the_service_allows_it():
     body = parse(
         CompletionBody, b'{"prompt": "say", "speculation": {"verification": "lenient_coupled", "lenience": 0.5}}'
     )
-    (request,) = to_requests(body, "mine", tokenizer=TOKENIZER, info=INFO, defaults=Sampling(), config=config, now=NOW)
+    (request,) = to_requests(body, served(config=config), NOW, "mine")
     assert (request.verification, request.lenience) == (Verification.LENIENT_COUPLED, 0.5)
 
 

@@ -223,5 +223,6 @@ def test_what_is_looked_for_is_known_without_the_chat(monkeypatch):
     """It is asked on the event loop, and to build a long chat takes a tenth of a second and more."""
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     monkeypatch.setattr(ChatBody, "chat", property(lambda _: pytest.fail("the chat was built once more")))
-    request, service = SimpleNamespace(grammar=None, prompt=()), SimpleNamespace(http=HttpConfig())
-    assert reading_of(body, request, SimpleNamespace(template=""), service).is_plain
+    request = SimpleNamespace(grammar=None, prompt=())
+    served = SimpleNamespace(tokenizer=SimpleNamespace(template=""), config=SimpleNamespace(http=HttpConfig()))
+    assert reading_of(body, request, served).is_plain
