@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
@@ -27,12 +27,17 @@ ROUND_S = "round_s"
 WISHES = "wishes"
 """The key under which a policy remembers past wishes."""
 
+Settings = TypeVar("Settings", bound=Autoscaling)
 
-class Policy(ABC):
-    """The wish by the present load, and the largest wish of the last window."""
 
-    def __init__(self, settings: Autoscaling) -> None:
-        self._downscale_delay_s = settings.downscale_delay_s
+class Policy(ABC, Generic[Settings]):
+    """Wants the number of replicas for the present load, or the largest one wanted within `downscale_delay_s`."""
+
+    kind: type[Settings]
+
+    def __init__(self, **settings: Any) -> None:
+        """Serve passes the fields of the settings."""
+        self._scaling = TypeAdapter(self.kind).validate_python(settings)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now_s = context.current_time or time.time()
@@ -41,7 +46,7 @@ class Policy(ABC):
             now_s,
             self.wanted(context),
             context.target_num_replicas,
-            self._downscale_delay_s,
+            self._scaling.downscale_delay_s,
         )
         return wanted, {WISHES: wishes}
 
@@ -49,33 +54,29 @@ class Policy(ABC):
         """The wishes of the last window, and replicas that Serve started without asking, as it does from none."""
         wishes: list[scaling.Wish] = list(context.policy_state.get(WISHES, ()))
         started_s = context.last_scale_up_time
-        if wishes and started_s is not None and now_s - started_s < self._downscale_delay_s:
+        if wishes and started_s is not None and now_s - started_s < self._scaling.downscale_delay_s:
             wishes.append((started_s, context.target_num_replicas))
         return wishes
 
     @abstractmethod
     def wanted(self, context: AutoscalingContext) -> int:
-        """The wish by the present load."""
+        """The number of replicas for the present load."""
 
 
-class OrchestratorPolicy(Policy):
-    """Follows the requests in progress."""
+class OrchestratorPolicy(Policy[OrchestratorScaling]):
+    """Scales orchestrators by requests in progress."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._scaling = TypeAdapter(OrchestratorScaling).validate_python(settings)
-        super().__init__(self._scaling)
+    kind = OrchestratorScaling
 
     def wanted(self, context: AutoscalingContext) -> int:
         num_replicas = len(context.running_replicas)
         return scaling.orchestrators_wanted(num_replicas, context.total_num_requests, self._scaling)
 
 
-class TargetPolicy(Policy):
-    """Follows sessions and KV."""
+class TargetPolicy(Policy[TargetScaling]):
+    """Scales targets by sessions and by KV in use."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._scaling = TypeAdapter(TargetScaling).validate_python(settings)
-        super().__init__(self._scaling)
+    kind = TargetScaling
 
     def wanted(self, context: AutoscalingContext) -> int:
         load = TargetLoad(
@@ -86,12 +87,10 @@ class TargetPolicy(Policy):
         return scaling.targets_wanted(load, self._scaling)
 
 
-class DraftPolicy(Policy):
-    """Follows utilisation and the time that verification waits."""
+class DraftPolicy(Policy[DraftScaling]):
+    """Scales drafts by utilisation and by the time that verification waits for them."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._scaling = TypeAdapter(DraftScaling).validate_python(settings)
-        super().__init__(self._scaling)
+    kind = DraftScaling
 
     def wanted(self, context: AutoscalingContext) -> int:
         round_s = sum(reported(context, ROUND_S))
@@ -104,7 +103,7 @@ class DraftPolicy(Policy):
         return scaling.drafts_wanted(load, self._scaling)
 
 
-POLICIES: Mapping[type[Autoscaling], type[Policy]] = {
+POLICIES: Mapping[type[Autoscaling], type[Policy[Any]]] = {
     OrchestratorScaling: OrchestratorPolicy,
     TargetScaling: TargetPolicy,
     DraftScaling: DraftPolicy,
