@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from core.ports import Clock
 from core.records import ModelInfo
 from core.speculation import EXTRA_DRAFT
 from deploy.api import Authenticator, Hosted, Models, Offload, Served, sampling_defaults, tokens_path
+from deploy.clock import MonotonicClock
 from deploy.grpc import Servicer
 from deploy.http import Call, Head, HttpServicer
 from deploy.logs import log_with_serve
@@ -52,17 +52,6 @@ DRAIN_PERIOD_S = 2.0
 """Seconds between checks for stopping replicas."""
 YOUNG_OBJECTS = 20_000
 """New objects between two of Python's garbage collections. The default, 700, means one every round or two."""
-
-
-class MonotonicClock:
-    """Real time; implements core.ports.Clock."""
-
-    def now(self) -> float:
-        """Seconds on a monotonic clock."""
-        return time.monotonic()
-
-    async def sleep(self, duration_s: float) -> None:
-        await asyncio.sleep(duration_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ Knows engines and the orchestrator's ports; must not know requests.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,15 +91,3 @@ class ThreadLeases:
             await loop.close()
         for engine in self._engines.values():
             engine.close()
-
-
-class RealClock:
-    """The machine's."""
-
-    def now(self) -> float:
-        """Seconds on a monotonic clock."""
-        return time.monotonic()
-
-    async def sleep(self, duration_s: float) -> None:
-        """No shorter than 0."""
-        await asyncio.sleep(max(0.0, duration_s))

@@ -19,9 +19,10 @@ from core.config import EngineConfig, ServiceConfig
 from core.errors import ConfigError, OutriderError
 from core.records import Chunk, GenerationRequest
 from deploy.api import Served, sampling_defaults
+from deploy.clock import MonotonicClock
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
-from outrider.in_process import RealClock, ThreadLeases
+from outrider.in_process import ThreadLeases
 from workers.engine import DraftEngine, Engine, TargetEngine
 from workers.runtime import this_machine
 from workers.vocabulary import check_same_vocabulary
@@ -37,7 +38,7 @@ class Running:
         """Load and warm up. Raises: StartupError."""
         target, draft = _engines(config, report)
         tokenizer = Tokenizer.from_directory(config.target.engine.model)
-        self.clock = RealClock()
+        self.clock = MonotonicClock()
         draft_info = draft.info if draft is not None else None
         defaults = sampling_defaults(config.target.engine.model)
         self.served = Served(target.info, draft_info, tokenizer, defaults, config)

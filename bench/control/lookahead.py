@@ -15,10 +15,11 @@ from bench.control.workload_texts import workloads
 from bench.results import Result
 from core.config import EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling
+from deploy.clock import MonotonicClock
 from deploy.settings import DEMO_DIRECTORY
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
-from outrider.in_process import RealClock, ThreadLeases
+from outrider.in_process import ThreadLeases
 from workers.engine import TargetEngine
 
 MEASURED = ("code completion", "docstring prose")
@@ -86,7 +87,7 @@ async def _decode(
     """One after the other; rows of prompts, of which prefixes are shared, count as well."""
     config = ServiceConfig(TargetConfig(EngineConfig(str(DEMO_DIRECTORY / "target"))), speculation=speculation)
     tokenizer = Tokenizer.from_directory(DEMO_DIRECTORY / "target")
-    service = Service(config, engine.info, None, tokenizer, leases, RealClock())
+    service = Service(config, engine.info, None, tokenizer, leases, MonotonicClock())
     texts, num_passes, rows_before = list[tuple[int, ...]](), 0, engine.stats().num_rows
     try:
         for job in jobs:

@@ -27,8 +27,8 @@ from bench.harness.traffic import AS_SERVED, PLAINLY, Run, Way, connected, reque
 from bench.models.prompts import held_out_prompts
 from bench.results import Result, at_least, at_most, spread
 from core.errors import StartupError
+from deploy.files import STOP_FILE
 from deploy.settings import override
-from deploy.stopping import STOP_FILE
 
 NEAR = {"near": 1.0}
 MAX_TOKENS = 400

@@ -19,9 +19,10 @@ from bench.models.prompts import held_out_prompts
 from bench.results import Result
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling, SpeculationStats, Verification
+from deploy.clock import MonotonicClock
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
-from outrider.in_process import RealClock, ThreadLeases
+from outrider.in_process import ThreadLeases
 from workers.engine import DraftEngine, TargetEngine
 
 DEMO: Final = Path(__file__).parents[2] / "models" / "demo"
@@ -81,7 +82,7 @@ async def _complete(
     draft = DraftEngine.load(draft_config, 2, top_tokens, _ignore)
     config = ServiceConfig(TargetConfig(target_config), DraftConfig(draft_config), speculation=speculation)
     tokenizer, leases = Tokenizer.from_directory(DEMO / "target"), ThreadLeases(target, draft)
-    service = Service(config, target.info, draft.info, tokenizer, leases, RealClock())
+    service = Service(config, target.info, draft.info, tokenizer, leases, MonotonicClock())
     try:
         found = await asyncio.gather(*(_stats(service, request) for request in _requests(args, rule, tokenizer)))
         await service.close()

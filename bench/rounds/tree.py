@@ -18,9 +18,10 @@ from bench.rounds.tree_svg import picture
 from bench.rounds.tree_trace import SeenRound, TreeWatch, WatchedController, read, written
 from core.config import DraftConfig, EngineConfig, ServiceConfig, SpeculationConfig, TargetConfig
 from core.records import GenerationRequest, Sampling
+from deploy.clock import MonotonicClock
 from orchestrator.service import Service
 from orchestrator.text import Tokenizer
-from outrider.in_process import RealClock, ThreadLeases
+from outrider.in_process import ThreadLeases
 from workers.engine import DraftEngine, TargetEngine
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -81,7 +82,7 @@ async def watched(prompt: str, seed: int) -> list[SeenRound]:
     config = ServiceConfig(TargetConfig(target_config), DraftConfig(draft_config), speculation=speculation)
     tokenizer, leases, watch = Tokenizer.from_directory(DEMO / "target"), ThreadLeases(target, draft), TreeWatch()
     policies = WatchedController(speculation, watch)
-    service = Service(config, target.info, draft.info, tokenizer, leases, RealClock(), policies)
+    service = Service(config, target.info, draft.info, tokenizer, leases, MonotonicClock(), policies)
     sampling = Sampling(temperature=TEMPERATURE, seed=seed)
     request = GenerationRequest("tree", tokenizer.encode(prompt), sampling, max_tokens=TOKENS, ignore_eos=True)
     try:

@@ -36,10 +36,10 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 from core.errors import OutriderError, Overloaded, RequestError, Unavailable
 from deploy import calls
 from deploy.api import RETRY_S, ProxyAdmission, admission_behind
+from deploy.files import is_to_stop
 from deploy.grpc.proxy_deadline import punctual
 from deploy.grpc.proxy_names import LastingContext, identified, trailers
 from deploy.grpc.status import DETAILS_KEY, status_of
-from deploy.stopping import is_to_stop
 from protos.outrider.v1 import generation_pb2_grpc
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from ray.serve._private.proxy_response_generator import ProxyResponseGenerator
 from core.errors import Unavailable, first_line
 from deploy import calls
 from deploy.api import ProxyAdmission, admission_behind
+from deploy.files import is_to_stop
 from deploy.http.failures import BodyTooLong, BodyTooSlow, Failure, failure_of
 from deploy.http.routes import COMPLETIONS, HEALTH, JSON_GROWTH
 from deploy.http.wire import Call, Head
-from deploy.stopping import is_to_stop
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from core.errors import Unavailable
 from core.records import Sampling, Verdict, VerifyRequest
 from core.text import TokenLog
 from deploy.api import Authenticator, Hosted, Models, Offload, Served
+from deploy.clock import MonotonicClock
 from deploy.grpc.proxy import one_message, refusing
 from deploy.grpc.servicer import Servicer
-from deploy.ingress import MonotonicClock
 from deploy.link.client import Link
 from deploy.link.server import LinkServer
 from deploy.metrics.meters import Meters

@@ -11,10 +11,10 @@ from typer import TyperException
 from deploy.api.authentication import TOKENS_FILE
 from deploy.app import APPLICATION, DRAIN_TIMEOUT_S
 from deploy.cli.planning.check import CheckOptions
+from deploy.files import STOP_FILE
 from deploy.launch.cluster import MAX_MESSAGE_BYTES, SERVE_ENVIRONMENT, SERVICERS
 from deploy.link.tls import TLS_DIR
 from deploy.serve.deployments import REPLICA_CPUS
-from deploy.stopping import STOP_FILE
 from tests.deploy.cli.parsing import parsed
 from tests.k8s.manifests import (
     ROLE,

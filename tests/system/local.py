@@ -18,10 +18,10 @@ import torch
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
 from core.records import Chunk, DraftUpdate, GenerationRequest, Sampling
+from deploy.clock import MonotonicClock
 from orchestrator.policy.policies import Policies
 from orchestrator.service import Service
 from orchestrator.text.tokenizer import Tokenizer
-from outrider.in_process import RealClock
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.engine.thread import EngineLoop
@@ -198,7 +198,7 @@ async def system(
     grammars = Grammars(
         lambda: GrammarCompiler.of_model(target, info.vocab_size, info.eos_token_ids), info.vocab_size, 32
     )
-    service = Service(config, info, draft_info, tokenizer, leases, RealClock(), policies, grammars)
+    service = Service(config, info, draft_info, tokenizer, leases, MonotonicClock(), policies, grammars)
     for number, each in enumerate(extra, 1):
         service.use_extra_draft(number, each.info)
     try:

@@ -24,10 +24,10 @@ from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
 from deploy.calls import CallId
+from deploy.clock import MonotonicClock
 from deploy.grpc.servicer import Servicer
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import Call, Head
-from deploy.ingress import MonotonicClock
 from deploy.metrics.meters import Meters
 from protos.outrider.v1 import generation_pb2 as pb
 from tests.deploy.grpc.rpc import METHODS, Recorded, Script, greeting, served

@@ -31,9 +31,9 @@ from core.records import (
 from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import Offload
+from deploy.clock import MonotonicClock
 from deploy.grpc.proxy import CONNECTION_OPTIONS, one_message, refusing
 from deploy.grpc.servicer import Servicer
-from deploy.ingress import MonotonicClock
 from deploy.metrics.instruments import CATALOGUE, Metric, MetricKind
 from deploy.metrics.meters import Meters
 from orchestrator.policy.policy import ControlReport

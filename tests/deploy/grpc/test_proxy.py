@@ -17,6 +17,7 @@ from ray.serve._private.proxy import gRPCProxy
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from deploy.api.proxy_admission import Places, ProxyAdmission
+from deploy.files import STOP_FILE
 from deploy.grpc.proxy import (
     _cancel,
     add_generation_service,
@@ -29,7 +30,6 @@ from deploy.grpc.proxy import (
 from deploy.grpc.proxy_deadline import punctual
 from deploy.grpc.proxy_names import LastingContext, identified
 from deploy.grpc.status import DETAILS_KEY
-from deploy.stopping import STOP_FILE
 from protos.outrider.v1 import generation_pb2 as pb
 
 MOST = 1000

@@ -17,9 +17,9 @@ from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
 from deploy.calls import CallId
+from deploy.clock import MonotonicClock
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import Call, Head
-from deploy.ingress import MonotonicClock
 from deploy.metrics.meters import Meters
 from tests.deploy.grpc.rpc import CONFIG, INFO, Recorded, Script, ids_of, served
 from tests.vocabularies import as_product, byte_level

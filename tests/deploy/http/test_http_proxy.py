@@ -13,11 +13,11 @@ from core.errors import Unavailable
 from deploy.api import proxy_admission
 from deploy.api.proxy_admission import Places, ProxyAdmission
 from deploy.calls import CallId
+from deploy.files import STOP_FILE
 from deploy.http import proxy as module
 from deploy.http.proxy import MAX_BODY_BYTES, HttpProxy
 from deploy.http.wire import EVENTS, Call, Head
 from deploy.proxy import prepare
-from deploy.stopping import STOP_FILE
 
 PATH = "/v1/completions"
 

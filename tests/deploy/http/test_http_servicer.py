@@ -16,10 +16,10 @@ from deploy.api.authentication import Authenticator
 from deploy.api.hosted import Hosted, Models
 from deploy.api.offload import Offload
 from deploy.calls import CallId
+from deploy.clock import MonotonicClock
 from deploy.http import servicer as module
 from deploy.http.servicer import HttpServicer
 from deploy.http.wire import DONE, Call, Head
-from deploy.ingress import MonotonicClock
 from deploy.metrics.meters import Meters
 from tests.deploy.grpc.rpc import Recorded, Script, greeting, ids_of, served
 from tests.vocabularies import as_product, byte_level

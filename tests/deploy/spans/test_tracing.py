@@ -17,7 +17,7 @@ from core.config import TracingConfig
 from core.errors import ConfigError, Overloaded
 from core.records import Call, CallTrace, Chunk, FinishReason, Timing, Usage
 from deploy.api.hosted import Hosted
-from deploy.ingress import MonotonicClock
+from deploy.clock import MonotonicClock
 from deploy.metrics.meters import Meters
 from deploy.spans import open_tracing
 from deploy.spans.tracing import Tracing
