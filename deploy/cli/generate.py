@@ -19,19 +19,16 @@ from typer import Argument, Option
 from core.ranges import DRAFT_TEMPERATURE, LENIENCE, SAMPLING, Range
 from core.records import Policy
 from deploy.cli import terminal
-from deploy.cli.jobs import Job
+from deploy.cli.jobs import BEARER_VARIABLE, DEFAULT_GRPC_PORT, Job, bearer_token
 from deploy.cli.options import number
 from deploy.cli.replay import save
 from deploy.trace import Stream, export
 from outrider_client import Client, GenerateFields, OutriderError, Retry, Verification
 
-DEFAULT_GRPC_PORT = 9000
 EXIT_FAILED = 1
 MAX_NAME_CHARS = 60
 MAX_RETRIES = 3
 """In a row: enough to go on with another replica; the first refusal is told within half a second."""
-BEARER_VARIABLE = "OUTRIDER_TOKEN"
-"""The environment may have the token that the server asks for: what stands on a command line, others can read."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,8 @@ class GenerateOptions:
 
 def generate(options: GenerateOptions) -> int:
     """Returns the exit status."""
-    token = os.environ.get(BEARER_VARIABLE, "").strip()
-    if not (token.isascii() and token.isprintable()):  # gRPC would say so at length
+    token = bearer_token()
+    if token is not None and not (token.isascii() and token.isprintable()):  # gRPC's own message is long
         terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
         return EXIT_FAILED
     if options.save is not None and len(options.prompts) > 1:
@@ -143,7 +140,7 @@ def generate(options: GenerateOptions) -> int:
     jobs = [Job(_read(prompt), options.fields()) for prompt in options.prompts]
     retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)  # another server has another clock
     is_written = True
-    with Client(options.address, token=token or None, retry=retry) as client:
+    with Client(options.address, token=token, retry=retry) as client:
         try:
             _run(client, jobs, options)
         except OutriderError as error:

@@ -1,12 +1,22 @@
-"""A prompt on its way through a server, with all that came back, and when."""
+"""A server and its address, and one prompt sent to it with the chunks that came back."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider_client import Chunk, Client, Finish, GenerateFields
+
+DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = 9000, 8000
+BEARER_VARIABLE = "OUTRIDER_TOKEN"
+"""Environment variable with the token for the server: other users can read what stands on a command line."""
+
+
+def bearer_token() -> str | None:
+    """The token from the environment; None without one."""
+    return os.environ.get(BEARER_VARIABLE, "").strip() or None
 
 
 @dataclass

@@ -8,10 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
+from core.errors import ConfigError
 from core.ranges import Range
 
 Options = TypeVar("Options")
@@ -26,6 +28,13 @@ def number(allowed: Range, help_text: str, *, metavar: str = "N", panel: str | N
         return value
 
     return typer.Option(help=f"{help_text}; {allowed}.", metavar=metavar, callback=check, rich_help_panel=panel)
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raises: ConfigError unless the folder of each file that will be written exists."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"cannot write {file}: {file.parent} is not a directory; create it first")
 
 
 class SettingFlags(dict[str, str]):

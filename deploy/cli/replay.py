@@ -6,7 +6,6 @@ Knows receipts, requests as callers keep them, and the client. Imports neither R
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,12 @@ from typer import Argument, Option
 
 from core.errors import ConfigError
 from deploy.cli import terminal
-from deploy.cli.jobs import Job
+from deploy.cli.jobs import DEFAULT_GRPC_PORT, Job, bearer_token
 from deploy.receipts import Outcome, Verdict, compare
 from outrider_client import Client, GenerateFields, OutriderError
 from protos.outrider.v1 import generation_pb2 as pb
 
-DEFAULT_ADDRESS = "localhost:9000"
-BEARER_VARIABLE = "OUTRIDER_TOKEN"
+DEFAULT_ADDRESS = f"localhost:{DEFAULT_GRPC_PORT}"
 TIMEOUT_S = 600.0
 NEEDED = ("target", "sampling", "stopping", "verification", "output_digest", "output_tokens")
 """Fields without which a receipt cannot be compared."""
@@ -82,9 +80,8 @@ _WORDS = {Outcome.SAME: "same", Outcome.DIFFERS: "differs", Outcome.NOT_COMPARAB
 
 
 def _replay_at(address: str, prompt: str | None, fields: GenerateFields, kept: Kept) -> Verdict:
-    token = os.environ.get(BEARER_VARIABLE, "").strip()
     try:
-        with Client(address, token=token or None) as client:
+        with Client(address, token=bearer_token()) as client:
             completion = client.generate(prompt, **fields)
     except OutriderError as error:
         return Verdict(Outcome.NOT_COMPARABLE, f"it cannot be computed again: {error}")

@@ -20,7 +20,7 @@ from typer import Option
 
 from core.config import Dtype, ServiceConfig
 from core.ranges import Range
-from deploy.cli.generate import DEFAULT_GRPC_PORT
+from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from deploy.cli.options import SettingFlags, number
 from deploy.cli.settings import setting_names
 from deploy.cli.terminal import say
@@ -31,7 +31,6 @@ from deploy.sources import Setting, Sources
 if TYPE_CHECKING:
     from deploy.launch import Endpoints
 
-DEFAULT_HTTP_PORT = 8000
 EXIT_CUT_OFF = 3
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 PORT = Range(1, 65535, zero="a free one", is_whole=True)

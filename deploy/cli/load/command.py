@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,8 @@ from contextlib import contextmanager
 from itertools import islice
 
 from core.errors import StartupError
-from deploy.cli.generate import BEARER_VARIABLE, DEFAULT_GRPC_PORT, EXIT_FAILED
+from deploy.cli.generate import EXIT_FAILED
+from deploy.cli.jobs import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, bearer_token
 from deploy.cli.load.callers import CallFailed, Fields, GrpcCaller, LoadCaller
 from deploy.cli.load.driver import Bounds, Driver
 from deploy.cli.load.options import DEFAULT_CONCURRENCY, BenchOptions
@@ -21,20 +21,10 @@ from deploy.cli.load.report import as_document, table
 from deploy.cli.load.schedule import arrivals_s, starts_s
 from deploy.cli.load.summary import Objectives, summarize
 from deploy.cli.terminal import say
+from deploy.clock import MonotonicClock
 from deploy.prompts import read_prompts
 
-DEFAULT_HTTP_PORT = 8000
 MS = 1e-3
-
-
-class _Clock:
-    """The machine's."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, duration_s: float) -> None:
-        await asyncio.sleep(duration_s)
 
 
 def bench(options: BenchOptions) -> int:
@@ -65,7 +55,7 @@ async def _run(options: BenchOptions, texts: list[str], records: list[RequestRec
         workload = await _workload(options, texts, caller)
         await _warm_up(options, workload, caller)
         with _bar(options.requests) as told:
-            driver = Driver(caller, _Clock(), Bounds(options.duration, options.timeout), told)
+            driver = Driver(caller, MonotonicClock(), Bounds(options.duration, options.timeout), told)
             driver.records = records
             asks = workload.asks(options.requests)
             if options.rate is not None:
@@ -79,7 +69,7 @@ async def _run(options: BenchOptions, texts: list[str], records: list[RequestRec
 
 
 def _caller(options: BenchOptions) -> LoadCaller:
-    token = os.environ.get(BEARER_VARIABLE, "").strip() or None
+    token = bearer_token()
     fields = Fields(options.model, options.temperature, options.ignore_eos, options.no_draft)
     if options.api == "http":
         from deploy.cli.load.http_caller import HttpCaller  # imports a library that other commands do without
@@ -101,7 +91,7 @@ async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller)
 async def _warm_up(options: BenchOptions, workload: Workload, caller: LoadCaller) -> None:
     """Raises: StartupError when one of them fails: so would the others."""
     asks = islice(workload.asks(options.warmup), options.warmup)
-    driver = Driver(caller, _Clock(), Bounds(options.duration, options.timeout), lambda _: None)
+    driver = Driver(caller, MonotonicClock(), Bounds(options.duration, options.timeout), lambda _: None)
     await driver.closed_loop(
         asks, starts_s(min(options.warmup, DEFAULT_CONCURRENCY), 0.0).tolist() if options.warmup else []
     )

@@ -13,7 +13,7 @@ from core.errors import ConfigError
 from core.ranges import SAMPLING, Range
 from deploy.cli.load.prompts import Lengths
 from deploy.cli.load.schedule import Arrivals
-from deploy.cli.options import number
+from deploy.cli.options import check_folders, number
 
 WHAT, WHEN, GOALS = "What is asked", "When it is asked", "What is wanted"
 SECONDS = Range(0.0, 86_400.0, excludes_low=True)
@@ -129,5 +129,4 @@ class BenchOptions:
         """Raises: ConfigError."""
         if self.rate is not None and self.concurrency is not None:
             raise ConfigError("--rate (an open loop) and --concurrency (a closed one) exclude each other")
-        if self.json is not None and not self.json.parent.is_dir():
-            raise ConfigError(f"--json: {self.json.parent} is no directory to write {self.json.name} to")
+        check_folders(self.json)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import Dtype, EngineConfig, SpeculationConfig
+from core.config import EngineConfig, SpeculationConfig
 from core.errors import ConfigError, StartupError
 from core.ranges import DRAFT_TEMPERATURE, SAMPLING, Range
 from core.results import as_json
 from deploy.cli.generate import EXIT_FAILED
-from deploy.cli.options import Numbers, number, numbers
+from deploy.cli.options import Numbers, check_folders, number, numbers
+from deploy.cli.planning.measuring import PANEL, MeasuringOptions, prepare
 from deploy.cli.planning.simulate import PRESETS_HELP, Preset
 from deploy.cli.terminal import progress
 from deploy.prompts import read_prompts
@@ -24,23 +25,29 @@ from simulation.engines import PRESETS
 if TYPE_CHECKING:
     from deploy.measure import Plan  # imports torch
 
-PANEL = "What drafting would be worth"
 BOTH = Numbers((0.0, 1.0))
 """Greedy decoding, and sampling from the target's own distribution."""
 Q_TOP_TOKENS = SpeculationConfig().q_top_tokens
-SPARE_KV_TOKENS = 1024
-"""Beside a prompt and its output: for the passes that are timed, and for those of the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
-    """How a pair is measured."""
+class CheckOptions(MeasuringOptions):
+    """Say whether a pair of models can be served, and if not, why; the exit status is 1 then."""
 
+    target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
+    draft: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the draft.")] = None
+    no_weights: Annotated[
+        bool,
+        Option(
+            "--no-weights",
+            help="Read only the configuration, the vocabulary and the headers of the weights, to save memory.",
+        ),
+    ] = False
     measure: Annotated[
         bool,
         Option(
             "--measure",
-            help="Decode --prompts in this process, and say how often guesses are accepted and what they would gain.",
+            help="Decode --prompts in this process; report how often guesses are accepted and the speed-up to expect.",
             rich_help_panel=PANEL,
         ),
     ] = False
@@ -51,49 +58,24 @@ class MeasureOptions:
     temperatures: Annotated[
         Numbers, numbers(SAMPLING["temperature"], "Sampling temperatures", metavar="T[,T...]", panel=PANEL)
     ] = BOTH
-    tokens: Annotated[
-        int, number(Range(2, 4096, is_whole=True), "Length of each output at most, in tokens", panel=PANEL)
-    ] = 64
-    gamma: Annotated[int, number(Range(1, 64, is_whole=True), "Draft length at most, in tokens", panel=PANEL)] = 8
     q_top_tokens: Annotated[
         int,
         number(
-            Range(1, 4096, is_whole=True), "Tokens that a draft's q is cut to in rejection verification", panel=PANEL
+            Range(1, 4096, is_whole=True), "Tokens to which the draft's q is cut in rejection verification", panel=PANEL
         ),
     ] = Q_TOP_TOKENS
     draft_temperature: Annotated[
         float | None,
-        number(DRAFT_TEMPERATURE, "Of the draft alone, instead of each of --temperatures", metavar="T", panel=PANEL),
+        number(DRAFT_TEMPERATURE, "Temperature of the draft, in place of --temperatures", metavar="T", panel=PANEL),
     ] = None
     timing: Annotated[
         Preset | None,
-        Option(help=f"Hardware to predict for, beside this machine. {PRESETS_HELP}", rich_help_panel=PANEL),
+        Option(help=f"Hardware to predict for, in addition to this machine. {PRESETS_HELP}", rich_help_panel=PANEL),
     ] = None
-    dtype: Annotated[Dtype, Option(help="Of both models.", rich_help_panel=PANEL)] = "float32"
-    device: Annotated[str, Option(metavar="DEVICE", help="As torch names it.", rich_help_panel=PANEL)] = "cpu"
-    threads: Annotated[int, number(Range(1, 1024, is_whole=True), "CPU threads of a pass", panel=PANEL)] = 1
-    json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.", rich_help_panel=PANEL)] = (
-        None
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions(MeasureOptions):
-    """Say whether a pair of models can be served, and if not, why; the exit status is 1 then."""
-
-    target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
-    draft: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the draft.")] = None
-    no_weights: Annotated[
-        bool,
-        Option(
-            "--no-weights",
-            help="Read configuration, vocabulary and the headers of the weights alone, which takes little memory.",
-        ),
-    ] = False
 
 
 def check(options: CheckOptions) -> int:
-    """Load both as the engines would, unless told otherwise: nothing less says for sure that they can be served.
+    """Load both models as the engines would, unless told otherwise: only that shows that they can be served.
 
     Raises: ConfigError.
     """
@@ -136,22 +118,21 @@ def _described(directory: Path, no_weights: bool) -> str:
 
 
 def _texts_of(options: CheckOptions) -> list[str]:
-    """The prompts; and whatever else can be found out before anything is loaded. Raises: ConfigError."""
+    """The prompts, after all checks that need no model. Raises: ConfigError."""
     if options.measure != (options.prompts is not None):
-        raise ConfigError("--measure and --prompts go together: prompts of your own are what is measured on")
+        raise ConfigError("--measure and --prompts go together: give both, with a file of your own prompts")
     if options.measure and options.no_weights:
-        raise ConfigError("--measure needs the weights that --no-weights leaves out")
+        raise ConfigError("--measure needs the weights: leave out --no-weights")
     if options.json is not None and not options.measure:
-        raise ConfigError("--json writes what --measure measures")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise ConfigError(f"{options.json.parent} is no directory to write {options.json.name} to")
+        raise ConfigError("--json needs --measure, whose figures it writes")
+    check_folders(options.json)
     if options.prompts is None:
         return []
     return read_prompts(options.prompts)
 
 
 def _measured(options: CheckOptions, texts: Sequence[str]) -> list[str]:
-    """What to say of it. Raises: StartupError."""
+    """The lines of the report. Raises: StartupError."""
     from deploy.measure import Timing, lines, results, survey
 
     plan = _plan_of(options, texts)
@@ -166,29 +147,17 @@ def _measured(options: CheckOptions, texts: Sequence[str]) -> list[str]:
 
 def _plan_of(options: CheckOptions, texts: Sequence[str]) -> Plan:
     """Raises: CheckpointError."""
-    import torch
-
     from deploy.measure import Plan
-    from orchestrator.text import Tokenizer
 
-    torch.set_num_threads(options.threads)
-    tokenizer = Tokenizer.from_directory(options.target)
-    prompts = [tokenizer.encode(text) for text in texts]
-    config = EngineConfig(
-        str(options.target),
-        dtype=options.dtype,
-        device=options.device,
-        num_threads=options.threads,
-        kv_cache_tokens=max(map(len, prompts)) + options.tokens + SPARE_KV_TOKENS,
-    )
+    prompts, config = prepare(options, options.target, texts)
     draft = None if options.draft is None else replace(config, model=str(options.draft))
-    temperatures, lengths = options.temperatures.values, (options.tokens, options.gamma)
     return Plan(
         config,
         draft,
         prompts,
-        temperatures,
-        *lengths,
+        options.temperatures.values,
+        options.tokens,
+        options.gamma,
         q_top_tokens=options.q_top_tokens,
         draft_temperature=options.draft_temperature,
     )

@@ -1,4 +1,4 @@
-"""`outrider layers`: which of a target's own layers make the best draft of it, on prompts of one's own.
+"""`outrider layers`: which of a target's own layers make its best draft, on your own prompts.
 
 Knows options and tables; `deploy.measure` searches.
 """
@@ -13,61 +13,37 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from core.config import Dtype, EngineConfig
-from core.errors import ConfigError
 from core.ranges import Range
 from core.results import Result, as_json
-from deploy.cli.options import number
+from deploy.cli.options import check_folders, number
+from deploy.cli.planning.measuring import MeasuringOptions, prepare
 from deploy.cli.terminal import progress
+from deploy.prompts import read_prompts
 
 if TYPE_CHECKING:
     from deploy.measure.subsets import Candidate  # imports torch
 
-SPARE_KV_TOKENS = 1024
-"""Beside a prompt and its output: for the passes that are timed, and for those of the warm-up."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class LayersOptions:
-    """Search the layers of a target that make the best draft of it, without training, on prompts of your own.
+class LayersOptions(MeasuringOptions):
+    """Search for the layers of a target that make its best draft, without training, on prompts of your own.
 
-    Layers are removed one after the other, always the one that is missed least in what the target writes greedily.
+    Layers are removed one by one, each time the one whose loss changes the target's greedy output least.
     """
 
     target: Annotated[Path, Option(metavar="DIR", help="Checkpoint of the target.")]
     prompts: Annotated[Path, Option(metavar="FILE", help="One prompt a line, or a .jsonl file of JSON strings.")]
-    tokens: Annotated[int, number(Range(2, 4096, is_whole=True), "Length of each output at most, in tokens")] = 64
-    gamma: Annotated[int, number(Range(1, 64, is_whole=True), "Draft length at most, in tokens")] = 8
     budget: Annotated[
-        int, number(Range(2, 100_000, is_whole=True), "Subsets that are tried at most, two for each layer at least")
+        int, number(Range(2, 100_000, is_whole=True), "Subsets to try at most; at least two for each layer")
     ] = 256
-    dtype: Annotated[Dtype, Option(help="Of the model.")] = "float32"
-    device: Annotated[str, Option(metavar="DEVICE", help="As torch names it.")] = "cpu"
-    threads: Annotated[int, number(Range(1, 1024, is_whole=True), "CPU threads of a pass")] = 1
-    json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures to FILE.")] = None
 
 
 def layers(options: LayersOptions) -> int:
     """Returns the exit status. Raises: StartupError."""
-    if options.json is not None and not options.json.parent.is_dir():
-        raise ConfigError(f"{options.json.parent} is no directory to write {options.json.name} to")
-    import torch
+    check_folders(options.json)
+    from deploy.measure.subsets import SearchPlan, search  # imports torch
 
-    from deploy.measure.subsets import SearchPlan, search
-    from deploy.prompts import read_prompts
-    from orchestrator.text import Tokenizer
-
-    texts = read_prompts(options.prompts)
-    torch.set_num_threads(options.threads)
-    tokenizer = Tokenizer.from_directory(options.target)
-    prompts = [tokenizer.encode(text) for text in texts]
-    config = EngineConfig(
-        str(options.target),
-        dtype=options.dtype,
-        device=options.device,
-        num_threads=options.threads,
-        kv_cache_tokens=max(map(len, prompts)) + options.tokens + SPARE_KV_TOKENS,
-    )
+    prompts, config = prepare(options, options.target, read_prompts(options.prompts))
     with progress("trying layers", options.budget) as step_done:
         found = search(SearchPlan(config, prompts, options.tokens, options.gamma, options.budget), step_done)
     sys.stdout.write("\n".join([*lines(found, options.target), ""]))
@@ -85,9 +61,9 @@ def lines(found: Sequence[Candidate], target: Path) -> Iterator[str]:
         yield f"{len(each.layers):>6}{each.alpha:>8.3f}{each.c:>7.2f}{turn:>12}{hidden:>12}   {which}"
     best = max(found, key=lambda each: each.pipelined)
     if best.pipelined[0] <= 1.0:
-        yield "none of them pays: as a draft each is slower than plain decoding"
+        yield "no subset pays: with each of them as the draft, decoding is slower than without a draft"
         return
-    yield f"best where the draft has a device of its own: {best.pipelined[0]:.2f} times plain decoding, with"
+    yield f"best with the draft on its own device: {best.pipelined[0]:.2f} times plain decoding, with"
     yield f"  --set draft.engine.model={target} --set 'draft.engine.layers=[{', '.join(map(str, best.layers))}]'"
 
 

@@ -20,7 +20,7 @@ from core.ranges import Range
 from core.records import Policy, Verification
 from core.results import as_json
 from deploy.cli import terminal
-from deploy.cli.options import number
+from deploy.cli.options import check_folders, number
 from deploy.cli.planning import simulate_day
 from deploy.cli.planning.simulate_day import DayOptions
 from simulation.engines import PRESETS, RECORDED_TEMPERATURES, Hardware, HopLaw, large_target, small_draft, steady_law
@@ -125,8 +125,7 @@ class SimulateOptions(DayOptions):
 
 def simulate(options: SimulateOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
-    for path in filter(None, (options.json, options.plot)):
-        _require(path.parent.is_dir(), f"{path.parent} is no directory to write {path.name} to")
+    check_folders(options.json, options.plot)
     return _simulate_rounds(options) if options.day is None else _simulate_day(options, options.day)
 
 

@@ -14,7 +14,6 @@ from typing import Annotated
 
 from typer import Option
 
-from core.errors import ConfigError
 from core.ranges import Range
 from core.results import Result, as_json
 from core.theory import (
@@ -29,7 +28,7 @@ from core.theory import (
     pipelined_factor,
     walltime_factor,
 )
-from deploy.cli.options import Numbers, number, numbers
+from deploy.cli.options import Numbers, check_folders, number, numbers
 from simulation.report import Line, Panel, picture
 
 MOST_ALPHA = 0.999
@@ -74,9 +73,7 @@ class Figure:
 
 def theory(options: TheoryOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
-    for path in filter(None, (options.json, options.svg)):
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path.parent} is no directory to write {path.name} to")
+    check_folders(options.json, options.svg)
     sys.stdout.write("\n".join([*lines(options), ""]))
     if options.json is not None:
         options.json.write_text(as_json(results(options)))

@@ -79,6 +79,6 @@ def test_what_cannot_be_written_or_tried_is_refused_by_name(tmp_path, capsys):
     prompts.write_text("x\n")
     argv = ["layers", "--target", str(DEMO_DIRECTORY / "target"), "--prompts", str(prompts), "--tokens", "2"]
     assert main([*argv, "--json", str(tmp_path / "nowhere" / "a.json")]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     assert main([*argv, "--budget", "3"]) == 2
     assert "--budget must be at least 10 for 6 layers, got 3" in capsys.readouterr().err
