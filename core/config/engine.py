@@ -11,93 +11,99 @@ from core.costs import PASS_LAWS
 
 Dtype = Literal["float32", "bfloat16"]
 DECODE_TOKENS = 32
-"""Most new tokens that count as decoding. More are prefill: they go out in a call of their own, decoding sessions come
-first, and no round waits for guesses behind them. Orchestrator and engines use the same limit."""
+"""Largest number of new tokens that counts as decoding. More are prefill: they are sent in a call of their own,
+decoding sessions come before them, and no round waits for guesses that follow them. Orchestrator and engines share this
+limit."""
 MIN_CHUNK_TOKENS = 8
-"""Fewest rows of prefill in a step, whatever they cost others. The last tokens of a prompt are not split into less."""
+"""Smallest number of prefill rows in a step, whatever they cost decoding sessions. Shorter remainders are not split."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One model, and the memory and processors that it may use."""
+    """One model, and the memory and processors that its engine may use."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     model: str
-    """Directory of a checkpoint: config.json, *.safetensors, tokenizer.json."""
+    """Directory of the checkpoint, with config.json, *.safetensors and tokenizer.json."""
     layers: tuple[int, ...] | None = None
-    """Numbers of the checkpoint's layers that are loaded, from 0, in ascending order; not with `tensor_parallel`. None
-    loads all. For a draft that is a part of its own target, as `outrider layers` finds it; a target has to be whole."""
+    """Indices of the checkpoint's layers to load, from 0, in ascending order; None loads all. Set it for a draft that
+    consists of some of its target's layers, as found by `outrider layers`. A target must have all its layers, and
+    `tensor_parallel` must be 1."""
     dtype: Dtype = "float32"
-    """Type of the weights and of the arithmetic. float32 gives outputs that do not depend on the batch; bfloat16 halves
-    the memory and is faster where the hardware has instructions for it."""
+    """Type of weights and arithmetic: float32 or bfloat16. With float32 outputs do not depend on the other requests in
+    the batch. bfloat16 needs half the memory; set it where the hardware has bfloat16 instructions."""
     device: str = "cpu"
-    """As torch names it: cpu, cuda, cuda:0."""
+    """Device of the model, as torch names it: cpu, cuda or, for one of several GPUs, cuda:0. Set cuda on a GPU."""
     num_threads: int = 1
-    """CPU threads of the forward pass, at least 1. Raise it to the number of cores that the engine has to itself."""
+    """Number of CPU threads of a forward pass, at least 1. Raise it to the number of cores reserved for the engine."""
     kv_cache_tokens: int | None = 32_768
-    """Tokens of KV in all, shared by the sessions, at least 1; rounded up to whole blocks. None takes as many as fit
-    into `kv_memory_share` of the free memory. Set it where several engines share one memory."""
+    """Size of the KV cache in tokens, for all sessions together, at least 1; rounded up to whole blocks. None uses
+    `kv_memory_share` of the free memory. Raise it where sessions are preempted; set a number where several engines
+    share one memory."""
     kv_memory_share: float = 0.8
-    """Share of the memory that is free once the model is loaded, in (0, 1], that KV takes if `kv_cache_tokens` is None.
-    The rest is for the activations of a step. Shares of engines that share one memory have to add up to at most 1."""
+    """If `kv_cache_tokens` is None: share of the memory left after loading the model that the KV cache takes, in (0,
+    1]. The rest is for activations. Lower it if a step runs out of memory, or if engines share one memory: their shares
+    must add up to at most 1."""
     block_tokens: int = 16
-    """Tokens of a block of KV, at least 1. Set a multiple of 256 on a GPU, which then reads blocks in place; blocks of
-    other sizes are gathered first."""
+    """Size of a KV block in tokens, at least 1. On a GPU set a multiple of 256: attention then reads blocks in place,
+    where it otherwise gathers them first."""
     max_step_tokens: int = 512
-    """Rows of one forward pass, over all sequences, at least 1. Raise it for more prefill a step on a large GPU;
-    activations take memory in proportion."""
+    """Largest number of rows (tokens) of one forward pass, over all sequences, at least 1. Raise it on a large GPU for
+    faster prefill; memory for activations grows in proportion."""
     prefill_chunk_tokens: int = 256
-    """Rows of prefill in a step in which other sessions decode, at least 1 and at most this. Lower it where prompts
-    stall the streams of others, raise it where the first token comes late."""
+    """Largest number of prefill tokens in a step in which other sessions decode, at least 1. Lower it where prompts
+    stall other streams, raise it where the first token comes late."""
     prefill_stretch: float = 1.75
-    """Ratio of the duration of a step with prefill to one without, at least 1, up to which prefill gets rows beside
-    sessions that decode. The engine learns durations, so single steps may take longer. Raise it where the first token
-    comes late."""
+    """Limit of how much longer prefill may make a step in which other sessions decode, as a ratio of durations, at
+    least 1. The engine estimates durations, so a single step may exceed it. Raise it where the first token comes late,
+    lower it where prompts stall other streams."""
     max_context_tokens: int | None = None
-    """Longest context, prompt and output together, in tokens, at least 2. None takes the model's own limit, which is
-    never exceeded. Lower it to bound the KV of one session."""
+    """Longest context (prompt and output together) in tokens, at least 2. None uses the model's own limit, which also
+    bounds larger values. Lower it to limit the KV of one session."""
     deterministic: bool = False
-    """Compute each row in tiles of one fixed shape, so that its bits do not depend on the other rows of its step. On a
-    CPU only. Set it where outputs in bfloat16 have to be reproducible."""
+    """Whether to compute rows in tiles of one fixed shape, so that their bits do not depend on the other rows of the
+    batch. CPU only; steps take longer. Set it where outputs in bfloat16 have to be reproducible."""
     compile: bool = False
-    """On a CPU, compile the forward pass to native code at start: a minute and a C++ compiler the first time, shorter
-    steps afterwards; not with `tensor_parallel`. On a GPU, record small steps as CUDA graphs at each start, on all
-    ranks; `block_tokens` has to be a multiple of 256."""
+    """Whether to compile the forward pass, for shorter steps. On a CPU: to native code, which takes a minute and a C++
+    compiler at the first start, and `tensor_parallel` must be 1. On a GPU: small steps become CUDA graphs at each
+    start, and `block_tokens` must be a multiple of 256."""
     compile_cache: str = "~/.cache/outrider/compiled"
-    """Directory in which native code is kept for later starts. Its files are executed: nobody else may write there."""
+    """Directory that keeps compiled native code for later starts. Its files are executed, so no other user may be able
+    to write there."""
     share_prefixes: bool = True
-    """Compute a common prefix of several prompts once, and keep the KV of ended sessions until the room is needed.
-    Unset it where the timing of a request must not tell what others have sent."""
+    """Whether prompts with a common prefix share its KV (prefix caching); the KV of ended sessions is kept until its
+    memory is needed. Unset it where response times must not reveal what other callers have sent."""
     session_timeout_s: float = 600.0
-    """Seconds without a message after which a session is dropped and its KV freed; above 0."""
+    """Seconds without a message, above 0, after which a session's KV is freed. Lower it where orchestrators that died
+    leave the KV cache full, raise it where clients pause longer."""
     tensor_parallel: int = 1
-    """Number of ranks that share the model, at least 1. Each is a process with its slices of the weights and of the KV.
-    Raise it where the model does not fit into one device."""
+    """Number of processes (ranks) that share the model by tensor parallelism, at least 1; each holds a slice of the
+    weights and of the KV. Raise it where the model does not fit into one device."""
     cascade_tokens: int = 0
-    """Of a draft: tokens that a lookup in the text guesses ahead of it and that the same pass checks, in [0, 32]; 0
-    guesses none. They change no output. Raise it where texts repeat themselves, the draft is slow, and a few more rows
-    cost its passes little."""
+    """Drafts only: number of tokens that prompt lookup guesses for the draft in each pass, which the draft verifies in
+    the same pass (cascade), in [0, 32]; 0 turns it off. It never changes an output. Raise it where texts repeat
+    themselves and the draft is slow."""
     max_grammars: int = 32
-    """Number of compiled grammars that are kept for later requests, at least 1; the least recently used one is dropped.
-    Each may take tens of megabytes at worst, and mostly takes less than one. Raise it where requests share many
+    """Number of compiled grammars kept for later requests, at least 1; the least recently used one is dropped first. A
+    grammar usually takes less than a megabyte, at worst tens of them. Raise it where requests use many different
     schemas."""
     digest_whole_bytes: int = 256 * 2**20
-    """Weights of at most this number of bytes, at least 0, are digested whole at start for receipts; of larger ones
-    three blocks of each tensor are. A gigabyte takes one to three seconds. Raise it where a receipt has to notice a
-    change of single weights."""
+    """Limit in bytes, at least 0, up to which receipts hash all weights at start, which takes one to three seconds a
+    gigabyte; of a larger checkpoint they hash three blocks of each tensor. Raise it where a receipt has to detect a
+    change of any single weight."""
     link_ports: tuple[int, int] | None = LINK_PORTS
-    """First and last of the TCP ports at which the engine may listen for orchestrators, in ascending order below 65536;
-    it takes the first free one, at the address of its node. [0, 0] takes any free port. With None, or without a free
-    port, messages go by Ray's actor calls, which take milliseconds each."""
+    """First and last TCP port of the range in which the engine listens for orchestrators, ascending, below 65536; it
+    uses the first free port on its node's address, and [0, 0] means any free port. With None, or if no port is free,
+    messages go by Ray actor calls, which take milliseconds each. Change it to what a firewall between nodes allows."""
     paced_as: str | None = None
-    """A model on other hardware, by its name in `core.costs`: each forward pass is prolonged by waiting to the duration
-    that this model needs for the same number of rows. For trying a deployment of large models on a small machine; never
-    for production. None does not wait."""
+    """Name in `core.costs` of a model on other hardware. Each forward pass then waits until it has taken as long as
+    that model would take for the same number of rows. Set it to try out a deployment of large models on a small
+    machine, never in production. None adds no wait."""
     link_tls: LinkTls | None = None
-    """Certificates that encrypt the engine's links and authenticate both ends. Set it where others can read the network
-    between nodes, together with Ray's own TLS, since leases and actor calls go over Ray. With None, and without
-    OUTRIDER_LINK_TLS_DIR in the environment, links are authenticated by the lease's key and not encrypted."""
+    """Certificates for mutual TLS on the engine's links. Set it where others can read the network between nodes, and
+    turn on Ray's own TLS as well, because leases and actor calls use Ray. With None, and without the environment
+    variable OUTRIDER_LINK_TLS_DIR, links are authenticated by the lease's key but not encrypted."""
 
     def __post_init__(self) -> None:
         check(bool(self.model), "model", "the directory of a checkpoint", self.model)

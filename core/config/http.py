@@ -1,4 +1,4 @@
-"""Settings of the HTTP API: how a model's text is read, and whether there is a page."""
+"""Settings of the HTTP API: how a model's text is parsed, and whether `/` shows a web page."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """What the HTTP API takes out of a model's text, and what it shows."""
+    """How the HTTP API parses a model's text, and what it shows."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     tool_call_parser: str = AUTO
-    """How the model writes calls of tools: hermes (`<tool_call>` around a JSON object, as Hermes and Qwen do),
-    llama3_json (a JSON object with `name` and `parameters`), mistral (`[TOOL_CALLS]`), auto (what the chat template
-    shows) or none. Name one where the template does not show it; none refuses tools."""
+    """Format of the model's tool calls: hermes (`<tool_call>` around a JSON object, as Hermes and Qwen write),
+    llama3_json (a JSON object with `name` and `parameters`), mistral (`[TOOL_CALLS]`), auto (derived from the chat
+    template) or none (requests with tools are refused). Set it where auto does not recognise the template."""
     reasoning_parser: str = AUTO
-    """How the model marks what it thinks before it answers: think (`<think>`), mistral (`[THINK]`), auto (what the
-    chat template shows) or none. None leaves all in the text."""
+    """Format of the model's reasoning before its answer: think (`<think>`), mistral (`[THINK]`), auto (derived from the
+    chat template) or none (reasoning stays in the text). Set it where auto does not recognise the template."""
 
     page: bool = True
-    """Whether `/` shows a page for people: a playground, and live figures. False gives 404 there. Of a fleet the first
-    model's counts."""
+    """Whether `/` serves a web page with a playground and live figures; without it `/` is 404. In a fleet the first
+    model's setting decides. Unset it where the HTTP port is public."""
 
     def __post_init__(self) -> None:
         for name, formats in (("tool_call_parser", CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):

@@ -21,13 +21,13 @@ class LinkTls:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     certificate_file: str
-    """Certificate of the node, followed by intermediate ones if there are any. It has to be valid for both uses (server
-    and client authentication) if it names any; host names in it are not looked at."""
+    """PEM file with the node's certificate, followed by any intermediate ones. If the certificate limits its uses, both
+    server and client authentication must be among them; host names are not checked."""
     key_file: str
-    """Private key of the certificate, without a passphrase."""
+    """PEM file with the certificate's private key, without a passphrase."""
     ca_file: str
-    """Certificates of the authorities. The other end's certificate has to be signed by one of them. Use an authority
-    that signs for this service alone: every certificate that it has signed is trusted."""
+    """PEM file with the certificates of the authorities, one of which must have signed the other end's certificate. Use
+    an authority for this service alone, because every certificate that it has signed is trusted."""
 
     def __post_init__(self) -> None:
         for name in ("certificate_file", "key_file", "ca_file"):

@@ -10,24 +10,25 @@ from core.config.checks import check, forbid_unknown
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """Bounds of the number of replicas, and how soon it follows the load."""
+    """Bounds of the number of replicas, and how fast it follows the load."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     max_replicas: int
-    """Most replicas, at least 1 and at least `min_replicas`. Raise it as far as the cluster has hardware."""
+    """Largest number of replicas, at least 1 and at least `min_replicas`. Raise it as far as the cluster's hardware
+    allows."""
     min_replicas: int = 1
-    """Fewest replicas, at least 0. With 0 the last replica goes when nothing is asked of it, and the next request waits
-    for one to start."""
+    """Smallest number of replicas, at least 0. With 0 the last replica stops when it is idle, and the next request
+    waits for one to start. Raise it where no request may wait for a start."""
     upscale_delay_s: float = 10.0
-    """Seconds, at least 0, for which more replicas must be wanted before they start; the first one, from none, starts
-    at once. Raise it where short peaks start replicas in vain."""
+    """Seconds, at least 0, that the load must call for more replicas before they start; from 0 replicas the first one
+    starts at once. Raise it where short peaks start replicas that are not needed."""
     downscale_delay_s: float = 600.0
-    """Seconds, at least 0, for which fewer replicas must be wanted before one stops. Raise it where replicas start
-    slowly."""
+    """Seconds, at least 0, that the load must call for fewer replicas before one stops. Raise it where replicas start
+    slowly, lower it to free hardware sooner."""
     window_s: float = 20.0
-    """Seconds, above 10, over which load is averaged: replicas report every ten seconds. Raise it where the load
-    fluctuates."""
+    """Seconds over which the load is averaged, above 10 because replicas report every ten seconds. Raise it where the
+    load fluctuates."""
 
     def __post_init__(self) -> None:
         check(self.min_replicas >= 0, "min_replicas", "at least 0", self.min_replicas)
@@ -40,10 +41,11 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorScaling(Autoscaling):
-    """Orchestrators follow the requests in progress."""
+    """Autoscaling of orchestrators, by requests in progress."""
 
     sessions: float = 64.0
-    """Requests in progress for each orchestrator, above 0. Lower it where an orchestrator's CPU is the bottleneck."""
+    """Number of requests in progress that one orchestrator should have, above 0. Lower it where an orchestrator's CPU
+    is the bottleneck."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
@@ -53,13 +55,13 @@ class OrchestratorScaling(Autoscaling):
 
 @dataclass(frozen=True, slots=True)
 class TargetScaling(Autoscaling):
-    """Targets follow their sessions and the KV in use, whichever asks for more replicas."""
+    """Autoscaling of targets, by sessions or by KV in use, whichever calls for more replicas."""
 
     sessions: float = 32.0
-    """Live sessions for each replica, waiting ones included, above 0. Lower it where streams are too slow, raise it for
-    throughput."""
+    """Number of live sessions that one replica should have, waiting ones included, above 0. Lower it where streams are
+    too slow, raise it for throughput."""
     kv_use: float = 0.8
-    """Share of a replica's KV that is meant to be in use, in (0, 1]. Lower it where sessions are preempted."""
+    """Share of its KV cache that a replica should use, in (0, 1]. Lower it where sessions are preempted."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)
@@ -69,20 +71,20 @@ class TargetScaling(Autoscaling):
 
 @dataclass(frozen=True, slots=True)
 class DraftScaling(Autoscaling):
-    """Drafts follow their own utilisation and the time that verification waits for them.
+    """Autoscaling of drafts, by utilisation and by the time that verification waits for them.
 
-    The length of a queue is no
-    signal: a slow draft has no queue, because sessions that wait too long go on without it.
+    Queue length is not used as a signal: a slow draft has no queue, because sessions that wait too long go on without
+    it.
     """
 
     busy: float = 0.7
-    """Share of the time that a replica is meant to compute, in (0, 1]. Lower it where verification waits for drafts."""
+    """Share of the time that a replica should be computing, in (0, 1]. Lower it where verification waits for drafts."""
     wait: float = 0.1
-    """Share of a round, in (0, 1], that sessions may wait for a draft before another replica is started. Lower it where
-    draft hardware is cheap."""
+    """Share of a round, in (0, 1], that sessions may spend waiting for a draft; above it another replica starts. Lower
+    it where draft hardware is cheap."""
     sessions: float = 256.0
-    """Most sessions for each replica, busy or not, above 0; at most the draft's `max_sessions`, beyond which a replica
-    grants no leases."""
+    """Largest number of sessions for each replica, whatever its utilisation, above 0 and at most the draft's
+    `max_sessions`. Lower it where a replica's memory does not hold that number of contexts."""
 
     def __post_init__(self) -> None:
         Autoscaling.__post_init__(self)

@@ -14,10 +14,8 @@ from core.config.tracing import TracingConfig
 from core.ranges import PRIORITY
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""Largest value of the setting: the stack on which grammars are compiled is made for texts up to this length
-(workers/grammar/deep_stack.py)."""
-
-
+"""Largest value of `max_grammar_bytes`: the stack on which grammars are compiled is large enough for texts up to this
+length (workers/grammar/deep_stack.py)."""
 MAX_EXTRA_DRAFTS = 3
 
 
@@ -28,28 +26,33 @@ class OrchestratorConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     num_replicas: int = 1
-    """Number of orchestrators, at least 1, unless `autoscaling` is set."""
+    """Number of orchestrators, at least 1; not used with `autoscaling`. Raise it where an orchestrator's CPU is the
+    bottleneck."""
     num_cpus: float = 1.0
-    """Ray's logical CPUs for one orchestrator, at least 0. It is one busy event loop, so 1 fits."""
+    """Logical CPUs that Ray reserves for each orchestrator, at least 0. An orchestrator is one event loop and needs no
+    more than 1; lower it where orchestrators are mostly idle."""
     resources: dict[str, float] = field(default_factory=dict)
-    """Amounts of custom Ray resources that its node must have free (for example {"frontend": 1})."""
+    """Amounts of custom Ray resources reserved for each orchestrator, for example {"frontend": 1}. Set it to choose the
+    nodes of orchestrators."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Ray labels that its node must have, as Ray's label selectors say it (for example {"zone": "in(a,b)"})."""
+    """Ray label selector for the nodes of orchestrators, for example {"zone": "in(a,b)"}. Set it to choose those
+    nodes."""
     surge_percent: int = 25
-    """New replicas that start before old ones stop in an update, in percent of the wanted number, in [0, 100], rounded
-    up. Set 0 where the cluster has no room for one more: then old ones stop first."""
+    """Number of new replicas that an update starts before old ones stop, in percent of the number of replicas, in
+    [0, 100], rounded up. Set 0 where the cluster has no room for one more replica: old ones then stop first."""
     autoscaling: OrchestratorScaling | None = None
-    """Bounds and signals of autoscaling; None keeps `num_replicas`."""
+    """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
     tokens_file: str | None = None
-    """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. A line is
-    NAME:SHA256, or NAME:SHA256:max_priority=N, as `outrider keys new NAME` prints it; lines of one name are keys of one
-    caller. A line without a colon is a token as it is sent. The file is read again when it changes. With None, and
-    without OUTRIDER_TOKENS_FILE in the environment, everybody is served."""
+    """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. Each line is
+    NAME:SHA256 or NAME:SHA256:max_priority=N, as printed by `outrider keys new NAME`; several lines with one name are
+    keys of the same caller. A line without a colon is a plain token. Changes of the file apply at once. With None, and
+    without the environment variable OUTRIDER_TOKENS_FILE, every caller is served. Set it where others can reach the
+    ports."""
     json_logs: bool = False
-    """Whether to log one JSON object a line to standard output, with request id and trace id, instead of text to
-    Serve's log. Neither contains prompts or output."""
+    """Whether to log JSON to standard output, one object a line with request id and trace id, in place of text in
+    Serve's log. Neither log contains prompts or outputs. Set it where a collector reads the logs."""
     tracing: TracingConfig = field(default_factory=TracingConfig)
-    """OpenTelemetry's spans; off unless an endpoint is set."""
+    """OpenTelemetry spans of requests; off unless an endpoint is set."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
@@ -59,29 +62,30 @@ class OrchestratorConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Number of replicas of an engine, and what each asks of the cluster."""
+    """Number of replicas of an engine, and what each needs of the cluster."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     engine: EngineConfig
     num_replicas: int = 1
-    """Number of replicas, at least 1, unless `autoscaling` is set."""
+    """Number of replicas, at least 1; not used with `autoscaling`. Raise it for more sessions or throughput."""
     num_cpus: float = 1.0
-    """Ray's logical CPUs for one engine actor, at least 0. Set it to the engine's `num_threads` where engines share a
-    node."""
+    """Logical CPUs that Ray reserves for each rank of an engine, at least 0. Set it to the engine's `num_threads` where
+    engines share a node."""
     num_gpus: float = 0.0
-    """GPUs for each rank of one engine, at least 0; a fraction shares a GPU."""
+    """GPUs that Ray reserves for each rank of an engine, at least 0. Set 1 for an engine on a GPU, or a fraction where
+    several engines share one."""
     resources: dict[str, float] = field(default_factory=dict)
-    """Amounts of custom Ray resources that the engine's node must have free (for example {"small_gpu": 1})."""
+    """Amounts of custom Ray resources reserved for each rank of an engine, for example {"small_gpu": 1}. Set it to
+    choose the engine's nodes."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Ray labels that the engine's node must have, as Ray's label selectors say it (for example {"zone":
-    "in(a,b)"})."""
+    """Ray label selector for the engine's nodes, for example {"zone": "in(a,b)"}. Set it to choose those nodes."""
     surge_percent: int = 25
-    """New replicas that start before old ones stop in an update, in percent of the wanted number, in [0, 100], rounded
-    up. Set 0 where the cluster has no room for one more: then old ones stop first."""
+    """Number of new replicas that an update starts before old ones stop, in percent of the number of replicas, in
+    [0, 100], rounded up. Set 0 where the cluster has no room for one more replica: old ones then stop first."""
     max_sessions: int = 256
-    """Most leases that one replica grants, at least 1. Lower it where KV does not hold the contexts of that number of
-    sessions."""
+    """Largest number of sessions (leases) on one replica, at least 1; further ones wait. Lower it where the KV cache is
+    too small for the contexts of that number of sessions."""
 
     def __post_init__(self) -> None:
         check(self.num_replicas >= 1, "num_replicas", "at least 1", self.num_replicas)
@@ -96,7 +100,7 @@ class TargetConfig(WorkerConfig):
     """The engines that verify."""
 
     autoscaling: TargetScaling | None = None
-    """Bounds and signals of autoscaling; None keeps `num_replicas`."""
+    """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)  # a class with slots has no super() without arguments
@@ -110,7 +114,7 @@ class DraftConfig(WorkerConfig):
     """The engines that guess."""
 
     autoscaling: DraftScaling | None = None
-    """Bounds and signals of autoscaling; None keeps `num_replicas`."""
+    """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,65 +124,72 @@ class Limits:
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     max_sessions: int = 128
-    """Completions in progress on one orchestrator; more wait in its queue."""
+    """Largest number of completions in progress on one orchestrator, at least 1; further ones wait in its queue. Raise
+    it where engines have room for more sessions."""
     max_queued: int = 128
-    """Completions that wait for a place on one orchestrator, at least 0; more are refused at once, of the least
-    priority and of the caller with most first. 0 refuses whatever finds no place, which suits callers that try
-    elsewhere. Raise it where bursts are long and callers patient."""
+    """Largest number of completions that wait in one orchestrator's queue, at least 0. When it is full the request of
+    the lowest priority is refused, among equals one of the caller that has most. With 0 nothing waits, which suits
+    callers that retry elsewhere. Raise it where bursts are long and callers can wait."""
     max_requests_per_minute: int = 0
-    """Completions that one caller may ask one orchestrator for in a minute; 0 sets no limit. Callers are told apart by
-    the token that they send; without tokens all are one."""
+    """Largest number of completions that one caller may start on one orchestrator in a minute, at least 0; 0 sets no
+    limit. Callers are told apart by their key; without keys all of them share the limit. Set it where one caller must
+    not crowd out others."""
     max_priority: int = 0
-    """The most urgent priority that a caller may ask for, in [-2147483648, 2147483647]; requests with a lower number,
-    which would be served before, are refused. A caller's key may say another (`tokens_file`). Lower it where all
-    callers are trusted to say what is urgent."""
+    """Most urgent priority (smallest number) that a request may have, in [-2147483648, 2147483647]; more urgent
+    requests are refused. The key of a caller may set its own limit (`tokens_file`). Lower it where all callers may mark
+    their requests as urgent."""
     max_tokens_per_minute: int = 0
-    """Tokens that one caller may ask one orchestrator for in a minute, prompts and outputs together; 0 sets no limit.
-    A request counts with its `max_tokens` until it ends, and with its output after that."""
+    """Largest number of tokens, prompts and outputs together, that one caller may use on one orchestrator in a minute,
+    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends, then with its actual output. Set
+    it where one caller must not crowd out others."""
     retry_after_s: float = 1.0
-    """What a refused caller is told to wait at least; more, where the queue is expected to take longer."""
+    """Seconds, above 0, that a refused caller is told to wait; longer if the queue is expected to take longer. Raise it
+    where callers retry too often."""
     default_max_tokens: int = 256
-    """Most tokens of output for a request that names no limit, at least 1."""
+    """Limit of the output, in tokens, for requests without `max_tokens`, at least 1. Raise it where outputs of such
+    requests are cut off."""
     max_stop_strings: int = 16
-    """Most stop strings of a request, at least 0."""
+    """Largest number of stop strings in a request, at least 0. Raise it where callers need more."""
     max_stop_chars: int = 256
-    """Most characters of a stop string, at least 1. Text that may begin a stop string is held back, so long stop
-    strings delay output."""
+    """Largest number of characters of a stop string, at least 1. Text that may be the beginning of a stop string is
+    held back, so long ones delay the output. Raise it where callers need longer ones."""
     max_stop_token_ids: int = 128
-    """Most stop token ids of a request, at least 0."""
+    """Largest number of stop token ids in a request, at least 0. Raise it where callers need more."""
     max_logit_bias: int = 512
-    """Most tokens of a request with a logit bias, at least 0."""
+    """Largest number of tokens with a logit bias in a request, at least 0. Raise it where callers need more."""
     max_allowed_token_ids: int = 4096
-    """Most ids of a request in `allowed_token_ids`, at least 0."""
+    """Largest number of ids in the field `allowed_token_ids` of a request, at least 0. Raise it where callers need
+    more."""
     max_bad_words: int = 128
-    """Most bad words of a request, strings and sequences of ids together, at least 0."""
+    """Largest number of bad words in a request, strings and id sequences together, at least 0. Raise it where callers
+    need more."""
     max_bad_word_tokens: int = 64
-    """Most tokens of a bad word, at least 0."""
+    """Largest number of tokens of one bad word, at least 0. Raise it where callers need longer ones."""
     max_logprobs: int = 20
-    """Most alternatives for each token with their log probabilities, at least 0. Each costs bandwidth and time of the
-    target."""
+    """Largest number of alternatives for which a request may have log probabilities, for each token, at least 0. Each
+    costs bandwidth and time of the target. Raise it where callers need more."""
     max_scored_tokens: int = 4096
-    """Most tokens of a prompt whose own log probabilities are reported, at least 0. Each costs a row of logits, and a
-    hundred bytes or more of the reply."""
+    """Longest prompt, in tokens, for which a request may have log probabilities of the prompt itself, at least 0. Each
+    token costs a row of logits and a hundred bytes or more of the reply. Raise it to score longer prompts."""
     max_grammar_bytes: int = 64 * 1024
-    """Longest JSON schema, regular expression, grammar or list of choices for structured output, in bytes, in
-    [0, 262144]; 0 refuses all of them. Raise it where schemas are large: each may take a fraction of a second of a
-    processor."""
+    """Largest JSON schema, regular expression, grammar or list of choices for structured output, in bytes, in [0,
+    262144]; 0 refuses structured output. Raise it where schemas are large; compiling one may then take a CPU for a
+    fraction of a second."""
     max_message_bytes: int = 4 * 1024 * 1024
-    """Longest request in bytes, at least 1; longer ones are refused unread. Raise it where prompts of more characters
-    are sent."""
+    """Largest request message in bytes, at least 1; larger ones are refused before they are decoded. Raise it where
+    prompts are longer."""
     max_target_retries: int = 4
-    """Losses of the target in a row, without a token in between, after which a completion fails; at least 0. Raise it
-    where targets take long to be replaced."""
+    """Number of times, at least 0, that a completion that has lost its target is moved to another one without any token
+    in between; then it fails. Raise it where replacing a target takes long."""
     drain_grace_s: float = 30.0
-    """Seconds, at least 0, for which a completion stays on a target that is about to stop before it moves to another.
-    Keep it below the time that Kubernetes gives a pod to end."""
+    """Seconds, at least 0, that a completion stays on a target that is about to stop, before it moves to another. Keep
+    it below the termination grace period of the target's pods."""
     lease_timeout_s: float = 30.0
-    """Seconds, above 0, that a session waits for a replica to take it before it fails. Raise it where replicas start
-    from 0."""
+    """Seconds, above 0, that a session waits for a replica to accept it, after which it fails. Raise it where
+    autoscaling starts from 0 replicas."""
     reply_timeout_s: float = 60.0
-    """Seconds, above 0, without an answer to a call after which an engine counts as lost. Keep it above the duration of
-    the longest prefill."""
+    """Seconds, above 0, after which an engine that has not answered a call counts as lost. Keep it above the duration
+    of the longest prefill."""
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "default_max_tokens", "max_stop_chars", "max_message_bytes"):
@@ -210,15 +221,17 @@ class ServiceConfig:
 
     target: TargetConfig
     draft: DraftConfig | None = None
-    """The engines that draft; None serves plain decoding."""
+    """The engines that draft; None serves plain decoding, without speculation."""
     extra_drafts: tuple[DraftConfig, ...] = ()
-    """Further engines that draft beside `draft`, at most 3, of different models: the guesses of all of them meet in one
-    tree (docs/howto/several-drafts.md). Each has replicas of its own, whose number is fixed. Add one where another kind
-    of draft guesses what the first one misses, and the target has rows to spare."""
+    """Up to 3 more drafts, of other models, whose guesses are merged with those of `draft` into one tree
+    (docs/howto/several-drafts.md). Each has its own replicas, without autoscaling. Add one where another kind of draft
+    guesses what the first one misses, and more rows cost the target little."""
     shared_draft: str | None = None
-    """Name of a draft in the fleet's `drafts`, in place of `draft`; all models that name it share its replicas."""
+    """Name of an entry of the fleet's `drafts`, used in place of `draft`; models with the same name share its replicas.
+    Set it where several targets have the same vocabulary."""
     model_name: str = "outrider-demo"
-    """Name of this pair in requests, in metrics and in the list of models; not empty."""
+    """Name of this pair in requests, in metrics and in the list of models; not empty. Set it to what callers send as
+    `model`."""
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     limits: Limits = field(default_factory=Limits)
@@ -239,16 +252,14 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """Several models behind the same orchestrators; requests choose by `model`, and get the first without it."""
+    """Several models behind the same orchestrators; a request selects one by its field `model`."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     models: tuple[ServiceConfig, ...]
-    """The pairs, at least one, each with a `model_name` of its own. A request chooses by `model`, and gets the first
-    without."""
+    """The pairs, at least one, with different `model_name`s. Requests without `model` get the first one."""
     drafts: dict[str, DraftConfig] = field(default_factory=dict)
-    """Drafts that several models may share, by name. The vocabulary of each must be that of every target that uses
-    it."""
+    """Drafts that several models share, by name. A draft and all targets that use it must have the same vocabulary."""
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
 
     def __post_init__(self) -> None:
@@ -270,5 +281,5 @@ class FleetConfig:
         check(len(cuts) == 1, "speculation.q_top_tokens", "the same for all models that share a draft", sorted(cuts))
 
     def draft_of(self, model: ServiceConfig) -> DraftConfig | None:
-        """The model's own draft, or the shared one that it names."""
+        """The model's own draft, or the shared one that it names; None without a draft."""
         return model.draft if model.shared_draft is None else self.drafts[model.shared_draft]

@@ -18,83 +18,91 @@ MAX_LOOKAHEAD_WINDOW, MAX_LOOKAHEAD_NGRAM = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """How far to draft, and how guesses are checked unless a request says otherwise."""
+    """How far to draft, and how guesses are verified unless a request chooses another way."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     policy: Policy = "adaptive"
-    """How far to draft: "adaptive" by observed costs and acceptance; "static" always `max_draft_tokens`; "static_tree"
-    always the `max_block_tokens` likeliest nodes of the draft tree; "heuristic" two tokens more after a block that was
-    accepted whole and one less otherwise; "confidence", "path_probability" and "entropy" up to `max_draft_tokens` while
-    the draft is sure enough. Change it to compare policies, or where load is so steady that a fixed length is known to
-    be best."""
+    """How the draft length is chosen: "adaptive" maximises tokens a second by measured costs and acceptance; "static"
+    always drafts `max_draft_tokens`; "static_tree" always takes the `max_block_tokens` likeliest nodes of the draft
+    tree; "heuristic" drafts two tokens more after a block that was fully accepted, else one less; "confidence",
+    "path_probability" and "entropy" draft up to `max_draft_tokens` while the draft is confident enough. Change it to
+    compare policies, or where one fixed length is known to be best."""
     pipelining: bool = True
-    """Draft on while the last block is verified. False drafts and verifies in turn, as drafts that sample always do
-    (all verifications but "coupled", above temperature 0). Unset it where draft and target share one device."""
+    """Whether the draft continues while the target verifies the last block. Without it drafting and verification
+    alternate, as they always do where the draft samples (above temperature 0, with any verification but "coupled").
+    Unset it where draft and target share one device."""
     max_draft_tokens: int = 8
-    """Longest draft gamma in tokens, from the root down, in [0, 64]: the most that the policy may choose. Raise it
-    where the target accepts whole blocks; 0 decodes plainly."""
+    """Largest draft length gamma (depth of the draft tree) that the policy may choose, in tokens, in [0, 64]; 0 decodes
+    without drafting. Raise it where the target often accepts whole blocks."""
     max_block_tokens: int = 32
-    """Most nodes of a block, over all branches of its tree, in [1, 256]: the policy "adaptive" chooses up to this
-    number, "static_tree" always this number. Lower it where many sessions share the target or each row costs time.
-    Chains alone are verified by "rejection" and "block"."""
+    """Largest number of nodes of a block, over all branches of its tree, in [1, 256]: the policy "adaptive" chooses up
+    to this number, "static_tree" always this number. "rejection" and "block" verification use chains, whose length
+    `max_draft_tokens` limits. Lower it where many sessions share the target."""
     min_path_probability: float = 0.03
-    """Least path probability of a guess under the policy "path_probability", in [0, 1]: a chain ends before the first
-    guess for which the product of the draft's probabilities from the root down is below it; 0 ends none early. Raise it
-    where each row of the target costs time, lower it where short drafts are accepted whole."""
+    """Threshold of the policy "path_probability", in [0, 1]: a chain ends before the first guess whose path probability
+    (the product of the draft's probabilities from the root down) is below it; 0 ends none early. Raise it where each
+    row of the target costs time, lower it where short drafts are fully accepted."""
     min_confidence: float = 0.4
-    """Least confidence under the policy "confidence", in [0, 1]: a chain ends where the draft's confidence in its first
+    """Threshold of the policy "confidence", in [0, 1]: a chain ends where the draft's probability of its first
     candidate is below it; 0 ends none early. Raise it where each row of the target costs time."""
     max_entropy: float = 2.0
-    """Largest entropy of q in nats under the policy "entropy", at least 0: a chain ends where the entropy is above it.
-    Lower it where each row of the target costs time."""
+    """Threshold of the policy "entropy", in nats, at least 0: a chain ends where the entropy of q is above it. Lower it
+    where each row of the target costs time."""
     guessers: tuple[str, ...] = ("draft", "prompt_lookup", "grammar")
-    """Who guesses, unless a request says otherwise: "draft" for the draft engine, and names of guessers that need no
-    model (docs/guessers.md); "grammar" guesses only where an output is held to one. Without "draft" requests take no
-    place at a draft. The policy "adaptive" has all of them guess side by side in greedy and coupled mode; else the
-    others guess where the draft has nothing."""
+    """Sources of guesses for requests that name none: "draft" for the draft engine, and guessers that need no model
+    (docs/guessers.md); "grammar" only guesses in structured output. Without "draft" no lease on a draft is taken. With
+    the policy "adaptive", in greedy and coupled mode, all sources guess side by side; otherwise the others guess only
+    where the draft has nothing. Add "retrieval" or "lookahead" where more rows cost the target little."""
     lookup_min_match: int = 2
-    """Prompt lookup: the shortest ending of the text that is looked up, in tokens, in [1, 16]. Raise it where chance
-    matches cost rows."""
+    """Prompt lookup: length of the shortest suffix of the text that is looked up, in tokens, in [1, 16]. Raise it where
+    accidental matches waste rows."""
     lookup_max_match: int = 4
-    """Prompt lookup: the longest ending that is looked up, and the first, in tokens; in [lookup_min_match, 16]. Each
-    length costs about a microsecond a token."""
+    """Prompt lookup: length of the longest suffix of the text that is looked up, in tokens, in [lookup_min_match, 16];
+    longer ones are tried first. Each length costs about a microsecond a token. Raise it where texts repeat long
+    passages."""
     lookup_continuation: Continuation = "latest"
-    """Prompt lookup: of several continuations of the same ending, the "latest" goes first, or the "most_frequent"."""
+    """Prompt lookup: which continuation is tried first where a suffix occurs several times, the "latest" or the
+    "most_frequent". Set the latter where one phrase recurs with rare variations."""
     lookup_branches: int = 1
-    """Prompt lookup: continuations that are guessed side by side where they differ, in [1, 4]. Raise it where rows of
-    the target are free and its texts repeat themselves with changes."""
+    """Prompt lookup: number of different continuations that are guessed side by side, in [1, 4]. Raise it where more
+    rows cost the target little and texts repeat themselves with changes."""
     retrieval_index: str | None = None
-    """File made by `outrider index`, from which the guesser "retrieval" guesses; None, and there is no such guesser. It
-    must be at this path wherever an orchestrator runs, and is refused if it was made with another tokenizer."""
+    """Path of an index made by `outrider index`, which the guesser "retrieval" needs; with None that guesser is not
+    available. The file must exist on each node of an orchestrator and come from the same tokenizer. Set it where
+    outputs resemble a corpus that you have."""
     lookahead_window: int = 10
-    """Lookahead: places of the text that the target is asked about in each pass, in [2, 32]. Its window has
-    `lookahead_window` times (`lookahead_ngram` - 1) rows, less one. Raise it where rows of the target are free, lower
-    it where each costs time."""
+    """Lookahead: width of the window in tokens, in [2, 32]. Each pass of the target gets `lookahead_window` *
+    (`lookahead_ngram` - 1) - 1 rows for it. Raise it where more rows cost the target little, lower it where each costs
+    time."""
     lookahead_ngram: int = 5
-    """Lookahead: length of the n-grams that its answers make, in tokens, in [3, 8]; guesses are one token shorter."""
+    """Lookahead: length of the collected n-grams in tokens, in [3, 8]; guesses are one token shorter. Raise it where
+    guesses are accepted to their end."""
     verification: Verification = Verification.COUPLED
-    """Method of verification for requests that name none: "coupled"; "rejection" or "block", by chains;
-    "recursive_rejection" or "sequential_selection", by trees (docs/exactness.md). Change it where acceptance matters
-    more than output that depends on prompt, parameters and seed alone."""
+    """Verification for requests that name none: "coupled" (shared noise, trees), "rejection" or "block" (chains),
+    "recursive_rejection" or "sequential_selection" (trees); see docs/exactness.md. With "coupled" the output depends on
+    prompt, parameters and seed alone. Change it where another rule accepts more guesses."""
     allow_relaxed: bool = False
-    """Whether requests may name a relaxed rule ("lenient_coupled", "lenient_rejection" or "typical"), whose output does
-    not have the target's own law (docs/exactness.md, section 6). Set it where callers may trade the law for speed."""
+    """Whether requests may use a relaxed rule ("lenient_coupled", "lenient_rejection" or "typical"), whose output does
+    not follow the target's distribution (docs/exactness.md, section 6). Set it where callers may trade exactness for
+    speed."""
     q_top_tokens: int = 64
-    """Tokens to which q is cut before the draft samples, in all modes but coupled, in [1, 4096]; q of these alone is
-    sent. Raise it where acceptance suffers at high temperature; each token adds bytes to every draft."""
+    """Number of the likeliest tokens to which q is cut before the draft samples, in [1, 4096]; used by all
+    verifications but "coupled". Raise it where acceptance is low at high temperature; each token adds bytes to every
+    draft message."""
     draft_temperature: float | None = None
-    """Temperature of the draft's law q where the target samples, in [0.001, 100]; None takes the target's own. It
-    changes how often guesses are accepted, and no output's law. Set it where the draft is known to be too sure or too
-    unsure of itself, and `outrider check --measure --draft-temperature` shows a gain."""
+    """Temperature of the draft's distribution q where the target samples, in [0.001, 100]; None uses the request's. It
+    changes the acceptance rate and never the output's distribution. Set it where `outrider check --measure
+    --draft-temperature` shows a gain, because the draft is over- or underconfident."""
     draft_timeout_s: float = 0.25
-    """Seconds, above 0, after which a block that has not come counts as lost for its round, unless its usual pace is
-    slower. Raise it where the draft is far away."""
+    """Seconds, above 0, that a round waits for the draft before it goes on without; longer if the draft is usually
+    slower. Raise it where the network to the draft is slow."""
     draft_retry_s: float = 1.0
-    """Seconds, above 0, before a lost draft is leased again; the pause doubles with each failure up to a minute, with
-    jitter."""
+    """Seconds, above 0, before a session that lost its draft tries to lease one again; the pause doubles with each
+    failure up to a minute, with jitter. Raise it where drafts take long to be replaced."""
     breaker_rounds: int = 3
-    """Late rounds in a row, at least 1, after which a draft is given back and, after `draft_retry_s`, leased again."""
+    """Number of consecutive rounds with a late draft, at least 1, after which its lease is given up and, after
+    `draft_retry_s`, taken again. Raise it where drafts are late only in bursts."""
 
     def __post_init__(self) -> None:
         check(self.policy in get_args(Policy), "policy", f"one of {', '.join(get_args(Policy))}", self.policy)

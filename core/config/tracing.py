@@ -10,19 +10,19 @@ from core.config.checks import check, forbid_unknown
 
 @dataclass(frozen=True, slots=True)
 class TracingConfig:
-    """Where the spans of requests go, and of how many there are some."""
+    """Where the spans of requests are sent, and which requests and rounds have spans."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = forbid_unknown()
 
     endpoint: str | None = None
-    """Address that takes spans by OTLP over HTTP, for example "http://collector:4318/v1/traces". With None nothing is
-    traced, and nothing of OpenTelemetry is loaded."""
+    """URL that receives spans by OTLP over HTTP, for example "http://collector:4318/v1/traces". With None tracing is
+    off and OpenTelemetry is not imported. Set it where a collector runs."""
     sample: float = 0.1
-    """Share of requests that are traced, in [0, 1], of those whose caller sends no traceparent: one that does decides
-    by its sampled flag. Lower it where there are many requests."""
+    """Share of the requests without a traceparent header that are traced, in [0, 1]; for others the header's sampled
+    flag decides. Lower it where there are many requests."""
     every_rounds: int = 8
-    """One round in this number has spans of its own, with its passes; at least 0, and 0 leaves rounds out. The prefill
-    always has some. Raise it where outputs are long: a round makes about five spans."""
+    """Every how many rounds one gets spans of its own and of its passes, about five in all; at least 0, and 0 traces no
+    rounds. The prefill is always traced. Raise it where outputs are long."""
 
     def __post_init__(self) -> None:
         is_address = self.endpoint is None or self.endpoint.startswith(("http://", "https://"))
