@@ -27,7 +27,7 @@ settings.load_profile("untimed")
 THOROUGH = {Path(__file__).parent / folder for folder in ("bench", "k8s", "models", "simulation", "system")}
 """Folders of tests that run whole programs, models, manifests or days: none of them is for the run after an edit."""
 
-LONGEST = {"test_compiled.py", "test_chaos.py", "test_exactness.py"}
+LONGEST = {"test_compiled_cpu.py", "test_chaos.py", "test_exactness.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -44,11 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
-def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
+def _turn(item: pytest.Item) -> tuple[bool, bool, bool, bool]:
     """What takes longest comes first, so that no process waits for it in the end; a shared cluster comes last, since a
-    process has one at a time, and on it the service that is deployed for good."""
+    process has one at a time, and on it what single modules deploy before what several share."""
     names = getattr(item, "fixturenames", ())
-    return "cluster" in names, "running" in names, item.path.name not in LONGEST
+    return "cluster" in names, "running" in names, "guarded" in names, item.path.name not in LONGEST
 
 
 def has_a_further_seed(item: pytest.Item) -> bool:
@@ -86,9 +86,12 @@ def _no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def cluster() -> Iterator[Any]:
     """Ray and Serve, for all tests that neither start nor stop nodes; with more logical CPUs than they take."""
     from deploy.launch.cluster import local_cluster  # Ray, which other tests do without
+    from tests.system.served import EXPORT_PERIOD_S
 
-    with local_cluster(num_cpus=16) as endpoints:
-        yield endpoints
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_metrics_report_interval_ms", str(round(EXPORT_PERIOD_S * 1000)))
+        with local_cluster(num_cpus=16) as endpoints:
+            yield endpoints
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
+from ray import serve
 
 from core.config import ServiceConfig
+from deploy.app import APPLICATION
 from deploy.launch import application
 from deploy.launch.cluster import Endpoints
 from deploy.launch.local import served
@@ -20,6 +22,8 @@ from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 
 READY_TIMEOUT_S = 60.0
+EXPORT_PERIOD_S = 2.0
+"""Of the metrics of the cluster that tests share, in place of Ray's ten seconds."""
 MAX_SESSIONS = 24
 """Of the service that tests share: more than any of them needs at once, and few enough to fill it."""
 
@@ -40,6 +44,19 @@ class Server:
         return await (await engine_of(role)).stats.remote()
 
 
+@dataclass(frozen=True)
+class Guarded(Server):
+    """One that asks for a token, by gRPC and by HTTP."""
+
+    http_port: int
+    token: ClassVar = "a-token"
+    max_sessions: ClassVar = 8
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.http_port}"
+
+
 @contextmanager
 def server(config: ServiceConfig) -> Iterator[Server]:
     """On a cluster of its own."""
@@ -47,8 +64,17 @@ def server(config: ServiceConfig) -> Iterator[Server]:
         yield Server(f"localhost:{endpoints.grpc_port}")
 
 
+@contextmanager
+def deployed_for(config: ServiceConfig, cluster: Endpoints) -> Iterator[Server]:
+    """On a cluster that runs, where nothing else may be served, for as long as the block."""
+    yield deployed(config, cluster)
+    serve.delete(APPLICATION)
+
+
 def deployed(config: ServiceConfig, cluster: Endpoints) -> Server:
-    """On a cluster that runs, where nothing else may be served; it ends with its cluster."""
+    """In place of what is served on a cluster that runs; it ends with its cluster."""
+    if APPLICATION in serve.status().applications:
+        serve.delete(APPLICATION)
     application.run(config)
     address = f"localhost:{cluster.grpc_port}"
     with Client(address) as client:

@@ -7,29 +7,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import time
-from dataclasses import replace
 
 import anthropic
-import openai
 import pytest
-from local import DEMO
 
-from core.config import Limits
-from deploy.launch.local import served
 from deploy.settings import demo_config
-from outrider_client import Client
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
-TOKEN = "a-token"
-TEMPLATE = (
-    "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
-    "{% for message in messages %}# {{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
-    "{% endfor %}"
-)
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -43,27 +29,9 @@ MODEL = "outrider-demo"
 BLOCK_TOKENS = demo_config([]).target.engine.block_tokens
 
 
-@pytest.fixture(scope="module")
-def endpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("surfaces")
-    shutil.copytree(DEMO / "target", folder / "target")
-    (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "tokens").write_text(TOKEN)
-    config = demo_config([f"target.engine.model={folder / 'target'}", f"orchestrator.tokens_file={folder / 'tokens'}"])
-    with served(replace(config, limits=Limits(max_sessions=4, max_queued=0)), lambda _: None) as endpoints:
-        yield endpoints
-
-
 @pytest.fixture
-def client(endpoints):
-    with openai.OpenAI(base_url=f"http://localhost:{endpoints.http_port}/v1", api_key=TOKEN, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def claude(endpoints):
-    url = f"http://localhost:{endpoints.http_port}"
-    with anthropic.Anthropic(base_url=url, api_key=TOKEN, max_retries=0) as client:
+def claude(guarded):
+    with anthropic.Anthropic(base_url=guarded.url, api_key=guarded.token, max_retries=0) as client:
         yield client
 
 
@@ -126,7 +94,7 @@ def test_a_message_whole_and_streamed(claude, client):
     assert count.input_tokens == whole.usage.input_tokens + num_read == response.usage.input_tokens
 
 
-def test_every_surface_says_what_of_a_prompt_was_cached(claude, client, endpoints):
+def test_every_surface_says_what_of_a_prompt_was_cached(claude, client, grpc_client):
     """One long prompt by all of them: the first has computed it, the others take its whole blocks."""
     text = "".join(f"x{number} = {number * number}\n" for number in range(40))
     chat = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
@@ -148,12 +116,11 @@ def test_every_surface_says_what_of_a_prompt_was_cached(claude, client, endpoint
         message = stream.get_final_message()
     for each in (claude.messages.create(**chat, max_tokens=4), message):
         assert (each.usage.input_tokens, each.usage.cache_read_input_tokens) == (num_prompt - num_shared, num_shared)
-    with Client(f"localhost:{endpoints.grpc_port}", token=TOKEN) as grpc_client:
-        assert grpc_client.generate(messages=chat["messages"], max_tokens=4, n=2).usage.cached_tokens == num_shared
-        *_, chunk = grpc_client.stream(f"#{text}", max_tokens=4)
-        assert chunk.usage.cached_tokens < num_shared, "another prompt, which begins like no other"
-        *_, chunk = grpc_client.stream(f"#{text}", max_tokens=4)
-        assert chunk.usage.cached_tokens == (chunk.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert grpc_client.generate(messages=chat["messages"], max_tokens=4, n=2).usage.cached_tokens == num_shared
+    *_, chunk = grpc_client.stream(f"#{text}", max_tokens=4)
+    assert chunk.usage.cached_tokens < num_shared, "another prompt, which begins like no other"
+    *_, chunk = grpc_client.stream(f"#{text}", max_tokens=4)
+    assert chunk.usage.cached_tokens == (chunk.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def test_a_message_calls_a_tool(claude):
@@ -166,12 +133,12 @@ def test_a_message_calls_a_tool(claude):
     assert_weather(call.input)
 
 
-def test_errors_of_anthropic_s_api_have_its_form_in_the_proxy_too(claude, endpoints):
+def test_errors_of_anthropic_s_api_have_its_form_in_the_proxy_too(claude, guarded):
     with pytest.raises(anthropic.BadRequestError, match="messages: must hold"):
         claude.messages.create(model=MODEL, max_tokens=5, messages=[])
     with pytest.raises(anthropic.AuthenticationError):
         claude.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=5, messages=HELLO)
-    connection = http.client.HTTPConnection("localhost", endpoints.http_port, timeout=30)
+    connection = http.client.HTTPConnection("localhost", guarded.http_port, timeout=30)
     connection.putrequest("POST", "/v1/messages")
     connection.putheader("content-length", str(2**40))
     connection.endheaders()
@@ -181,7 +148,7 @@ def test_errors_of_anthropic_s_api_have_its_form_in_the_proxy_too(claude, endpoi
     connection.close()
 
 
-def test_a_reader_that_reads_nothing_costs_no_more_than_its_request_may_have(client, endpoints):
+def test_a_reader_that_reads_nothing_costs_no_more_than_its_request_may_have(client, grpc_client):
     """What waits for it is at most its `max_tokens`, and nobody else waits."""
     stream = client.completions.create(
         model=MODEL, prompt="a = ", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
@@ -194,8 +161,7 @@ def test_a_reader_that_reads_nothing_costs_no_more_than_its_request_may_have(cli
     *_, last = stream
     assert last.choices[0].finish_reason == "length"
     stream.close()
-    with Client(f"localhost:{endpoints.grpc_port}", token=TOKEN) as grpc_client:
-        end_s = time.monotonic() + 10
-        while grpc_client.model_info().control.sessions and time.monotonic() < end_s:
-            time.sleep(0.02)
-        assert grpc_client.model_info().control.sessions == 0
+    end_s = time.monotonic() + 10
+    while grpc_client.model_info().control.sessions and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert grpc_client.model_info().control.sessions == 0

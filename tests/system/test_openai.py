@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,48 +13,13 @@ import jsonschema
 import openai
 import pytest
 import ray
-from local import DEMO
 
-from core.config import Limits
-from deploy.launch.local import served
-from deploy.settings import demo_config
 from outrider_client import Client, InvalidRequest, OutriderError, Retry, Unauthenticated
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
-TOKEN = "a-token"
-MAX_SESSIONS = 4
 PROMPT = "def add(a, b):\n    "
 MAX_FREE_S = 10.0
-TEMPLATE = "{% for message in messages %}# {{ message.content }}\n{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def endpoints(tmp_path_factory):
-    """With a chat template, which the demo's models have none of, and a token that callers have to send."""
-    folder = tmp_path_factory.mktemp("http")
-    shutil.copytree(DEMO / "target", folder / "target")
-    (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "tokens").write_text(TOKEN)
-    config = demo_config([f"target.engine.model={folder / 'target'}", f"orchestrator.tokens_file={folder / 'tokens'}"])
-    with served(_few(config), lambda _: None) as endpoints:
-        yield endpoints
-
-
-def _few(config):
-    return replace(config, limits=Limits(max_sessions=MAX_SESSIONS, max_queued=0, retry_after_s=0.5))
-
-
-@pytest.fixture
-def client(endpoints):
-    with openai.OpenAI(base_url=f"http://localhost:{endpoints.http_port}/v1", api_key=TOKEN, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def grpc_client(endpoints):
-    with Client(f"localhost:{endpoints.grpc_port}", token=TOKEN) as client:
-        yield client
 
 
 def complete(client, **fields):
@@ -100,8 +63,8 @@ def test_a_trace_says_who_made_each_token(client, grpc_client):
     assert sum(len(call.verified.path) + 1 for call in trace if call.verified is not None) >= 24
 
 
-def test_the_page_and_its_figures(client, endpoints):
-    connection = http.client.HTTPConnection("localhost", endpoints.http_port)
+def test_the_page_and_its_figures(client, guarded):
+    connection = http.client.HTTPConnection("localhost", guarded.http_port)
     connection.request("GET", "/")
     page = connection.getresponse()
     assert (page.status, page.read().startswith(b"<!doctype html>")) == (200, True)
@@ -241,7 +204,7 @@ def test_models(client):
     assert client.models.retrieve("outrider-demo") == listed
 
 
-def test_refusals_are_the_client_s_own_errors(client, endpoints):
+def test_refusals_are_the_client_s_own_errors(client):
     with pytest.raises(openai.BadRequestError) as bad:
         complete(client, temperature=-1)
     assert bad.value.param == "temperature"
@@ -257,7 +220,7 @@ def test_refusals_are_the_client_s_own_errors(client, endpoints):
 
 
 def test_errors_and_logs_name_their_request_and_no_log_has_a_prompt(client, grpc_client):
-    marker, trace = "nobody_s_business", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    marker, trace = "nobody_s_business", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
     named = {"x-request-id": "by-http-1", "traceparent": trace}
     with pytest.raises(openai.BadRequestError) as bad:
         complete(client, prompt=marker, stop=[marker] * 99, extra_headers=named)
@@ -279,9 +242,9 @@ def test_errors_and_logs_name_their_request_and_no_log_has_a_prompt(client, grpc
         assert any(name in line and ("OK" in line or "INVALID" in line) for line in text.splitlines()), name
 
 
-def test_what_is_too_long_is_refused_whoever_sends_it(endpoints):
+def test_what_is_too_long_is_refused_whoever_sends_it(guarded):
     """Before anybody asks for a token: what is read of a stranger is bounded."""
-    with Client(f"localhost:{endpoints.grpc_port}", retry=Retry(max_retries=0)) as stranger:
+    with Client(guarded.address, retry=Retry(max_retries=0)) as stranger:
         with pytest.raises(Unauthenticated):
             stranger.generate(PROMPT)
         with pytest.raises(InvalidRequest, match="bytes long"):
@@ -290,8 +253,8 @@ def test_what_is_too_long_is_refused_whoever_sends_it(endpoints):
             stranger.generate("x" * 50_000_000)
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_read(endpoints):
-    connection = http.client.HTTPConnection("localhost", endpoints.http_port, timeout=30)
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(guarded):
+    connection = http.client.HTTPConnection("localhost", guarded.http_port, timeout=30)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("content-length", str(2**40))
     connection.endheaders()
@@ -321,8 +284,8 @@ def test_a_client_that_goes_away_frees_its_sessions(client, grpc_client, num_sam
     wait_until_free(grpc_client)
 
 
-def test_what_there_is_no_place_for_is_refused_with_a_time_to_come_back(client, grpc_client):
-    streams = [complete(client, max_tokens=1500, stream=True) for _ in range(MAX_SESSIONS)]
+def test_what_there_is_no_place_for_is_refused_with_a_time_to_come_back(client, grpc_client, guarded):
+    streams = [complete(client, max_tokens=1500, stream=True) for _ in range(guarded.max_sessions)]
     for stream in streams:
         next(iter(stream))
     with pytest.raises(openai.RateLimitError) as refused:

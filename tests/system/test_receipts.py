@@ -8,13 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from collector import Collector
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from deploy.cli import main
-from deploy.launch.local import served
-from deploy.settings import demo_config
-from outrider_client import Client
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
 
@@ -24,45 +20,30 @@ PROMPT = "def read_lines(path):"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-@pytest.fixture(scope="module")
-def collector():
-    with Collector() as running:
-        yield running
+@pytest.fixture(autouse=True)
+def _command_has_the_token(guarded, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_TOKEN", guarded.token)
 
 
-@pytest.fixture(scope="module")
-def endpoints(collector):
-    """One service for all that is asked here; its spans go to the collector."""
-    tracing = [f"orchestrator.tracing.endpoint={collector.endpoint}", "orchestrator.tracing.sample=0"]
-    with served(demo_config(tracing), lambda _: None) as running:
-        yield running
-
-
-@pytest.fixture
-def client(endpoints):
-    with Client(f"localhost:{endpoints.grpc_port}") as client:
-        yield client
-
-
-def test_sample_i_depends_on_the_seed_and_i_alone(client):
+def test_sample_i_depends_on_the_seed_and_i_alone(grpc_client):
     def outputs(num_samples, seed=5):
-        completion = client.generate(PROMPT, n=num_samples, seed=seed, temperature=1.0, max_tokens=16)
+        completion = grpc_client.generate(PROMPT, n=num_samples, seed=seed, temperature=1.0, max_tokens=16)
         return [(sample.token_ids, sample.finish.seed) for sample in completion.samples]
 
     few, many = outputs(4), outputs(8)
     assert many[:4] == few
     assert len({tokens for tokens, _ in many}) == 8
-    alone = [client.generate(PROMPT, seed=seed, temperature=1.0, max_tokens=16).token_ids for _, seed in few]
+    alone = [grpc_client.generate(PROMPT, seed=seed, temperature=1.0, max_tokens=16).token_ids for _, seed in few]
     assert alone == [tokens for tokens, _ in few]
 
 
-def test_a_receipt_is_the_same_by_both_languages_and_names_what_computed(client, endpoints):
-    completion = client.generate(PROMPT, seed=5, temperature=1.0, max_tokens=16, receipt=True)
+def test_a_receipt_is_the_same_by_both_languages_and_names_what_computed(grpc_client, guarded):
+    completion = grpc_client.generate(PROMPT, seed=5, temperature=1.0, max_tokens=16, receipt=True)
     body = {"prompt": PROMPT, "seed": 5, "temperature": 1.0, "max_tokens": 16, "receipt": True}
     request = urllib.request.Request(
-        f"http://localhost:{endpoints.http_port}/v1/completions",
+        f"{guarded.url}/v1/completions",
         json.dumps(body).encode(),
-        {"content-type": "application/json"},
+        {"content-type": "application/json", "authorization": f"Bearer {guarded.token}"},
     )
     with urllib.request.urlopen(request) as reply:
         by_http = json.load(reply)["choices"][0]["outrider"]["receipt"]
@@ -73,37 +54,36 @@ def test_a_receipt_is_the_same_by_both_languages_and_names_what_computed(client,
     assert receipt["target"]["deterministic"]
     assert not receipt["draft"]["deterministic"]
     assert "torch" in receipt["target"]["arithmetic"]
-    assert client.generate(PROMPT, max_tokens=1).finish.receipt is None
+    assert grpc_client.generate(PROMPT, max_tokens=1).finish.receipt is None
 
 
-def test_a_saved_output_is_computed_again(endpoints, tmp_path, capsys):
-    address, file = f"localhost:{endpoints.grpc_port}", str(tmp_path / "receipt.json")
+def test_a_saved_output_is_computed_again(grpc_client, guarded, tmp_path, capsys):
+    address, file = guarded.address, str(tmp_path / "receipt.json")
     asked = ["generate", PROMPT, "--address", address, "--max-tokens", "24", "--seed", "3", "--save", file]
     assert main.main(asked) == 0
-    with ThreadPoolExecutor(1) as pool, Client(address) as other:  # company in the passes changes nothing
-        pool.submit(other.generate, "import os", max_tokens=60)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(grpc_client.generate, "import os", max_tokens=60)  # company in the passes changes nothing
         assert main.main(["replay", file, "--address", address]) == 0
     assert "same: all 24 tokens are the same" in capsys.readouterr().err
 
 
-def test_rounds_are_explained_where_that_is_asked(client, endpoints, capsys):
-    completion = client.generate(PROMPT, temperature=0.0, max_tokens=40, explain=True)
+def test_rounds_are_explained_where_that_is_asked(grpc_client, guarded, capsys):
+    completion = grpc_client.generate(PROMPT, temperature=0.0, max_tokens=40, explain=True)
     lines = completion.explanation
     assert lines[0].startswith("prefill: a target takes in")
     assert len([line for line in lines if line.startswith("round ")]) == completion.finish.speculation.target_passes - 1
     assert any("tokens/s cost" in line for line in lines)
-    assert not client.generate(PROMPT, max_tokens=8).explanation
-    address = f"localhost:{endpoints.grpc_port}"
-    assert main.main(["generate", PROMPT, "--address", address, "--max-tokens", "8", "--explain"]) == 0
+    assert not grpc_client.generate(PROMPT, max_tokens=8).explanation
+    assert main.main(["generate", PROMPT, "--address", guarded.address, "--max-tokens", "8", "--explain"]) == 0
     assert "prefill: a target takes in" in capsys.readouterr().err
 
 
-def test_a_requests_spans_are_one_tree_with_its_callers_trace_id(client, endpoints, collector):
+def test_a_requests_spans_are_one_tree_with_its_callers_trace_id(grpc_client, guarded, collector):
     request = pb.GenerateRequest(text=PROMPT, stopping=pb.StoppingParams(max_tokens=40, ignore_eos=True))
-    metadata = [("traceparent", f"00-{TRACE}-{PARENT}-01")]
-    with grpc.insecure_channel(f"localhost:{endpoints.grpc_port}") as channel:
+    metadata = [("traceparent", f"00-{TRACE}-{PARENT}-01"), ("authorization", f"Bearer {guarded.token}")]
+    with grpc.insecure_channel(guarded.address) as channel:
         reply = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, metadata=metadata)
-    client.generate(PROMPT, max_tokens=4)  # of this one, whose caller has no trace, nothing is exported
+    grpc_client.generate(PROMPT, max_tokens=4)  # of this one, whose caller has no trace, nothing is exported
     spans = collector.spans_of("request")
     by_id = {span.span_id: span for span in spans}
     (root,) = [span for span in spans if span.name == "request"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import ray
 from local import DEMO
-from served import server
+from served import deployed_for
 
 from core.config import DraftConfig, SpeculationConfig
 from deploy.launch.probe import engine_of
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 PROMPT = "def parse_args(self, args):\n    "
 FIELDS = {"max_tokens": 96, "ignore_eos": True}
-WAYS = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
+WAYS = {"draft": {"temperature": 0.0}, "draft2": {"temperature": 0.8, "seed": 5}}
+"""By the draft that dies meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +32,15 @@ def config():
     return replace(demo, extra_drafts=(DraftConfig(engine),), speculation=speculation)
 
 
-def test_two_drafts_change_no_token_and_each_may_die(config):
-    with server(config) as running, Client(running.address) as client:
-        for way in WAYS:
+def test_two_drafts_change_no_token_and_each_may_die(config, cluster):
+    with deployed_for(config, cluster) as server, Client(server.address) as client:
+        for role, way in WAYS.items():
             plain = client.generate(PROMPT, **way, **FIELDS, max_draft_tokens=0)
             streams = [client.generate(PROMPT, **way, **FIELDS) for _ in range(3)]
             assert {stream.token_ids for stream in streams} == {plain.token_ids}
-            assert asyncio.run(running.stats("draft2")).num_steps > 0, "both have drafted"
-            for role in ("draft", "draft2"):
-                chunks = client.stream(PROMPT, **way, **FIELDS)
-                tokens = list(next(chunks).token_ids)
-                ray.kill(asyncio.run(engine_of(role)))
-                tokens += [token for chunk in chunks for token in chunk.token_ids]
-                assert tuple(tokens) == plain.token_ids
+            assert asyncio.run(server.stats("draft2")).num_steps > 0, "both have drafted"
+            chunks = client.stream(PROMPT, **way, **FIELDS)
+            tokens = list(next(chunks).token_ids)
+            ray.kill(asyncio.run(engine_of(role)))
+            tokens += [token for chunk in chunks for token in chunk.token_ids]
+            assert tuple(tokens) == plain.token_ids

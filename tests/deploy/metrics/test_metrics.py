@@ -25,7 +25,6 @@ from core.errors import (
     WorkerLost,
 )
 from deploy.launch.cluster import Endpoints
-from deploy.launch.local import served
 from deploy.launch.probe import engine_of
 from deploy.metrics import instruments
 from deploy.metrics.instruments import (
@@ -39,13 +38,13 @@ from deploy.metrics.instruments import (
 from deploy.metrics.meters import code_of
 from outrider_client import Client, GenerateFields, OutriderError
 from tests import checkpoints
+from tests.system.served import EXPORT_PERIOD_S, deployed_for
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 ENGINE_NAMES = {metric.name for metric in ENGINE_CATALOGUE}
-EXPORT_PERIOD_S = 2.0
-"""In place of Ray's ten seconds; a gauge is dropped when it has not been set for two of them."""
 SCRAPE_TIMEOUT_S = 60.0
 GAMMA = 5
+MODEL = "tiny"
 PROMPT = "the rain in spain"
 SAMPLED: GenerateFields = {"temperature": 1.0, "ignore_eos": True}
 
@@ -116,24 +115,23 @@ def test_no_request_fails_with_a_code_that_is_not_there_from_the_start():
 
 
 @pytest.mark.ray
-def test_prometheus_finds_what_the_clients_saw(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_metrics_report_interval_ms", str(round(EXPORT_PERIOD_S * 1000)))
+def test_prometheus_finds_what_the_clients_saw(tmp_path, cluster):
     target, draft = (checkpoints.write("llama", tmp_path / name, seed) for name, seed in (("target", 0), ("draft", 1)))
     config = ServiceConfig(
         TargetConfig(EngineConfig(str(target))),
         DraftConfig(EngineConfig(str(draft))),
-        model_name="tiny",
+        model_name=MODEL,
         # though a random draft is not worth it
         speculation=SpeculationConfig(policy="static", draft_timeout_s=30.0, max_draft_tokens=GAMMA),
     )
-    with served(config, lambda _: None) as endpoints, Client(f"localhost:{endpoints.grpc_port}") as client:
-        check_an_idle_server(endpoints)
+    with deployed_for(config, cluster) as server, Client(server.address) as client:
+        check_an_idle_server(cluster)
         expected = used(client)
-        exported = until_exported(endpoints, expected, counting={"engine_steps_total", "engine_rows_total"})
+        exported = until_exported(cluster, expected, counting={"engine_steps_total", "engine_rows_total"})
         of_a_death = {"engine_deaths_total": 1, "sessions_moved_total": 1, "target_failures_total": 1}
         assert {exported[name] for name in of_a_death} == {0}
         outlive_the_target(client)
-        after = until_exported(endpoints, of_a_death)
+        after = until_exported(cluster, of_a_death)
     assert {name: after[name] for name in of_a_death} == of_a_death
     assert {name: exported.get(name, 0.0) for name in expected} == expected
     assert expected["spec_decode_num_draft_tokens_total"] > 0
@@ -149,7 +147,7 @@ def check_an_idle_server(endpoints: Endpoints) -> None:
     gauges: set[tuple[str, str | None]] = {(name, None) for name in names}
     found = until_there(endpoints, counters | engines | gauges)
     assert {found[key] for key in counters} == {0.0}
-    time.sleep(3 * EXPORT_PERIOD_S)
+    time.sleep(3 * EXPORT_PERIOD_S)  # a gauge is dropped when it has not been set for two periods
     assert until_there(endpoints, gauges)["draft_ready", None] == 1
 
 
@@ -232,7 +230,8 @@ def series(endpoints: Endpoints) -> Iterator[tuple[str, str | None, float]]:
             continue
         name = line.partition("{")[0].removeprefix("ray_outrider_")
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
-        assert labels["model_name"] == "tiny"
+        if labels["model_name"] != MODEL:
+            continue  # of what has been served before
         assert labels["deployment"] in (("target", "draft") if name in ENGINE_NAMES else ("orchestrator",))
         own = next((metric.label for metric in CATALOGUE if metric.name == name), None)
         yield name, labels[own] if own is not None else None, float(line.rpartition(" ")[2])
