@@ -19,7 +19,7 @@ from typer import Argument, Option
 from core.ranges import DRAFT_TEMPERATURE, LENIENCE, SAMPLING, Range
 from core.records import Policy
 from deploy.cli import terminal
-from deploy.cli.jobs import BEARER_VARIABLE, DEFAULT_GRPC_PORT, Job, bearer_token
+from deploy.cli.jobs import BEARER_VARIABLE, DEFAULT_GRPC_PORT, MAX_RETRIES, Job, bearer_token
 from deploy.cli.options import number
 from deploy.cli.replay import save
 from deploy.trace import Stream, export
@@ -27,8 +27,6 @@ from outrider_client import Client, GenerateFields, OutriderError, Retry, Verifi
 
 EXIT_FAILED = 1
 MAX_NAME_CHARS = 60
-MAX_RETRIES = 3
-"""In a row: enough to go on with another replica; the first refusal is told within half a second."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from outrider_client import Chunk, Client, Finish, GenerateFields
 
 DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = 9000, 8000
+MAX_RETRIES = 3
+"""In a row: enough to go on with another replica; the first refusal is told within half a second."""
 BEARER_VARIABLE = "OUTRIDER_TOKEN"
 """Environment variable with the token for the server: other users can read what stands on a command line."""
 

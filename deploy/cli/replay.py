@@ -16,9 +16,9 @@ from typer import Argument, Option
 
 from core.errors import ConfigError
 from deploy.cli import terminal
-from deploy.cli.jobs import DEFAULT_GRPC_PORT, Job, bearer_token
+from deploy.cli.jobs import DEFAULT_GRPC_PORT, MAX_RETRIES, Job, bearer_token
 from deploy.receipts import Outcome, Verdict, compare
-from outrider_client import Client, GenerateFields, OutriderError
+from outrider_client import Client, GenerateFields, OutriderError, Retry
 from protos.outrider.v1 import generation_pb2 as pb
 
 DEFAULT_ADDRESS = f"localhost:{DEFAULT_GRPC_PORT}"
@@ -81,7 +81,7 @@ _WORDS = {Outcome.SAME: "same", Outcome.DIFFERS: "differs", Outcome.NOT_COMPARAB
 
 def _replay_at(address: str, prompt: str | None, fields: GenerateFields, kept: Kept) -> Verdict:
     try:
-        with Client(address, token=bearer_token()) as client:
+        with Client(address, token=bearer_token(), retry=Retry(max_retries=MAX_RETRIES)) as client:
             completion = client.generate(prompt, **fields)
     except OutriderError as error:
         return Verdict(Outcome.NOT_COMPARABLE, f"it cannot be computed again: {error}")
