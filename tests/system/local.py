@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,9 @@ class System:
         return held
 
 
+_tokenizer = cache(Tokenizer.from_directory)
+
+
 @asynccontextmanager
 async def system(
     target: Path = DEMO / "target",
@@ -192,7 +196,7 @@ async def system(
     draft_engine = DraftEngine.load(draft_config, 2, 64, lambda _: None) if draft_config else None
     extra = [DraftEngine.load(each, 2 + number, 64, lambda _: None) for number, each in enumerate(extra_configs, 1)]
     leases = LocalLeases(target_engine, draft_engine, extra)
-    tokenizer = Tokenizer.from_directory(target)
+    tokenizer = _tokenizer(target)
     draft_info = draft_engine.info if draft_engine else None
     info = target_engine.info
     grammars = Grammars(

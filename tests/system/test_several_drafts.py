@@ -15,6 +15,7 @@ from core.records import Sampling, Verification
 from core.speculation.calibration import PRIOR, WINDOW
 from orchestrator.policy.policies import Controller
 
+NUM_TOKENS = 48
 PROMPTS = ["def parse_args(self, args):\n    ", "import os\nimport sys\n\n"]
 GREEDY, SEEDED = Sampling(temperature=0.0), Sampling(temperature=0.8, seed=17)
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -37,12 +38,16 @@ def other(tmp_path_factory):
     return directory
 
 
-async def plain(sampling, num_tokens=48):
-    async with system(draft=None) as served:
-        return [
-            await served.tokens(request(served.tokenizer.encode(text), num_tokens, sampling=sampling))
-            for text in PROMPTS
-        ]
+PLAIN: dict[Sampling, list[list[int]]] = {}
+"""What each test's outputs are to be; computed once."""
+
+
+async def plain(sampling):
+    if sampling not in PLAIN:
+        async with system(draft=None) as served:
+            jobs = [request(served.tokenizer.encode(text), NUM_TOKENS, sampling=sampling) for text in PROMPTS]
+            PLAIN[sampling] = [await served.tokens(job) for job in jobs]
+    return PLAIN[sampling]
 
 
 @WAYS
@@ -52,7 +57,7 @@ async def test_the_output_is_that_of_plain_decoding(other, sampling, speculation
     async with system(extra_drafts=[other], speculation=speculation) as served:
         sources = {}
         for text, tokens in zip(PROMPTS, expected, strict=True):
-            chunks = await served.complete(request(served.tokenizer.encode(text), 48, sampling=sampling))
+            chunks = await served.complete(request(served.tokenizer.encode(text), NUM_TOKENS, sampling=sampling))
             assert [token for chunk in chunks for token in chunk.token_ids] == tokens
             stats = chunks[-1].stats
             assert stats.num_lookup_tokens == 0, "a draft's guesses are none of a lookup"
@@ -64,13 +69,21 @@ async def test_the_output_is_that_of_plain_decoding(other, sampling, speculation
         assert sources.get("draft_2"), "nodes of both are verified"
 
 
-@pytest.mark.parametrize("killed", ["draft", "draft1"])
-@SAMPLINGS
+@pytest.mark.parametrize(
+    ("sampling", "killed"),
+    [
+        (GREEDY, "draft"),
+        (SEEDED, "draft1"),
+        pytest.param(GREEDY, "draft1", marks=pytest.mark.ci),
+        pytest.param(SEEDED, "draft", marks=pytest.mark.ci),
+    ],
+    ids=["greedy-draft", "seeded-draft1", "greedy-draft1", "seeded-draft"],
+)
 async def test_a_stream_goes_on_with_the_draft_that_is_left(other, sampling, killed):
     speculation = TREE
-    expected = await plain(sampling, 64)
+    expected = await plain(sampling)
     async with system(extra_drafts=[other], speculation=speculation) as served:
-        asked = request(served.tokenizer.encode(PROMPTS[0]), 64, sampling=sampling)
+        asked = request(served.tokenizer.encode(PROMPTS[0]), NUM_TOKENS, sampling=sampling)
         tokens, last = [], None
         async for chunk in served.service.generate(asked):
             if not len(tokens) < 16 and served.leases.engines[killed] is not None:

@@ -28,6 +28,7 @@ def test_the_cost_of_each_guesser_is_held_against_the_goal(measured):
         assert results[f"{name}: the first time, in a text of 8k"].value > 0
 
 
+@pytest.mark.ci
 def test_copies_are_found_and_chance_finds_nothing(measured):
     worth = {name: result.value for name, result in measured("worth").items()}
     assert worth["edits: prompt_lookup"] > 4

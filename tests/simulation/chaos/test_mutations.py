@@ -270,7 +270,13 @@ PLANTED = [
 ]
 
 
-RARE = {wrong_block_after_an_offer: 306, resend_with_the_wrong_base: 56}
+RARE = {
+    wrong_block_after_an_offer: 306,
+    resend_with_the_wrong_base: 56,
+    wait_that_does_not_end: 86,
+    guessers_not_checked: 37,
+    guessers_not_guarded: 37,
+}
 """A seed that catches what few do; should it no longer, another is looked for, which takes a while."""
 
 
