@@ -25,7 +25,7 @@ from core.speculation import MAX_TOLD, ROOT, TokenTree
 from deploy.settings import DEMO_DIRECTORY
 from workers.engine import TargetEngine
 from workers.runtime import ModelRuntime
-from workers.sampling import Kind, Place, Row, propose
+from workers.sampling import DraftRow, Kind, Row, propose
 from workers.step import Readback, StepRows
 
 NUM_PROMPT_TOKENS = 64
@@ -245,7 +245,7 @@ def _our_pass(runtime: ModelRuntime, num_rows: int) -> Callable[[], list[Cost]]:
             logits = runtime.forward([StepRows(kv, [1], block)])
             readback = Readback()
             row = Row(GREEDY, kv.num_tokens, (), NUM_PROMPT_TOKENS)
-            place = Place(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as an engine asks
+            place = DraftRow(row, Kind.GREEDY, num_ranks=MAX_TOLD + 1)  # as an engine asks
             places = [place] * num_rows
             found = propose(logits, places, 0, readback)
             readback.wait()

@@ -1,4 +1,4 @@
-"""From logits to p, and from p to a token: the reference for one row, in numpy. Batched twin: `workers.sampling`.
+"""From logits to p, and from p to a token: the reference for one row, in numpy. Batched: `workers.sampling`.
 
 Knows the request's sampling parameters and the noise; must not know who computed the logits.
 """

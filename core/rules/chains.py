@@ -1,8 +1,8 @@
 """Verification of chains by what each guess was drawn from: rejection and block verification.
 
 Knows blocks, p, q and the noise; must not know who guessed, nor how. Proofs and a worked example: docs/exactness.md.
-`workers.sampling.chains` is the batched twin: it does the sums over the vocabulary on the device, and decides by the
-functions below that take a few numbers for each guess.
+`workers.sampling.chains` is the batched implementation: it does the sums over the vocabulary on the device, and decides
+by the functions below that take a few numbers for each guess.
 """
 
 from __future__ import annotations

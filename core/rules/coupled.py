@@ -1,6 +1,6 @@
 """Verification by what the target draws: greedy decoding, and shared noise.
 
-Source: Daliri, Musco, Suresh 2024 (arXiv 2408.07978). Batched twin: `workers.sampling.coupled`.
+Source: Daliri, Musco, Suresh 2024 (arXiv 2408.07978). Batched: `workers.sampling.coupled`.
 """
 
 from __future__ import annotations

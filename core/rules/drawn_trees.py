@@ -3,7 +3,7 @@
 A place is the root or a node of the block. What was drawn at a place travels whole with each child of the place
 (`SparseDistribution.draws`), so that all of it is tried even where some of it has no node in the block. How likely each
 trial is to pass is the business of a rule: `core.rules.recursive_rejection`, `core.rules.sequential_selection`. Knows
-blocks, p, q and the noise; must not know who guessed. Proofs: docs/exactness.md. Batched twin:
+blocks, p, q and the noise; must not know who guessed. Proofs: docs/exactness.md. Batched:
 `workers.sampling.drawn_trees`.
 """
 

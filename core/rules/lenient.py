@@ -4,7 +4,7 @@ With shared noise G, a guess x stands if log p(x) + G(x) > max_y (log p(y) + G(y
 Then no text z is emitted with more than prod_i p(z_i) / l, whoever guesses (docs/exactness.md); lenience 1 is coupled
 verification. At temperature 0 there is no noise, and p is the law at temperature 1: x stands if p(x) > l max p.
 Source of the second: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5, which prints the inequality the other way
-round. The first is its counterpart for shared noise. Batched twin: `workers.sampling.relaxed`.
+round. The first is its counterpart for shared noise. Batched: `workers.sampling.relaxed`.
 """
 
 from __future__ import annotations

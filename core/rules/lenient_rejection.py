@@ -2,7 +2,7 @@
 
 No token comes with a probability above p / l, whatever came before it (docs/exactness.md); lenience 1 is rejection.
 Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5. After a rejection the residual is that of rejection,
-(p - q)+: the correction is never likelier than p has it. Batched twin: `workers.sampling.chains`.
+(p - q)+: the correction is never likelier than p has it. Batched: `workers.sampling.chains`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A guess x stands if p(x) > min(EPSILON, DELTA e^(-H(p))), H the entropy in nats; beside it what the target draws, as in
 coupled verification. A token that is no likelier than that comes at most as often as p has it. At temperature 0 p is
 one-hot, and the rule is greedy decoding.
-Source: Cai et al. 2024, Medusa (arXiv 2401.10774), section 3.2.1. Batched twin: `workers.sampling.relaxed`.
+Source: Cai et al. 2024, Medusa (arXiv 2401.10774), section 3.2.1. Batched: `workers.sampling.relaxed`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Attention for a GPU that reads KV by block tables: one pass of a kernel, two for trees.
 
-Chains are one causal pass. A node of a tree sees all KV above the tree, and its own lineage (its ancestors and itself).
-The KV above is a second pass, without a mask; the few rows of the lineage are gathered for each node. A softmax over
-both is one over the lineage and one more key: the value of that key is the output of the pass, and its score is the
-pass's log-sum-exp. A node reads nothing else, so that a sequence that broke spoils no other.
+Chains take one causal pass. A node of a tree attends to all KV before the tree, and to its own lineage (its ancestors
+and itself). The KV before the tree takes a second pass without a mask; the few rows of the lineage are gathered for
+each node. The softmax over both is a softmax over the lineage and one more key, whose value is the output of the second
+pass and whose score is that pass's log-sum-exp. A node reads nothing else, so NaN in one sequence does not affect
+others.
 
 Knows arithmetic and a step's shape (`workers.step.paged_plan`); must not know tokens or models.
 """
@@ -48,7 +49,7 @@ class Kernel(Protocol):
 
 
 class FlashKernel:
-    """FlashAttention-2, as torch brings it along; not run by any test of this project.
+    """FlashAttention-2, as included in torch; not run by any test of this project.
 
     Undocumented: blocks are a multiple of 256 tokens; with a block table KV must not be split, or rows are left
     unwritten; a row that sees no KV makes it write out of bounds; and the log-sum-exp is [H, T].
@@ -66,7 +67,7 @@ class FlashKernel:
     def unmasked(
         self, query: Tensor, keys: Tensor, values: Tensor, reads: KVReads, scale: float
     ) -> tuple[Tensor, Tensor]:
-        # Told that no segment has more than one row it takes heads for rows, and mixes up the logarithms.
+        # With max_q = 1 it packs heads as rows, and the order of the log-sum-exps is wrong.
         output, logarithms = self._run(query, keys, values, reads, max(2, reads.longest), scale, (-1, -1))
         return output, logarithms.transpose(0, 1)
 
@@ -107,11 +108,12 @@ class PagedPlan:
 
     @cached_property
     def gathering(self) -> StepPlan:
-        """The plan for layers that need what no kernel does; made once, at the first of them."""
+        """The gathering plan, for layers that the kernel does not support; made once, when first needed."""
         return self.gather()
 
     def can_see(self, window: int | None) -> bool:
-        """Whether a layer with such a window can be computed: a tree's windows go by depth, a kernel's by KV row."""
+        """Whether the kernel can compute a layer with this window: in trees windows go by depth, in the kernel by KV
+        row."""
         return window is None or self.lineage is None
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
@@ -166,9 +168,10 @@ def inputs_in_shape(
 def _with_lineage(
     query: Tensor, above: Tensor, logarithms: Tensor, keys: Tensor, values: Tensor, lineage: Tensor, scale: float
 ) -> Tensor:
-    """What rows see, `above` [T, H, D] with its `logarithms` [T, H], and their lineage [T, A].  # [T, H, D]
+    """Attention of rows to the KV before the tree and to their lineage [T, A]. # [T, H, D]
 
-    A row without lineage keeps what it has: its one key has all the weight.
+    `above` [T, H, D] is the output for the KV before the tree, `logarithms` [T, H] its log-sum-exps. A row without
+    lineage keeps its output.
     """
     num_rows, num_ancestors = lineage.shape
     slots = lineage.clamp(min=0).flatten()  # padding reads the blank block

@@ -1,7 +1,7 @@
-"""Whether a kernel that reads KV by block tables can be used here: checks its requirements, and compares its results.
+"""Whether a kernel that reads KV by block tables can be used: checks its requirements, and compares its results.
 
-Such a kernel runs on a GPU, where the tests of this project do not run. So at each start its results on steps of all
-kinds of rows have to be those of gathering, or KV is gathered.
+Such kernels need a GPU, on which the tests of this project do not run. Therefore each start compares its results on all
+kinds of rows with those of gathering, and gathers KV if they differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK_MULTIPLE = 256
 MAX_DIM = 256
 CAPABILITY = (8, 0)
 LARGEST_ERROR = 0.05
-"""Of a row, relative to its norm; rounding to bfloat16 makes errors of about 0.01."""
+"""Largest allowed error of a row relative to its norm; rounding to bfloat16 gives about 0.01."""
 HEADS_PER_KV_HEAD = 4
 NUM_BLOCKS = 16
 

@@ -1,6 +1,6 @@
-"""The attention seam: the one function of ours that Hugging Face models call, over block KV, for a flattened batch.
+"""The attention function that Hugging Face models call, over block KV, for a flattened batch.
 
-Knows how to multiply what a plan names; must not know tokens, sampling or why a row is there. Grouped-query heads are
+Knows how to compute what a plan describes; must not know tokens or sampling. Heads of grouped-query attention are
 packed into query rows, so that each KV head is read once.
 """
 
@@ -23,7 +23,7 @@ ATTENTION = "outrider"
 
 @dataclass(slots=True)
 class LayerProbe:
-    """Given in place of a plan, it records what each layer stores and how it calls the seam."""
+    """Used in place of a plan to record the KV shapes of each layer and its window."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def attend(
     position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the step's KV, then attend over what the plan lets each row see.  # [1, T, H, D_v]
+    """Write the step's KV, then attend to what the plan makes visible to each row.  # [1, T, H, D_v]
 
     Raises: UnsupportedModel when the model asks for something that a plan cannot express.
     """
@@ -62,12 +62,12 @@ def attend(
     if attention_mask is not None or position_bias is not None:
         raise UnsupportedModel(f"layer {layer} brings its own attention mask or position bias")
     if not getattr(module, "is_causal", True):
-        raise UnsupportedModel(f"layer {layer} attends in both directions")
+        raise UnsupportedModel(f"layer {layer} is bidirectional; only causal attention is supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if torch.compiler.is_exporting():  # native code has its own plan
+    if torch.compiler.is_exporting():  # compiled code gets its plan from `operators`
         return torch.ops.outrider.attend(query, key, value, layer, scale, sliding_window, softcap, s_aux), None
     if plan is None:
-        raise UnsupportedModel("the model does not hand keyword arguments on to its attention")
+        raise UnsupportedModel("the model does not pass keyword arguments on to its attention layers")
     if isinstance(plan, LayerProbe):
         return plan.record(layer, query, key, value, sliding_window), None
     return Attention(scale, sliding_window, softcap, s_aux).run_layer(layer, plan, query, key, value), None
@@ -114,7 +114,7 @@ class Attention:
 
     def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         is_fused = self.softcap is None and self.sinks is None and k.shape[3] == v.shape[3]
-        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # or keys that products share would be copied for each
+        if len(q) > 1 and k.stride(0) == 0 and not is_fused:  # else keys that products share would be copied for each
             each = [slice(product, product + 1) for product in range(len(q))]
             return torch.cat([self._products(q[one], k[one], v[one], bias[one]) for one in each])
         return self._products(q, k, v, bias)
@@ -128,7 +128,7 @@ class Attention:
         return torch.matmul(self._softmax((scores + bias).float()).to(v.dtype), v)
 
     def _softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """Over the keys and, where heads have one, a sink: a key without a value."""
+        """Softmax over the keys and, for heads with one, an attention sink (a key without a value)."""
         if self.sinks is None:
             return torch.softmax(scores, dim=-1)
         num_seqs, num_kv_heads, num_rows, _ = scores.shape
@@ -138,7 +138,7 @@ class Attention:
 
 
 def _gather(pool: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
-    """The KV rows of each product of a group, of [1, H, S, D]; read in place where they adjoin.  # [B, H, L, D]"""
+    """The KV rows of each product of a group, of [1, H, S, D]; as a view where they are contiguous.  # [B, H, L, D]"""
     num_products, _, num_slots = group.visible.shape
     if isinstance(group.source, slice):
         found = pool.narrow(2, group.source.start, num_slots)

@@ -34,7 +34,7 @@ from workers.step import OutOfBlocks, StepRows
 logger = logging.getLogger(__name__)
 
 COMPILATION_WAIT_S = 0.005
-"""While nothing but a grammar is waited for, messages are looked at as often as this."""
+"""While the engine waits for a grammar only, it looks for messages at this interval, in seconds."""
 
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
 Answer = tuple[int, Reply | DraftUpdate | Missing | Refused]
@@ -75,9 +75,9 @@ class Engine(ABC, Generic[Request, Reply]):
         return bool(self._jobs or self._answers)
 
     def warm_up(self, progress: Callable[[str], None], machine: str = "", known: Findings | None = None) -> Findings:
-        """Warm up, so that no request pays for first use; returns findings, which a later engine can start with.
+        """Warm up, so that no request pays for first use; returns findings, with which a later engine starts faster.
 
-        `known` are the findings of an engine before this one; `machine` names this machine.
+        `known` are the findings of an earlier engine; `machine` names this machine. Raises: CheckpointError.
         """
         progress("warming up")
         self._grammars.prepare()
@@ -138,7 +138,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._begin(ticket, request, held)
 
     def _refusal_of(self, request: Request, held: HeldSequence | None) -> Refused | None:
-        """Why this message is refused: it is stale, malformed, or can never fit."""
+        """The refusal of a message that is stale, malformed or too long for this engine; None for any other."""
         has_ended = self._store.has_ended(request.stamp.session)
         refusal = refusal_of(request, held, epoch=self.epoch, has_ended=has_ended, vocab_size=self.info.vocab_size)
         return refusal or self._refusal_of_size(request)
@@ -195,7 +195,7 @@ class Engine(ABC, Generic[Request, Reply]):
         return answers
 
     def _ready_jobs(self) -> list[Job[Request]]:
-        """Jobs that may take part in the next step. One that waits for its grammar to be compiled holds up no other."""
+        """Jobs that may take part in the next step. A job that waits for its grammar does not hold up others."""
         jobs = [job for job in self._jobs if job.is_ready]
         if not jobs:
             self._jobs[0].wait_until_ready(COMPILATION_WAIT_S)
@@ -223,7 +223,7 @@ class Engine(ABC, Generic[Request, Reply]):
     # Room
 
     def _make_room(self, shares: Sequence[tuple[Job[Request], Share]]) -> list[tuple[Job[Request], Share]]:
-        """The shares with room for their KV, in order; newer sessions are preempted for them."""
+        """The shares that have room for their KV, in order; newer sessions are preempted to make room."""
         if self._reserve_all(shares):
             return list(shares)
         work: list[tuple[Job[Request], Share]] = []
@@ -260,8 +260,8 @@ class Engine(ABC, Generic[Request, Reply]):
     def _preempt(self, protected: set[str]) -> bool:
         """Drop KV of the newest session outside `protected`, idle ones first; returns whether there was one.
 
-        Idle sessions first give up the KV of their guesses. An idle session that is dropped is answered Missing at its
-        next message; one in progress begins again.
+        Idle sessions first give up the KV of their guesses. A dropped idle session gets `Missing` as the answer to its
+        next message; a session in progress begins again.
         """
         waiting = {job.held.session: job for job in self._jobs}
         candidates = [held for held in self._store if held.session not in protected and held.kv.num_tokens]
@@ -292,17 +292,17 @@ class Engine(ABC, Generic[Request, Reply]):
     def _take_scores(
         self, work: Sequence[tuple[Job[Request], Share]], batch: Sequence[StepRows], logits: torch.Tensor
     ) -> torch.Tensor:
-        """Use the logits of rows that somebody wants beside those after its last token and guesses; what is left."""
+        """Use the logits of prompt rows that are scored; returns the logits of all other rows."""
         del work, batch
         return logits
 
     @abstractmethod
     def _needed_guesses(self, request: Request) -> TokenTree:
-        """Number of rows that the request needs beyond its committed tokens."""
+        """The guesses that need KV beyond the committed tokens of the request."""
 
     @abstractmethod
     def _begin(self, ticket: int, request: Request, held: HeldSequence) -> None:
-        """Make `held` agree with the request, and a job of the rest to be computed."""
+        """Make `held` agree with the request, and add a job for what has to be computed."""
 
     @abstractmethod
     def _finish(self, jobs: Sequence[Any], logits: torch.Tensor) -> bool:

@@ -22,17 +22,17 @@ from workers.engine.draft_growth import TreeJob
 from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
+from workers.proposer import Cascade, ModelProposer, Proposer
 from workers.runtime import ModelRuntime
-from workers.speaker import Cascade, ModelSpeaker, Speaker
 
 
 class DraftEngine(Engine[DraftRequest, DraftReply]):
-    """Guesses for many sessions at once: each step feeds the frontiers of all trees in the making."""
+    """Guesses for many sessions at once: each step feeds the frontiers of all growing trees."""
 
     def __init__(self, runtime: ModelRuntime, config: EngineConfig, epoch: int, q_top_tokens: int) -> None:
         super().__init__(runtime, config, epoch)
-        model = ModelSpeaker(q_top_tokens)
-        self._speaker: Speaker = Cascade(model, config.cascade_tokens) if config.cascade_tokens else model
+        model = ModelProposer(q_top_tokens)
+        self._proposer: Proposer = Cascade(model, config.cascade_tokens) if config.cascade_tokens else model
         self._growing_jobs: dict[str, TreeJob] = {}
         """By session: the jobs that grow until the session's next message."""
         self._since_s: float | None = None
@@ -48,7 +48,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         rank: Rank | None = None,
         on_loss: Callable[[str], None] = log_loss,
     ) -> DraftEngine:
-        """As TargetEngine.load. Raises: StartupError."""
+        """Load the engine, as `TargetEngine.load` does; `q_top_tokens` as in the settings. Raises: StartupError."""
         return cls(load_runtime(config, progress, rank, on_loss), config, epoch, q_top_tokens)
 
     @property
@@ -57,7 +57,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return super().has_work or is_pending or self._num_growth_rows(self._growing()) > 0
 
     def stats(self) -> EngineStats:
-        """A session with continuous growth is a job, too, also while no node is worth a row."""
+        """As `Engine.stats`; a session with continuous growth counts as a job even while no node is worth a row."""
         return replace(super().stats(), num_jobs=len(self._jobs) + len(self._growing_jobs))
 
     def step(self) -> list[Answer[DraftReply]]:
@@ -81,7 +81,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def expire(self) -> list[str]:
         silent = super().expire()
         for session in silent:
-            self._end_tree(session, "the session was silent for too long")
+            self._end_tree(session, "the session sent no message for too long")
         return silent
 
     def _supersede(self, held: HeldSequence) -> None:
@@ -101,9 +101,9 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return [job for job in self._growing_jobs.values() if job.may_feed]
 
     def _num_growth_rows(self, growing: Sequence[TreeJob]) -> int:
-        """Number of nodes that fit into the next pass, beside the tokens that a round waits for.
+        """Number of nodes that fit into the next pass, in addition to the tokens that a round waits for.
 
-        Each row may need a block of its own; at worst each session begins one.
+        In the worst case each session begins a new KV block.
         """
         cache = self._runtime.cache
         waiting = [*self._jobs, *(job for job in self._growing_jobs.values() if job.pending)]
@@ -113,7 +113,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         return max(0, min(num_wanted, num_fitting, self._config.max_step_tokens))
 
     def _plan_growth(self) -> None:
-        """The jobs of the next pass, with their nodes."""
+        """Choose the growing jobs of the next pass, and their nodes."""
         for job in self._growing_jobs.values():
             if job.has_lost_root:  # its guesses were dropped to make room
                 job.builder.begin()
@@ -126,7 +126,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._jobs += [job for job in self._growing_jobs.values() if job.pending or job.builder.feeding]
 
     def _plan_turns(self) -> None:
-        """Choose the next nodes of growth that ends by itself; without room, it has ended."""
+        """Choose the next nodes of growth with an end of its own; without room for any, it has ended."""
         for job in [job for job in self._jobs if isinstance(job, TreeJob) and not job.pending]:
             num_rows = self.info.kv_cache_tokens - job.request.num_committed - len(job.held.tree)
             job.choose(min(num_rows, self._config.max_step_tokens))
@@ -134,8 +134,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
                 self._answer(job, job.reply())
 
     def _plan_ahead(self) -> None:
-        """What the speaker wants computed along, as far as there is room that nobody else needs."""
-        if not self._speaker.num_ahead:
+        """Add the rows ahead that the proposer wants, as far as nobody else needs the room."""
+        if not self._proposer.num_ahead:
             return
         cache, jobs = self._runtime.cache, [job for job in self._jobs if isinstance(job, TreeJob)]
         num_rows = self._config.max_step_tokens - sum(len(job.pending) + job.num_fed for job in jobs)
@@ -144,7 +144,7 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         )
         room = min(num_rows, num_blocks * cache.block_tokens)
         for job in jobs:
-            job.look_ahead(self._speaker, room)
+            job.look_ahead(self._proposer, room)
             room -= len(job.ahead)
 
     def _begin(self, ticket: int, request: DraftRequest, held: HeldSequence) -> None:
@@ -159,12 +159,13 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         self._answers.append((ticket, job.draft_update()))
 
     def _within_context(self, request: DraftRequest) -> TreeSpec:
-        """The request's tree spec, no deeper than the model has positions: the deepest nodes are told, not fed."""
+        """The request's tree spec, with its depth limited by the model's context; the deepest nodes are reported, not
+        fed."""
         num_left = self.info.max_context_tokens - request.num_committed
         return replace(request.growth, max_depth=min(request.growth.max_depth, num_left + 1))
 
     def _needed_guesses(self, request: DraftRequest) -> TokenTree:  # noqa: ARG002
-        return EMPTY_BLOCK  # a tree that does not fit is grown partly
+        return EMPTY_BLOCK  # a tree that does not fit grows as far as it can
 
     def _finish(self, jobs: Sequence[TreeJob], logits: Tensor) -> bool:
         growing = [job for job in jobs if job.wants_logits]
@@ -180,8 +181,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
     def _end_unsound(self, job: TreeJob) -> None:
         """End growth whose logits are unsound.
 
-        Earlier draws are told all the same: to leave them out would select draws by
-        their values, since later logits depend on them (docs/exactness.md, section 4).
+        Earlier draws are still reported: leaving them out would select draws by their values, because later logits
+        depend on them (docs/exactness.md, section 4).
         """
         reason = "NaN or infinite scores of the draft for this sequence"
         is_kept = job.held.spec.needs_q and job.builder.has_root
@@ -194,11 +195,11 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
             self._answer(job, job.reply())
 
     def _grow(self, jobs: Sequence[TreeJob], logits: Tensor) -> None:
-        """Give each job what is said after its rows; refuse jobs with unsound logits."""
-        said = self._speaker.says(logits, [job.places() for job in jobs])
-        sound = [job for job, each in zip(jobs, said, strict=True) if job.take_said(each)]
-        for job, each in zip(jobs, said, strict=True):
-            if None in each:  # of a row ahead, too
+        """Give each job the candidates of its rows; refuse jobs with unsound logits."""
+        proposals = self._proposer.propose(logits, [job.draft_rows() for job in jobs])
+        sound = [job for job, each in zip(jobs, proposals, strict=True) if job.take_proposals(each)]
+        for job, each in zip(jobs, proposals, strict=True):
+            if None in each:  # also in a row ahead
                 self._runtime.cache.suspect(job.held.kv)
         for job in jobs:
             if job not in sound:

@@ -11,24 +11,25 @@ from core.records import DraftDone, DraftRequest, DraftUpdate, Timing
 from core.speculation import MAX_TOLD, ROOT, Candidates, TokenTree, TreeBuilder, TreeSpec
 from workers.engine.jobs import Job
 from workers.grammar import Mask
-from workers.sampling import Kind, Place, Row
-from workers.speaker import Speaker
+from workers.proposer import Proposer
+from workers.sampling import DraftRow, Kind, Row
 from workers.step import StepRows
 
 
 @dataclass(eq=False, slots=True)
 class TreeJob(Job[DraftRequest]):
-    """The growth of one session until its next message; one of the engine's jobs while it takes part in a pass.
+    """The growth of one session until its next message.
 
-    Where growth ends by itself it is a job like others, until its reply.
+    Continuous growth is one of the engine's jobs only while it takes part in a pass; growth with an end of its own is
+    a job until its reply.
     """
 
     _pass: tuple[float, int] | None = None
-    """Begin and number of rows of the last step that it took part in; None once it was told."""
+    """Start time and number of rows of the last step that it took part in; None once it was reported."""
     ahead: list[int] = field(default_factory=list)
-    """Tokens in a row below the first node that is fed, whose rows are computed along (`workers.speaker`)."""
-    _said: list[Candidates] = field(default_factory=list)
-    """After the nodes that were fed and then after the tokens ahead; the first of them become part of the tree."""
+    """Consecutive tokens below the first fed node, whose rows are computed in the same pass (`Proposer.ahead`)."""
+    _proposals: list[Candidates] = field(default_factory=list)
+    """Candidates after the fed nodes and then after the tokens ahead, as far as not yet used."""
     _tip: int = 0
     """The node whose child is the next token ahead."""
     _num_ahead_held: int = 0
@@ -48,7 +49,7 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def is_urgent(self) -> bool:
-        """The root first: without it there is no guess."""
+        """Whether a round waits for it: for its reply, or for its root, without which there is no guess."""
         return self.ends or bool(self.pending)
 
     @property
@@ -57,38 +58,38 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def num_fed(self) -> int:
-        """Nodes that are fed in the next pass, beside the root."""
+        """Number of nodes fed in the next pass, the root not counted."""
         return len(self.builder.feeding)
 
     @property
     def may_feed(self) -> bool:
-        """Whether there may be a node worth a row."""
+        """Whether some node may be worth a row."""
         path_prob = 0.0 if self.pending else self.builder.best_path_prob
         return path_prob > 0.0 and path_prob >= self.tree_spec.min_path_prob
 
     @property
     def has_lost_root(self) -> bool:
-        """Whether the candidates behind the text are to be computed again, because the guesses were dropped."""
+        """Whether the candidates after the text must be computed again, because the guesses were dropped."""
         return not self.pending and self.held.tree.root is None
 
     def took_part(self, started_s: float, num_rows: int) -> None:
         Job.took_part(self, started_s, num_rows)  # a class with slots has no super() without arguments
         self._pass = (started_s, num_rows)
 
-    def look_ahead(self, speaker: Speaker, room: int) -> None:
-        """Have at most `room` rows ahead computed along, where they may be of use."""
+    def look_ahead(self, proposer: Proposer, room: int) -> None:
+        """Choose the tokens ahead, at most `room` of them."""
         self._tip = self.builder.being_fed[0]
-        most = min(room, speaker.num_ahead, self._most_ahead)
+        most = min(room, proposer.num_ahead, self._most_ahead)
         text = [*self.held.log.tokens, *self.pending] if self.pending else self.held.log.tokens
         path = self.builder.path(self._tip)
-        self.ahead = list(speaker.ahead(self.held.index, text, path, most)) if most > 0 else []
+        self.ahead = list(proposer.ahead(self.held.index, text, path, most)) if most > 0 else []
 
     @property
     def _most_ahead(self) -> int:
-        """Nodes in a row that may be fed after the first of those that are being fed.
+        """Largest number of consecutive nodes that may be fed after the first of those that are being fed.
 
-        Where the draft samples there are none: the duration of a block must not depend on its draws, since a late block
-        is not used (docs/exactness.md, section 4). Of growth that ends by itself only a chain is fed node by node.
+        0 where the draft samples: the time of a block must not depend on its draws, because a late block is not used
+        (docs/exactness.md, section 4). Growth with an end of its own feeds nodes one by one only in a chain.
         """
         spec, held = self.tree_spec, self.held
         if held.spec.needs_q or held.grammar is not None or (self.ends and spec.rows_per_pass > 1):
@@ -97,7 +98,7 @@ class TreeJob(Job[DraftRequest]):
         return min(most, self.builder.num_left - 1) if self.ends else most
 
     def last_rows(self) -> StepRows:
-        """The pending tokens, or the nodes to be fed; and what is computed along."""
+        """Rows of the pending tokens, or of the nodes to feed, and of the tokens ahead."""
         tree, builder = self.held.tree, self.builder
         assert not builder.feeding or len(builder.rows) == 1 + len(tree), "the root and all that is held were fed"
         first = len(tree) + len(builder.feeding)
@@ -107,9 +108,8 @@ class TreeJob(Job[DraftRequest]):
         parents = (*tree.parents, *(builder.held_parent(node) for node in builder.feeding), *ahead)
         return StepRows(self.held.kv, self.pending, TokenTree(tokens, parents), len(tree))
 
-    def places(self) -> list[Place]:
-        """The sampling context of each row of logits. Unless tokens are read or a grammar masks
-        them, nodes of equal depth share it."""
+    def draft_rows(self) -> list[DraftRow]:
+        """What each row of logits is sampled with. Nodes of equal depth share it, unless their tokens matter."""
         log, builder = self.held.log, self.builder
         below = builder.depths[self._tip] + 1
         depths = [*(builder.depths[node] for node in builder.being_fed), *range(below, below + len(self.ahead))]
@@ -117,51 +117,51 @@ class TreeJob(Job[DraftRequest]):
         masks = self.held.masks(self._paths)
         if self.held.spec.sampling.reads_tokens or masks is not None:
             return [
-                self._place(depth, node, [*log.tokens, *path], mask)
+                self._draft_row(depth, node, [*log.tokens, *path], mask)
                 for depth, node, path, mask in zip(
                     depths, nodes, self._paths(), masks or [None] * len(depths), strict=True
                 )
             ]
         if self.held.spec.needs_q:
-            return [self._place(depth, node) for depth, node in zip(depths, nodes, strict=True)]
-        at = {depth: self._place(depth) for depth in set(depths)}
+            return [self._draft_row(depth, node) for depth, node in zip(depths, nodes, strict=True)]
+        at = {depth: self._draft_row(depth) for depth in set(depths)}
         return [at[depth] for depth in depths]
 
     def _paths(self) -> list[list[int]]:
-        """Below the text, of each row of logits."""
+        """The tokens below the text that lead to each row of logits."""
         above = self.builder.path(self._tip)
         ahead = ([*above, *self.ahead[: num + 1]] for num in range(len(self.ahead)))
         return [*map(self.builder.path, self.builder.being_fed), *ahead]
 
-    def _place(self, depth: int, node: int = 0, seen: Sequence[int] = (), mask: Mask | None = None) -> Place:
-        """Of `node`, where draws are made: nothing is computed ahead there."""
+    def _draft_row(self, depth: int, node: int = 0, seen: Sequence[int] = (), mask: Mask | None = None) -> DraftRow:
+        """The row of a node; `node` matters only where draws are made."""
         spec, num_draws = self.held.spec, self._num_draws
         row = Row(spec.sampling, len(self.held.log) + depth, seen, spec.prompt_len, mask)
         kind = Kind.of(spec.sampling, spec.verification)
-        if not spec.needs_q:  # one candidate more than is told: the others share the rest of the probability
-            return Place(row, kind, num_ranks=MAX_TOLD + 1)
+        if not spec.needs_q:  # one candidate more than is reported, for the probability that all others share
+            return DraftRow(row, kind, num_ranks=MAX_TOLD + 1)
         # In a chain the depth alone names a draw; in a tree the node does, too, and leaves room for its draws.
         sample = row_of(depth, node * num_draws if num_draws > 1 else 0)
-        return Place(row, kind, sample, num_draws, spec.rule.draws_anew)
+        return DraftRow(row, kind, sample, num_draws, spec.rule.draws_anew)
 
     @property
     def _num_draws(self) -> int:
         return self.tree_spec.fanout if self.tree_spec.ends else 1
 
-    def take_said(self, said: Sequence[Candidates | None]) -> bool:
-        """What is said after each of `places`. Whether it is sound; an unsound row ahead is as good as none."""
-        num_sound = said.index(None) if None in said else len(said)
+    def take_proposals(self, candidates: Sequence[Candidates | None]) -> bool:
+        """Take the candidates of each row; returns whether all fed nodes are sound. An unsound row ahead is ignored."""
+        num_sound = candidates.index(None) if None in candidates else len(candidates)
         self._num_ahead_held = 0
-        self._said = [each for each in said[:num_sound] if each is not None]
+        self._proposals = [each for each in candidates[:num_sound] if each is not None]
         return num_sound >= len(self.builder.being_fed)
 
     def hold_fed(self) -> list[Candidates]:
-        """Hold what was fed; what was said there, which the tree builder still needs."""
+        """Hold the fed nodes; returns their candidates, for the tree builder."""
         return self._hold(len(self.builder.being_fed))
 
     def hold_next(self) -> list[Candidates]:
-        """The same of the next token ahead, if the draft itself goes on with it; nothing where that is not so."""
-        child = self.builder.child(self._tip, self.ahead[self._num_ahead_held]) if self._said else None
+        """As `hold_fed`, for the next token ahead; returns nothing if the draft does not continue with it."""
+        child = self.builder.child(self._tip, self.ahead[self._num_ahead_held]) if self._proposals else None
         if child is None or not self.builder.feed_only(child):
             return []
         self._tip = child
@@ -169,10 +169,10 @@ class TreeJob(Job[DraftRequest]):
         return self._hold(1)
 
     def _hold(self, num: int) -> list[Candidates]:
-        said, self._said = self._said[:num], self._said[num:]
-        self.held.hold(said)
+        candidates, self._proposals = self._proposals[:num], self._proposals[num:]
+        self.held.hold(candidates)
         self.builder.made_pass()
-        return said
+        return candidates
 
     def begin_again(self) -> None:
         self.pending = [*self.held.log.tokens, *self.pending]
@@ -183,19 +183,19 @@ class TreeJob(Job[DraftRequest]):
 
     @property
     def is_done(self) -> bool:
-        """Whether growth that ends by itself has ended."""
+        """Whether growth with an end of its own has ended."""
         return not self.pending and self.builder.has_ended
 
     def choose(self, room: int) -> None:
-        """Choose the next nodes of growth that ends by itself, at most `room` of them."""
+        """Choose the next nodes of growth with an end of its own, at most `room` of them."""
         if not self.pending:
             self.builder.feed_pass(room)
 
     def draft_update(self, since_s: float | None = None) -> DraftUpdate:
         """The nodes that have grown since the last update.
 
-        A pass is timed from the end of the one before, `since_s`: work between two passes, such as telling, is a part
-        of its cost. None where the engine was idle before.
+        A pass is timed from the end of the one before, `since_s`, because work between two passes, such as sending
+        updates, is part of its cost. `since_s` is None where the engine was idle before.
         """
         timing = None
         if self._pass is not None:

@@ -62,12 +62,12 @@ class Job(ABC, Generic[Request]):
 
     @property
     def most_tokens(self) -> int:
-        """Pending tokens that one step may take at most."""
+        """Largest number of pending tokens that one step may take."""
         return len(self.pending)
 
     @property
     def may_adopt(self) -> bool:
-        """Whether it may begin with KV that others have left."""
+        """Whether it may adopt KV of the same prefix from the cache."""
         return True
 
     @property
@@ -86,7 +86,7 @@ class Job(ABC, Generic[Request]):
         return StepRows(self.held.kv, self.pending[: share.num_tokens], wants_logits=False)
 
     def has_kv_of(self, num_tokens: int) -> None:
-        """So many of the pending tokens are held from now on."""
+        """The KV of the first `num_tokens` pending tokens has been computed or adopted."""
         self.held.log.extend(self.pending[:num_tokens])
         self.pending = self.pending[num_tokens:]
 
@@ -101,7 +101,7 @@ class Job(ABC, Generic[Request]):
         self.num_rows += num_rows
 
     def timing(self) -> Timing:
-        """The time that the job has taken until now."""
+        """The time that the job has taken so far."""
         now_s = monotonic()
         started_s = now_s if self.started_s is None else self.started_s
         return Timing(started_s - self.arrived_s, now_s - started_s, self.num_passes, self.num_rows)
@@ -112,7 +112,7 @@ class VerifyJob(Job[VerifyRequest]):
     """A prefix to extend, and a block to verify below it."""
 
     scores: PromptScores | None = None
-    """Of a prompt whose own tokens are to be scored."""
+    """Scores of the prompt, if its log probabilities were asked for."""
 
     @property
     def most_tokens(self) -> int:
@@ -144,7 +144,7 @@ class VerifyJob(Job[VerifyRequest]):
 
 
 def scores_of(request: VerifyRequest) -> PromptScores | None:
-    """Where a request asks for them, which brings the whole prompt."""
+    """Scores for a request that asks for log probabilities of its prompt and brings all of it; else None."""
     spec = request.spec
     if request.base.num_tokens or spec is None or spec.num_prompt_logprobs is None:
         return None

@@ -1,6 +1,6 @@
-"""Forward passes that last as long as another model's on other hardware, with the processor free meanwhile.
+"""Makes forward passes last as long as those of another model on other hardware, by sleeping.
 
-Knows a law of time and the clock; must not know the computation.
+Knows a model of pass times and the clock; must not know the computation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ without it), for 0.05 ms of processor time."""
 
 
 class Pacer:
-    """Prolongs an engine's passes to the duration of the law."""
+    """Prolongs an engine's passes to the duration that the model of pass times gives."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Pacer:
     ) -> None:
         self.name = name
         self.num_overruns = 0
-        """Number of passes that took longer by themselves than the law's duration."""
+        """Number of passes that took longer than that by themselves."""
         self._law = law
         self._clock = clock
         self._sleep = sleep
@@ -41,7 +41,7 @@ class Pacer:
         return cls(name, PASS_LAWS[name])
 
     def lasts_s(self, num_rows: int, took_s: float) -> float:
-        """Duration with its wait of a pass that takes `took_s` by itself."""
+        """Duration, with the wait, of a pass that takes `took_s` by itself; in seconds."""
         return max(took_s, self._law(num_rows))
 
     def wait(self, num_rows: int, began_s: float) -> None:
@@ -52,7 +52,7 @@ class Pacer:
             self._sleep(max(0.0, left_s - WAKE_UP_S))
 
     def warn_of_overruns(self, step_times_s: Iterable[tuple[int, float]]) -> None:
-        """Log the steps, of those timed at start, that take longer on this machine than the law's duration."""
+        """Log which of the steps timed at start take longer on this machine than they should."""
         too_long = [str(num_rows) for num_rows, took_s in step_times_s if took_s > self._law(num_rows)]
         if too_long:
             logger.warning(

@@ -1,7 +1,7 @@
 """The number of prefill rows in a step in which other sessions decode.
 
-Decoding sessions wait for the whole step. The time of further rows depends on the device: on a GPU hundreds are nearly
-free, on a CPU eight may double a step. So it is learned.
+Decoding sessions wait for the whole step. The cost of more rows depends on the device: on a GPU hundreds are nearly
+free, on a CPU eight may double a step. It is therefore measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PrefillPace:
         self._unread: deque[tuple[int, float]] = deque(maxlen=MAX_UNREAD)
 
     def see(self, num_rows: int, seconds: float) -> None:
-        """Note a pass of `num_rows` rows and its duration, for the next prompt."""
+        """Record the duration of a pass of `num_rows` rows."""
         self._unread.append((num_rows, seconds))
 
     def chunk_rows(self, num_decoding: int) -> int:

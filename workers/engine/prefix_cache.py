@@ -1,7 +1,7 @@
-"""Common prefixes are computed once: a new sequence begins with the KV of others.
+"""Prefix caching: a new sequence begins with KV that others have computed for the same tokens.
 
-Decides which sequence adopts which blocks, and which one waits for another that computes the same prefix. Must not know
-where KV lies (`workers.step.kv_cache`) or how it is used.
+Decides which sequence adopts which blocks, and which one waits for another that is computing the same prefix. Must not
+know where KV is stored (`workers.step.kv_cache`) or how it is used.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from workers.engine.jobs import Job
 from workers.engine.sequences import SequenceStore
 
 WORTH_WAITING: Final = 0.5
-"""Share of its missing tokens that another sequence must be computing for a sequence to wait for it."""
+"""A sequence waits for another one that is computing at least this share of its missing tokens."""
 MIN_AWAITED_TOKENS: Final = 64
-"""Fewest tokens that are worth waiting for: fewer are computed sooner than a further step."""
+"""Smallest number of tokens worth waiting for: computing fewer takes less time than another step."""
 
 
 class Prefixes:
@@ -37,13 +37,13 @@ class Prefixes:
                 if self._should_wait(job, coming):
                     continue
                 self._adopt(job)
-            if job.pending and job.wants_logits:  # later ones are not published: their logits have not been checked
+            if job.pending and job.wants_logits:  # without logits that are checked, blocks are not published
                 coming.update(job.prompt_hashes)
             ready.append(job)
         return ready
 
     def _look_at(self, job: Job[Any]) -> None:
-        """The last token stays with the job, since its logits are wanted."""
+        """Hash the job's tokens, without the last one: its logits are needed."""
         if not job.prompt_hashes:
             job.prompt_hashes = block_hashes(job.pending[:-1], self._block_tokens)
 

@@ -1,8 +1,8 @@
 """The jobs of the next step, and their numbers of rows.
 
-Decoding comes first and whole: its rows are few, and a stream waits for each. Prefill takes the rest of the step, in
-chunks while any session decodes, so that a long prompt never stalls the others. Among equals, urgent jobs go before
-preparations.
+Decoding comes first and is never split: its rows are few, and a stream waits for each. Prefill takes the rest of the
+step, in chunks while any session decodes, so that a long prompt does not stall other streams. Among equals, urgent jobs
+come first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Schedulable(Protocol):
 
     @property
     def pending(self) -> Sequence[int]:
-        """Number of tokens still to be computed."""
+        """The tokens that still have to be computed."""
         ...
 
     @property
     def most_tokens(self) -> int:
-        """Of those, the most that one step may take."""
+        """Largest number of them that one step may take."""
         ...
 
     @property
@@ -70,8 +70,9 @@ def plan(jobs: Sequence[Schedulable], max_rows: int, chunk_rows: Callable[[int],
 def _is_decoding(job: Schedulable) -> bool:
     """Whether the job is decoding.
 
-    The end of a chunked prompt is not, or its step would take longer than one with a chunk. The last few tokens are, so
-    that the guesses with them need no room in a chunk."""
+    The remainder of a chunked prompt is prefill, or its step would take longer than one with a chunk. Its last few
+    tokens count as decoding, so that the guesses with them need no room in a chunk.
+    """
     return len(job.pending) <= (MIN_CHUNK_TOKENS if job.has_begun else DECODE_TOKENS)
 
 

@@ -13,7 +13,7 @@ from core.protocol import EndedSessions, HeldTokens
 from core.records import SequenceSpec
 from core.text import BlockHash, block_hashes
 from workers.grammar import GrammarState, Mask
-from workers.speaker import TextIndex
+from workers.proposer import TextIndex
 from workers.step import KVCache, SequenceKV
 
 
@@ -30,12 +30,12 @@ class HeldSequence(HeldTokens):
     """Hashes of the first blocks of the log, as far as computed."""
     last_used_s: float = 0.0
     grammar: GrammarState | None = None
-    """Of the output, where its spec has one."""
+    """State of the output's grammar; None without one."""
     index: TextIndex = field(default_factory=TextIndex)
-    """Of the log, for a cascade; it takes in what was added when it is asked."""
+    """Index of the log, for a cascade."""
 
     def masks(self, paths: Callable[[], Sequence[Sequence[int]]]) -> Sequence[Mask | None] | None:
-        """Which tokens may come after each of these paths below the log; None where no grammar says."""
+        """The tokens that the grammar allows after each of these paths below the log; None without a grammar."""
         if self.grammar is None:
             return None
         return self.grammar.masks(self.log.tokens[self.spec.prompt_len :], paths())
@@ -77,7 +77,7 @@ class SequenceStore:
         self._cache.compact(held.kv, num_tokens, guesses)
 
     def num_adoptable(self, hashes: Sequence[BlockHash]) -> int:
-        """The number of these blocks, from the first on, that others have left."""
+        """Number of these blocks, from the first on, that are in the prefix cache."""
         return self._cache.num_published(hashes)
 
     def adopt(self, held: HeldSequence, hashes: Sequence[BlockHash]) -> int:
@@ -85,7 +85,7 @@ class SequenceStore:
         return self._cache.adopt(held.kv, hashes)
 
     def publish(self, held: HeldSequence) -> None:
-        """Let others adopt this sequence's KV. The logits after the last token must be sound."""
+        """Put this sequence's full blocks into the prefix cache. The logits after its last token must be sound."""
         block_tokens = self._cache.block_tokens
         if len(held.log) // block_tokens > len(held.hashes):
             held.hashes = block_hashes(held.log.tokens, block_tokens, held.hashes)
@@ -107,11 +107,11 @@ class SequenceStore:
         self.truncate(held, len(held.log))
 
     def drop_rows_ahead(self, held: HeldSequence) -> None:
-        """Drop the KV behind the tokens and guesses, whose rows were computed for nothing."""
+        """Drop the KV of rows ahead that did not become guesses."""
         self._cache.truncate(held.kv, len(held.log) + len(held.tree))
 
     def drop(self, session: str) -> None:
-        """Free a session's KV; it may come back with its whole prefix (preemption does this, too)."""
+        """Free a session's KV, on preemption too; the session may come back with its whole prefix."""
         if (held := self._held.pop(session, None)) is not None:
             self._cache.free(held.kv)
 

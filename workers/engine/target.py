@@ -1,4 +1,4 @@
-"""The target engine: extends prefixes and verifies blocks. Its tokens are the output."""
+"""The target engine: computes prefixes and verifies blocks. Its tokens are the output."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ _UNSOUND = (
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A job whose logits are there: its rows of them, and the tokens that they draw."""
+    """A job whose logits have been computed."""
 
     job: VerifyJob
     start: int
+    """Index of its first row in the logits of the step."""
     rows: list[Row]
+    """Of the root, then of each node of the block."""
     block: TokenTree
 
     @property
     def rule(self) -> Rule:
-        """What judges it."""
+        """The rule that decides on the block."""
         return self.job.held.spec.rule
 
 
@@ -60,7 +62,7 @@ class _Scored:
     logits: Tensor
     scores: Tensor
     is_spoilt: Tensor
-    """Rows without a distribution for another reason than that masks leave no token."""
+    """Rows whose logits give no distribution, so that it is not the masks that leave no token."""
     is_bad: Tensor
     """Rows without a distribution."""
 
@@ -96,7 +98,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         super().__init__(runtime, config, epoch)
         self._continuations: Continuations[int] = Continuations()
         self.take_offers: Callable[[], None] = _nothing
-        """Called before verdicts are given, to take offers that have come since the step began."""
+        """Called before verdicts are given, to take continuations offered since the step began."""
 
     def add(self, ticket: int, request: TargetRequest) -> None:
         """As `Engine.add`; also takes the offer of a continuation."""
@@ -162,9 +164,9 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         return bool(jobs)
 
     def _judge(self, items: Sequence[_Judged], scored: _Scored) -> list[_Judged]:
-        """Answer all jobs but those with a guess after which nothing can be drawn; returns these, to be verified again.
+        """Answer the jobs; returns those with a guess after which nothing can be drawn, to be verified again.
 
-        Everything that decides is read back at once: the host waits a second time for log probabilities alone.
+        All that decides is read back at once. The host waits a second time only for log probabilities.
         """
         readback = Readback()
         is_bad = readback.ask(scored.is_bad)
@@ -200,7 +202,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
     @staticmethod
     def _ask(rule: str, items: Sequence[_Judged], scores: Tensor, readback: Readback) -> Callable[[], list[Outcome]]:
-        """What one rule makes of these: all of them are greedy, or none is, and greedy rules go by scores alone."""
+        """Verify the blocks of one rule. All of them are greedy or none is; greedy rules need scores alone."""
         rows = [row for item in items for row in item.rows]
         if len(rows) < len(scores):
             index = [item.start + row for item in items for row in range(len(item.rows))]
@@ -242,7 +244,7 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
         )
 
     def _can_go_on(self, committed: Sequence[int], request: VerifyRequest) -> bool:
-        """Not after an end-of-sequence token: only the orchestrator knows whether the text continues after it."""
+        """Whether the offered block may be verified: not after an end-of-sequence token, which may end the output."""
         is_end = not set(committed).isdisjoint(self.info.eos_token_ids)
         return not is_end and self._refusal_of(request, self._store.find(request.stamp.session)) is None
 
@@ -254,11 +256,11 @@ class TargetEngine(Engine[VerifyRequest, VerifyReply]):
 
 
 def _nothing() -> None:
-    """Nothing to take: an engine driven by hand gets its offers between steps."""
+    """The default for `take_offers`: without a thread, offers come between steps."""
 
 
 def _samples(job: VerifyJob, outcome: Outcome) -> tuple[int, ...]:
-    """What was drawn after each node, if the message wants it; none where not all of the block was judged."""
+    """The tokens drawn after each node, if the message wants them and the whole block was judged; else none."""
     is_whole = len(outcome.samples) == 1 + len(job.block)
     return outcome.samples if is_whole and Want.SAMPLES in job.request.wants else ()
 
@@ -276,26 +278,27 @@ def _why_unsound(item: _Judged) -> str:
 
 
 def _without_guesses(item: _Judged) -> _Judged:
-    """The root alone: plain decoding might never reach the guess that led the model to NaN."""
+    """The same with the root alone: plain decoding might never reach the guess after which the model gave NaN."""
     return replace(item, rows=item.rows[:1], block=EMPTY_BLOCK)
 
 
 def _up_to(item: _Judged, num_guesses: int) -> _Judged:
-    """Without what follows these guesses of a chain. To leave out the last of them, too, would select draws by what
-    they are (docs/exactness.md, section 4)."""
+    """The same with the first guesses of a chain only. Leaving out the last of them as well would select draws by their
+    values (docs/exactness.md, section 4)."""
     return replace(item, rows=item.rows[: 1 + num_guesses], block=item.block.prefix(num_guesses))
 
 
 def _with_last_as_next(item: _Judged, outcome: Outcome) -> Outcome:
-    """The same tokens, where nothing can be drawn after the last guess of a chain: if it stands, it is the last."""
+    """The same tokens, where nothing can be drawn after the last guess of a chain: if accepted, it is the next
+    token."""
     if len(outcome.path) < len(item.block):
         return outcome
     return outcome._replace(path=outcome.path[:-1], next_token=item.block.tokens[-1])
 
 
 def _ending_before(item: _Judged, outcome: Outcome, is_bad: Sequence[bool]) -> Outcome:
-    """The same tokens, up to the first guess of the path after which nothing can be drawn: it is the next token. In a
-    tree of draws no verdict looks at what is behind it."""
+    """The same tokens up to the first accepted guess after which nothing can be drawn, which becomes the next token. In
+    a tree of draws no verdict depends on what follows it."""
     for place, node in enumerate(outcome.path):
         if is_bad[node]:
             return Outcome(outcome.path[:place], item.block.tokens[node])
@@ -303,7 +306,7 @@ def _ending_before(item: _Judged, outcome: Outcome, is_bad: Sequence[bool]) -> O
 
 
 def _rows(job: VerifyJob) -> list[Row]:
-    """The token that the root and each node draw, one position further."""
+    """What the tokens after the root and after each node are drawn from."""
     spec, num_committed = job.held.spec, len(job.held.log)
     masks = job.held.masks(lambda: _paths(job.block, ()))
     if sampler.is_argmax(spec.sampling) and masks is None:
@@ -318,8 +321,7 @@ def _rows(job: VerifyJob) -> list[Row]:
 
 
 def _paths(block: TokenTree, committed: Sequence[int]) -> list[Sequence[int]]:
-    """What leads to the root and to each node: penalties and bad words read all of it, a grammar what is
-    below the committed text."""
+    """The tokens up to the root and to each node, after `committed`."""
     paths: list[Sequence[int]] = [list(committed)]
     for token, parent in zip(block.tokens, block.parents, strict=True):
         paths.append([*paths[parent + 1 if parent != ROOT else 0], token])

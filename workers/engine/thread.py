@@ -1,7 +1,7 @@
 """Gives an engine a thread of its own, and its callers an event loop that stays free.
 
-An engine runs on that one thread alone, so it needs no locks; orders reach it through a queue, and replies go to the
-receiver of each batch as soon as the step that completes them has ended.
+An engine runs on this one thread, so it needs no locks. Orders reach it through a queue, and replies go to the receiver
+of each batch as soon as the step that completes them has ended.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Call(Generic[Reply]):
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Work for the engine's thread, and the receiver to tell if it cannot be done any more."""
+    """Work for the engine's thread, and what to call if the engine ends before it is done."""
 
     run: Callable[[], None]
     lose: Callable[[WorkerLost], None]
@@ -103,7 +103,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._engine = engine
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._offers: queue.SimpleQueue[_Order] = queue.SimpleQueue()
-        """Continuations, which are of use only until the step in progress ends."""
+        """Offered continuations, which are useful only until the step in progress ends."""
         if isinstance(engine, TargetEngine):
             engine.take_offers = self._take_offers
         self._calls: dict[int, tuple[Receiver, int, float]] = {}
@@ -126,9 +126,9 @@ class EngineLoop(Generic[Request, Reply]):
         return await asyncio.wrap_future(call.future)
 
     def post(self, batch: Sequence[tuple[int, Request]], receiver: Receiver) -> None:
-        """Give `receiver` the reply to each request, under its number, as soon as there is one.
+        """Give `receiver` the reply to each request, under its number, as soon as it is ready.
 
-        From any thread. Raises: WorkerLost.
+        May be called on any thread. Raises: WorkerLost.
         """
         ordered_s = monotonic()
         offers = [each for each in batch if isinstance(each[1], Continuation)]
@@ -137,10 +137,10 @@ class EngineLoop(Generic[Request, Reply]):
             self._order(_Order(lambda: self._add(others, receiver, ordered_s), receiver.lose))
         if offers:
             self._offers.put(_Order(lambda: self._add(offers, receiver), receiver.lose))
-            self._order(_Order(self._take_offers, receiver.lose))  # where no step takes them up
+            self._order(_Order(self._take_offers, receiver.lose))  # in case no step is in progress
 
     async def replies(self, request: Request) -> AsyncIterator[Any]:
-        """The replies to a request that is answered more than once; a `DraftUpdate` is not the last.
+        """All replies to a request; each but the last is a `DraftUpdate`.
 
         Raises: WorkerLost.
         """
@@ -169,7 +169,7 @@ class EngineLoop(Generic[Request, Reply]):
         self._shut(WorkerLost("the engine was closed"))
         self._orders.put(None)
         ended = asyncio.wrap_future(self._ended)  # at the interpreter's exit no executor could wait for the thread
-        await asyncio.shield(ended)  # who waits no longer must not end it for others
+        await asyncio.shield(ended)  # a caller that is cancelled must not cancel it for others
         self._thread.join()
 
     def _order(self, order: _Order) -> None:
@@ -210,7 +210,7 @@ class EngineLoop(Generic[Request, Reply]):
                 self._engine.expire()
 
     def _take_offers(self) -> None:
-        """Take the offers that have come until now."""
+        """Take the offers that have arrived so far."""
         try:
             while True:
                 self._offers.get_nowait().run()
@@ -218,7 +218,7 @@ class EngineLoop(Generic[Request, Reply]):
             pass
 
     def _add(self, batch: Sequence[tuple[int, Request]], receiver: Receiver, ordered_s: float | None = None) -> None:
-        """`ordered_s`: when the order was given; None where the reply does not count the time since."""
+        """`ordered_s`: when the order was given; None where the reply does not include the time in the queue."""
         queued_s = monotonic() - ordered_s if ordered_s is not None else 0.0
         for number, request in batch:
             self._num_requests += 1
@@ -230,7 +230,7 @@ class EngineLoop(Generic[Request, Reply]):
             return
         try:
             future.set_result(question(self._engine))
-        except Exception as error:  # noqa: BLE001  it is the asker's to handle, not this thread's
+        except Exception as error:  # noqa: BLE001  the caller handles it, not this thread
             future.set_exception(error)
 
     def _step(self) -> None:
@@ -262,6 +262,6 @@ def _fail(future: Future[Any], error: WorkerLost) -> None:
 
 
 def _with_queueing(reply: Any, queued_s: float) -> Any:
-    """The reply, with its timing counted from the order instead of from the beginning of the work."""
+    """The reply, with the time in the queue added to its waiting time."""
     timing = getattr(reply, "timing", None)
     return reply if timing is None else replace(reply, timing=replace(timing, waited_s=timing.waited_s + queued_s))

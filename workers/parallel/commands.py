@@ -1,7 +1,7 @@
-"""What rank 0 tells its followers, in integers: what has become of the KV and what to run, and which backend to build.
+"""The commands of rank 0 to its followers, as integers: edits of the KV, steps to run, backends to build.
 
-Followers keep no books: which block is whose, what is accepted and what is rolled back is decided on rank 0 alone. They
-erase, copy and compute what they are told, on their own heads of KV. A roll-back needs no command.
+Followers have no block table: rank 0 alone decides which block belongs to whom, what is accepted and what is rolled
+back. They erase, copy and compute as commanded, on their own heads of the KV. A roll-back needs no command.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Command(IntEnum):
     """The first integer of each message."""
 
     STOP = 0
-    """There are no more."""
+    """The last command."""
     STEP = 1
     """A `StepCommand` follows."""
     BUILD_BACKEND = 2
     """Build the next backend, with all other ranks."""
     DROP_BACKEND = 3
-    """Do without the backend that was built last: rank 0's self-test has found it wrong."""
+    """Remove the backend that was built last: rank 0's self-test has found it wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StepCommand:
     step: Step
 
     def pack(self) -> list[int]:
-        """As integers: lists, each behind its length."""
+        """As integers: lists, each preceded by its length."""
         return [value for part in self._parts() for value in (len(part), *part)]
 
     @classmethod

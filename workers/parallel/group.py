@@ -1,8 +1,7 @@
 """The processes that share one model: how they meet, their collectives, and what happens when one is lost.
 
-Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU; rank 0's
-commands, which are integers, always go through gloo, so that they wait for no device. A process is in at most one
-group.
+Knows torch.distributed and no models. Activations go through gloo on a CPU and NCCL on a GPU; rank 0's commands, which
+are integers, always go through gloo, so that they wait for no device. A process is in at most one group.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Rank:
     """0 is the engine; the others follow it."""
     size: int
     master_address: str
-    """Of rank 0's machine, as the others reach it."""
+    """Address of rank 0's machine, as the others reach it."""
     master_port: int
-    """Free on rank 0's machine, which listens on it."""
+    """A free port of rank 0's machine, on which rank 0 listens."""
     timeout_s: float = 60.0
-    """Limit for the others to connect at start, and for each collective of a step."""
+    """Seconds within which the others must connect at start, and each collective of a step must end."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.size:
@@ -68,7 +67,7 @@ class RankGroup:
         self._device = torch.device(device)
         self._timeout = timedelta(seconds=rank.timeout_s)
         if dist.is_initialized():
-            raise StartupError("this process is in a group already")
+            raise StartupError("this process is already in a group of ranks; start each rank in a process of its own")
         try:
             store = TCPStore(rank.master_address, rank.master_port, rank.size, rank.index == 0, self._timeout)
             self._meet(PrefixStore("ranks", store))
@@ -95,16 +94,16 @@ class RankGroup:
 
     @property
     def lost(self) -> str | None:
-        """Why this group is no more; None while it lives."""
+        """Why this group has ended; None while it lives."""
         return self._heartbeat.lost
 
     def close(self) -> None:
-        """Leave: in good order when all do, after the last command, or what is left of a group that is lost."""
+        """Leave the group: after the last command, when all ranks do, or after a loss."""
         self._heartbeat.close(goodbye=self.lost is None)
         dist.destroy_process_group()
 
     def give_up(self) -> None:
-        """Tell the others that this rank will do no more."""
+        """Tell the others that this rank has failed."""
         self._heartbeat.lost = self.lost or f"rank {self.rank.index} has failed"
         self._heartbeat.close(goodbye=False)
 
@@ -136,7 +135,7 @@ class RankGroup:
     # For rank 0 and its followers
 
     def agree(self, statement: str, problem: str | None = None) -> None:
-        """Check that all ranks state the same and none has a problem.
+        """Check that all ranks make the same statement and none has a problem.
 
         Raises: StartupError with the first problem, or if the statements differ.
         """
@@ -152,7 +151,7 @@ class RankGroup:
                 raise StartupError(f"rank {rank} has other settings or another checkpoint than rank 0")
 
     def all_min(self, number: int) -> int:
-        """The least of all ranks' numbers. Raises: WorkerLost."""
+        """The smallest of all ranks' numbers. Raises: WorkerLost."""
         return min(int(said or 0) for said, _ in self._gather_json([str(number), None]))
 
     def _gather_json(self, mine: list[str | None]) -> list[list[str | None]]:

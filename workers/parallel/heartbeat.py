@@ -1,8 +1,8 @@
 """Tells the ranks of a group at once that one of them has died, also while the group is idle.
 
-Each follower keeps one connection to rank 0 open and sends nothing on it but a goodbye. The kernel closes it when a
-process dies, and its keep-alive probes are the heartbeat that finds a lost machine or network. Knows sockets; must not
-know models or collectives: those notice a death only while they are used, and on some devices never.
+Each follower keeps a connection to rank 0 open, on which it sends only a goodbye. The kernel closes the connection when
+a process dies, and its keep-alive probes detect a lost machine or network. Collectives are no substitute: they notice a
+death only while they are used, and on some devices never. Knows sockets; must not know models or collectives.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class HeartbeatListener:
                 connection.settimeout(timeout_s)
                 rank = _authenticate(connection, self.token)
                 if rank is None:
-                    logger.warning("%s is no rank of this group", address)
+                    logger.warning("closed a connection from %s: its token is not that of this group of ranks", address)
                     connection.close()
                 else:
                     followers[rank] = connection
@@ -125,7 +125,7 @@ def _authenticate(connection: socket.socket, token: str) -> int | None:
     try:
         said = connection.recv(TOKEN_CHARS + RANK_BYTES, socket.MSG_WAITALL)
     except OSError as error:
-        logger.info("a connection said nothing: %s", error)
+        logger.info("a connection closed before it sent its token: %s", error)
         return None
     is_ours = secrets.compare_digest(said[:TOKEN_CHARS], token.encode())
     return int.from_bytes(said[TOKEN_CHARS:], "big") if is_ours else None

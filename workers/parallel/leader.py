@@ -9,8 +9,8 @@ What an owner of such a group does (docs/parallel.md has the reasons):
     stop    `engine.close()` on rank 0, after its last step, on the thread that ran them: each `follow` returns.
     death   when one rank is lost, all are: `follow` raises WorkerLost within a second, `on_loss` is called on rank 0 at
             once (from a thread of its own, also while the engine is idle), and a step on rank 0 raises WorkerLost. Then
-            every one of these processes has to end, by `os._exit` at best: on a GPU a collective that waits for a dead
-            rank holds its process back for ever. The group is replaced as a whole, on another port.
+            every one of these processes has to end, best by `os._exit`: on a GPU a collective that waits for a dead
+            rank keeps its process alive forever. The group is replaced as a whole, on another port.
 
 Knows runtimes and the group; must not know sessions, nor how processes are started.
 """
@@ -85,10 +85,10 @@ def _carry_out(command: Sequence[int], runtime: ModelRuntime, progress: Callable
     if kind == Command.STEP:
         _run(StepCommand.unpack(values), runtime)
     elif kind == Command.BUILD_BACKEND:
-        with suppress(BackendUnavailable):  # which rank 0 says for all
+        with suppress(BackendUnavailable):  # rank 0 reports it
             runtime.backends.build(progress)
     else:
-        runtime.backends.drop(runtime.info.name, "rank 0 does without it")
+        runtime.backends.drop(runtime.info.name, "rank 0 has removed it")
 
 
 @torch.inference_mode()
@@ -150,10 +150,10 @@ class LeaderBackends(BackendStack):
 
 @contextmanager
 def _all_or_none(group: RankGroup) -> Iterator[None]:
-    """After a failure on this rank the others give up, too: they would wait for it for ever."""
+    """After a failure on this rank make the others give up, because they would wait for it forever."""
     try:
         yield
-    except NoRoomForKV:  # which all ranks raise
+    except NoRoomForKV:  # raised by all ranks
         group.close()
         raise
     except BaseException:
@@ -166,7 +166,7 @@ def _meet(
 ) -> RankGroup:
     if rank.size != config.tensor_parallel:
         raise ConfigError(f"tensor_parallel is {config.tensor_parallel}, but there are {rank.size} ranks")
-    progress(f"rank {rank.index} of {rank.size} waits for the others at {rank.master_address}:{rank.master_port}")
+    progress(f"rank {rank.index} of {rank.size} is waiting for the others at {rank.master_address}:{rank.master_port}")
     return RankGroup(rank, config.device, on_loss, is_ordered=config.deterministic)
 
 
@@ -190,7 +190,7 @@ def _load(config: EngineConfig, group: RankGroup, progress: Callable[[str], None
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel, shard: ModelShard) -> str:
-    """A digest of what all ranks must share: the settings that shape a step, and the weights that each holds whole."""
+    """A digest of what all ranks must share: the settings that affect a step, and the weights that are not sliced."""
     digest = hashlib.sha256(repr(replace(config, model="-", device="-", num_threads=1)).encode())
     digest.update(repr((loaded.info.architecture, loaded.info.num_parameters, loaded.layers)).encode())
     for tensor in shard.common_tensors(loaded.model):

@@ -27,7 +27,7 @@ class BackendContext:
     """What a backend is made from: one model on one device, and its KV."""
 
     model: Any
-    """A transformers PreTrainedModel whose attention is ours."""
+    """A transformers PreTrainedModel that calls `workers.attention`."""
     cache: KVCache
     kernel: Kernel | None
     """Attention that reads KV by block tables; None where KV is gathered."""
@@ -58,7 +58,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def suits(cls, config: EngineConfig) -> bool:
-        """Whether these settings ask for this backend, and it is made for their device and their number of ranks."""
+        """Whether this backend is for these settings, their device and their number of ranks."""
 
     @classmethod  # noqa: B027  most leave weights as they are
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
@@ -72,7 +72,8 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, step: Step) -> Tensor | None:
-        """Write the step's KV; logits of its wanted rows, perhaps of others behind them.  # [rows or more, vocab]
+        """Write the step's KV; returns the logits of its wanted rows, possibly followed by others. # [rows or more,
+        vocab]
 
         None, with nothing written, for a step that this backend does not run.
         """
@@ -81,7 +82,7 @@ class Backend(ABC):
 def model_logits(
     model: Any, ids: Tensor, positions: Tensor, wanted: Tensor, plan: StepPlan | PagedPlan | None
 ) -> Tensor:
-    """What the model's own code computes.  # [T], [T], [W] -> [W, vocab]"""
+    """Logits of the `wanted` rows, by the model's own code.  # [T], [T], [W] -> [W, vocab]"""
     output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, plan=plan)
     logits: Tensor = output.logits[0]
     return logits

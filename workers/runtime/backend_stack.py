@@ -53,11 +53,11 @@ class BackendStack:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the backends that run steps, the first one first."""
+        """Names of the backends that run steps, in the order in which they are tried."""
         return tuple(type(backend).__name__ for backend in (*self._built, self._base))
 
     def run(self, step: Step) -> Tensor:
-        """As `Backend.run` does, by the first that runs such a step.  # [rows or more, vocab]"""
+        """As `Backend.run`, by the first backend that runs such a step.  # [rows or more, vocab]"""
         for backend in self._built:
             logits = backend.run(step)
             if logits is not None:
@@ -68,7 +68,7 @@ class BackendStack:
         return logits
 
     def warm_up_base(self, progress: Callable[[str], None]) -> None:
-        """The part of the warm-up that each rank does by itself."""
+        """The part of the warm-up that each rank does on its own."""
         self._base.warm_up(progress)
 
     def build_all(self, self_test: SelfTest, name: str, progress: Callable[[str], None]) -> None:
@@ -100,7 +100,7 @@ class BackendStack:
         self._built.insert(0, backend)
 
     def drop(self, name: str, reason: str) -> None:
-        """Do without the backend that was built last."""
+        """Remove the backend that was built last."""
         del self._built[0]
         self._warn(name, reason)
 
@@ -108,7 +108,7 @@ class BackendStack:
         """Stop the other ranks that run these steps; a single process has none."""
 
     def _failure(self, self_test: SelfTest, want: Tensor) -> str | None:
-        """What is wrong with the backend that was built last; None if its logits are right but for rounding."""
+        """What is wrong with the backend built last; None if its logits are right up to rounding."""
         try:
             got = self_test.logits()
         except FAILURES as error:

@@ -1,6 +1,6 @@
 """The free memory of a device, and the number of KV blocks that fit into it.
 
-Knows devices, and what the operating system says of this process. Must not know models, beyond their sizes.
+Knows devices and the memory limits of this process. Must not know models, beyond their sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.step import NUM_OWN_BLOCKS, LayerShape
 MAX_SLOTS = (1 << 31) - 1
 """Slots are numbered by 32-bit integers."""
 MAX_BLOCKS = 1 << 18
-"""Millions of tokens; the bookkeeping of each block takes memory, too."""
+"""Limit on the number of blocks, because the bookkeeping of each block takes memory."""
 GIB = 1 << 30
 
 
@@ -103,9 +103,9 @@ def num_kv_blocks(
     num_blocks = all_min(max(0, min(num_tokens // config.block_tokens - NUM_OWN_BLOCKS, MAX_BLOCKS)))
     if num_blocks < 1:
         raise NoRoomForKV(
-            f"there is no room for KV: {free / GIB:.3g} GiB are free on {device}, of which kv_memory_share lets "
-            f"{config.kv_memory_share:g} be taken, and a block of {config.block_tokens} tokens takes "
-            f"{of_token * config.block_tokens / GIB:.3g}"
+            f"there is no room for KV: {free / GIB:.3g} GiB are free on {device}, kv_memory_share allows "
+            f"{config.kv_memory_share:g} of them, and a block of {config.block_tokens} tokens takes "
+            f"{of_token * config.block_tokens / GIB:.3g} GiB"
             + (" (if that is enough, then another rank has less)" if config.tensor_parallel > 1 else "")
         )
     return num_blocks

@@ -28,7 +28,7 @@ from workers.step import KVCache, Step, StepRows, lay_out
 logger = logging.getLogger(__name__)
 
 SLOW_ROWS = 64
-"""A first use adds little to the duration of passes with more rows."""
+"""Rows of a pass above which the cost of a first use is small, so that it is timed once."""
 
 
 class ModelRuntime:
@@ -71,7 +71,7 @@ class ModelRuntime:
 
     @property
     def arithmetic(self) -> str:
-        """Whatever decides on the last bits of logits, besides weights and dtype."""
+        """Hardware and software that the last bits of logits depend on, besides weights and dtype."""
         config, device = self.context.config, torch.device(self.context.config.device)
         is_cpu = device.type == "cpu"
         hardware = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)
@@ -97,7 +97,7 @@ class ModelRuntime:
         return logits
 
     def run(self, step: Step) -> torch.Tensor:
-        """Write the step's KV, and answer the logits of its wanted rows, float32.  # [rows, vocab]"""
+        """Write the step's KV; returns float32 logits of its wanted rows.  # [rows, vocab]"""
         assert max(step.positions) < self.info.max_context_tokens, "a position beyond the model's context"
         return self.backends.run(step)[: len(step.wanted), : self.info.vocab_size].float()
 
@@ -145,15 +145,16 @@ class ModelRuntime:
         return Findings(machine, self.backends.is_compiled, tile_rows, tuple(times_s.items()))
 
     def _settle_tiling(self) -> int | None:
-        """Use the fewest rows to a tile with which a row's bits are its own, on this CPU and with this model."""
+        """Use the smallest tile in which a row's bits do not depend on other rows, on this CPU with this model."""
         tile_rows = find_tile_rows(self.context, self._self_test())
         if tile_rows is None and self.backends.is_compiled:
-            self.backends.drop(self.info.name, "its bits depend on how many rows there are")
+            self.backends.drop(self.info.name, "its bits depend on the number of rows")
             tile_rows = find_tile_rows(self.context, self._self_test())
         if tile_rows is None:
             logger.warning(
-                "a row's bits are NOT its own with %s on this CPU: outputs may differ where two tokens are nearly "
-                "equal (so it is with mixtures of experts: how many rows an expert gets depends on the others)",
+                "deterministic is NOT met with %s on this CPU: a row's bits depend on the other rows, and outputs may "
+                "differ where two tokens are nearly equal (as with mixtures of experts, where the number of rows of "
+                "an expert depends on the other rows)",
                 self.info.architecture,
             )
         return tile_rows

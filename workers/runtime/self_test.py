@@ -17,9 +17,9 @@ from core.speculation import EMPTY_BLOCK, ROOT, TokenTree
 from workers.step import KVCache, SequenceKV, StepRows
 
 STEP_SIZES = (1, 2, 1, 3, 1, 4, 1, *range(5, 23), 31, 64, 129, *[1] * 24)
-"""Rows of each step of one sequence. There are many single rows, as in plain decoding: where results are rounded to
-bfloat16, another order of sums shows in a few rows only. Most come last, so that a small engine has room for the other
-sizes."""
+"""Rows of each step of one sequence. Many are single rows, as in plain decoding: after rounding to bfloat16, a
+different order of summation shows in few rows only. Most of them come last, so that a small engine has room for the
+other sizes."""
 _ROOT = (0,)
 _TREE = TokenTree((0, 1, 2, 0, 1), (ROOT, ROOT, 0, 1, 1))
 BATCHES = (
@@ -35,7 +35,7 @@ PREFIX_TOKENS = 5
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Steps that a small engine has no room for are left out."""
+    """Runs the steps of a self-test; those that a small engine has no room for are left out."""
 
     forward: Callable[[Sequence[StepRows]], Tensor]
     """Returns logits [rows, vocab]."""

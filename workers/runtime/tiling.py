@@ -1,4 +1,5 @@
-"""The shapes that steps are padded to; in deterministic mode the smallest in which a row's bits are its own.
+"""The shapes that steps are padded to; in deterministic mode the smallest in which a row's bits are independent of
+others.
 
 Knows settings and self-tests. Must not know how a step is run.
 """
@@ -25,11 +26,12 @@ CPU_BFLOAT16 = Tiling(min_rows=4)
 four rows cost 1.5 times as much, for differences in the last bits alone; `deterministic` removes those."""
 
 CPU_DETERMINISTIC = Tiling(min_rows=8, row_multiple=8, query_rows=4, kv_tokens=512, by_branch=True)
-"""On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the end of a tensor that is
-no multiple of the vector width in another way: with whole blocks, rows by the eight, attention in products of four rows
-each, and each branch of a tree read in the order of a chain, a row's bits are its own."""
+"""On a CPU torch's attention reads KV in blocks of 512, and its elementwise kernels treat the last elements of a tensor
+differently if its size is no multiple of the vector width. A row's bits are independent of other rows with whole
+blocks, multiples of eight rows, attention in products of four rows, and each branch of a tree read in the order of a
+chain."""
 FEWER_ROWS = (1, 4)
-"""Numbers of rows that may do where all weights are packed; a self-test at start decides."""
+"""Numbers of rows that may be enough where all weights are packed; a self-test at start decides."""
 
 
 def choose_tiling(config: EngineConfig) -> Tiling:
@@ -47,7 +49,7 @@ def choose_tiling(config: EngineConfig) -> Tiling:
 
 
 def find_tile_rows(context: BackendContext, self_test: SelfTest) -> int | None:
-    """The least number of rows to a tile with which a row's bits are its own; None if no number does.
+    """The smallest number of rows of a tile with which a row's bits are independent of other rows; None without one.
 
     The context's tiling is that of the last number tried.
     """
@@ -56,7 +58,7 @@ def find_tile_rows(context: BackendContext, self_test: SelfTest) -> int | None:
     for num_rows in (*fewer, CPU_DETERMINISTIC.min_rows):
         context.tiling = tiles_of(num_rows)
         if self_test.has_equal_bits():
-            logger.info("deterministic steps have rows by %d", num_rows)
+            logger.info("deterministic steps are padded to a multiple of %d rows", num_rows)
             return num_rows
     return None
 

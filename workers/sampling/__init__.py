@@ -1,6 +1,6 @@
-"""Sampling and verification for batches of rows on any device, and what the draft proposes."""
+"""Sampling and verification of batches of rows on any device, and the draft's candidates."""
 
-from workers.sampling.draft_candidates import Kind, Place, propose
+from workers.sampling.draft_candidates import DraftRow, Kind, propose
 from workers.sampling.sampler import Row, perturbed, process
 
-__all__ = ["Kind", "Place", "Row", "perturbed", "process", "propose"]
+__all__ = ["DraftRow", "Kind", "Row", "perturbed", "process", "propose"]

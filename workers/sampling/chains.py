@@ -1,7 +1,7 @@
-"""Rejection and block verification of a batch of chains: the twin of `core.rules.chains`.
+"""Batched rejection and block verification of chains; decides as `core.rules.chains`.
 
-What is as wide as the vocabulary stays on the device; a few numbers for each guess come to the host, all at once, where
-the reference's own functions decide.
+Tensors as wide as the vocabulary stay on the device. A few numbers for each guess are read back at once, and the
+reference's own functions decide by them on the host.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from core.noise import Purpose
 from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules import chains as reference
 from core.speculation import TokenTree
+from workers.sampling.batched import Outcomes, of_nodes, starts_of
 from workers.sampling.gumbel import gumbel_rows
 from workers.sampling.sampler import Row
-from workers.sampling.twin import Outcomes, starts_of
 from workers.step import Readback, upload
 
 
 def reject(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of rejection. Raises: ValueError for a block that is not a chain."""
+    """Rejection verification. Raises: ValueError for a block that is not a chain."""
     return _verify(blocks, log_p, rows, readback, is_block=False, is_lenient=False)
 
 
 def reject_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of rejection with lenience. Raises: ValueError for a block that is not a chain."""
+    """Rejection verification with lenience. Raises: ValueError for a block that is not a chain."""
     return _verify(blocks, log_p, rows, readback, is_block=False, is_lenient=True)
 
 
 def reject_blocks(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of block verification. Raises: ValueError for a block that is not a chain."""
+    """Block verification. Raises: ValueError for a block that is not a chain."""
     return _verify(blocks, log_p, rows, readback, is_block=True, is_lenient=False)
 
 
@@ -66,7 +66,7 @@ def _verify_chains(
     is_block: bool,
 ) -> Outcomes:
     q_guess = [reference.q_of_guesses(chain) for chain in chains]
-    tokens = [token for chain in chains for token in (*chain.tokens, 0)]  # nothing is guessed after the last row
+    tokens = [token for chain in chains for token in (*chain.tokens, 0)]  # the last row has no guess after it
     p_guess = p.gather(1, upload(tokens, p.device)[:, None]).flatten()
     weights = _prefix_weights(p_guess, q_guess) if is_block else None
     masses, candidates = _residual_draws(chains, p, weights, roots)
@@ -74,8 +74,8 @@ def _verify_chains(
     asked_weights = readback.ask(weights) if weights is not None else None
 
     def outcomes() -> list[Outcome]:
-        by_chain = zip(*(_split(wanted.values, chains) for wanted in asked), strict=True)
-        of_prefixes = _split(asked_weights.values, chains) if asked_weights else None
+        by_chain = zip(*(of_nodes(wanted.values, chains) for wanted in asked), strict=True)
+        of_prefixes = of_nodes(asked_weights.values, chains) if asked_weights else None
         found = []
         for i, (p_x, mass, candidate) in enumerate(by_chain):
             uniforms = reference.accept_uniforms(len(chains[i]), roots[i].sampling.seed, roots[i].position)
@@ -92,9 +92,9 @@ def _verify_chains(
 
 
 def _prefix_weights(p_guess: Tensor, q_guess: Sequence[Sequence[float]]) -> Tensor:
-    """`reference.prefix_weights` of all chains, one after the other, operation for operation.  # [R]
+    """`reference.prefix_weights` of all chains, concatenated, with the same operations in the same order.  # [R]
 
-    `p_guess` [R] has a value more for each chain, behind its guesses.
+    `p_guess` [R] has one more value for each chain, after those of its guesses.
     """
     lengths = [len(q) for q in q_guess]
     longest = max(lengths)
@@ -112,9 +112,9 @@ def _prefix_weights(p_guess: Tensor, q_guess: Sequence[Sequence[float]]) -> Tens
 def _residual_draws(
     chains: Sequence[TokenTree], p: Tensor, weights: Tensor | None, roots: Sequence[Row]
 ) -> tuple[Tensor, Tensor]:
-    """For each chain and each number of accepted guesses: the mass of the residual, and the token drawn from it.  # [R]
+    """For each chain and each number of accepted guesses: mass of the residual, and the token drawn from it. # [R], [R]
 
-    `weights` [R] are those of the prefixes; without them each weighs 1. What follows a whole chain is drawn from p.
+    `weights` [R] are those of the prefixes, 1 if None. The token after a fully accepted chain is drawn from p.
     """
     if weights is None:
         residual = p.clone()
@@ -155,9 +155,3 @@ def _keys(chains: Sequence[TokenTree], roots: Sequence[Row]) -> list[noise.Key]:
         for chain, root in zip(chains, roots, strict=True)
         for depth in range(len(chain) + 1)
     ]
-
-
-def _split(values: list[float], chains: Sequence[TokenTree]) -> list[list[float]]:
-    """One list for each chain, of one more value than it has guesses."""
-    iterator = iter(values)
-    return [[next(iterator) for _ in range(len(chain) + 1)] for chain in chains]

@@ -1,8 +1,8 @@
-"""What the draft says about the token after each row: candidates in order, how sure it is, and its own draw.
+"""The draft's candidates for the token after each row: in order, with its confidence and, where it samples, its draws.
 
 Knows logits, sampling parameters and noise, by `workers.sampling.sampler`; must not know trees, models or sessions.
-Three kinds of rows differ in what orders their candidates and which law is theirs: greedy ones, coupled ones, and those
-that are verified against q.
+There are three kinds of rows, which differ in the order of candidates and in the distribution: greedy, coupled, and
+drawn (verified against q).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from workers.step import Readback, upload
 
 
 class Kind(Enum):
-    """How a row's candidates are found."""
+    """How the candidates of a row are ordered."""
 
     GREEDY = auto()
-    """By logits; how sure they are is read off the law at temperature 1, because q itself is one-hot."""
+    """By logits; confidence is taken at temperature 1, because q itself is one-hot."""
     COUPLED = auto()
-    """By log q and the noise that the target draws with, so that the first is the token that q's own sample is."""
+    """By log q plus the noise that the target uses, so that the first candidate is the sample of q."""
     DRAWN = auto()
-    """By q cut to its likeliest tokens; where a sample is wanted it is drawn from just that."""
+    """By q cut to its likeliest tokens, from which samples are drawn."""
 
     @classmethod
     def of(cls, spec: Sampling, verification: Verification) -> Kind:
@@ -44,82 +44,85 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which row this is, and what is wanted of it."""
+class DraftRow:
+    """A row of the draft's logits, and what is wanted of it."""
 
     row: Row
     kind: Kind
     sample: int | None = None
-    """Row of the noise of the guess to draw (`core.noise.row_of`); None where none is drawn."""
+    """Row index of the noise for the draw (`core.noise.row_of`); None where nothing is drawn."""
     num_draws: int = 1
-    """Guesses to draw there."""
+    """Number of guesses to draw."""
     draws_anew: bool = False
-    """Whether two of them may be the same (`Rule.draws_anew`)."""
+    """Whether draws are made with replacement (`Rule.draws_anew`)."""
     num_ranks: int = MAX_RANKS
-    """Candidates that are of use, where they are ordered by score: each takes time on the engine's thread."""
+    """Number of candidates that are used, where they are ordered by score: each costs time on the engine's thread."""
 
 
 CPU_CACHE_NUMBERS = 1 << 18
-"""A megabyte, which is a core's own cache."""
+"""Numbers that fit into the cache of one CPU core: a megabyte of float32."""
 _Draw: TypeAlias = tuple[int, SparseDistribution]
 _Found: TypeAlias = Callable[[], list[Candidates]]
 _Sound: TypeAlias = Callable[[], list[Candidates | None]]
 _NO_DRAW: _Draw = (NO_TOKEN, NO_Q)
 
 
-def propose(logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
-    """The candidates of each row of `logits` [R, V], when they have been read back.
+def propose(logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Sound:
+    """The candidates of each row of `logits` [R, V]; call the result after the readback.
 
     None for a row whose scores, after bias and penalties, give no distribution (`sampler.bad_rows`).
     """
     asked = [
         (index, _of_kind(batch[0].kind, _rows(logits, index), batch, q_top_tokens, readback))
-        for index in _batches(places, logits)
-        for batch in [[places[i] for i in index]]
+        for index in _batches(draft_rows, logits)
+        for batch in [[draft_rows[i] for i in index]]
     ]
 
     def found() -> list[Candidates | None]:
         by_row = {i: candidates for index, batch in asked for i, candidates in zip(index, batch(), strict=True)}
-        return [by_row[i] for i in range(len(places))]
+        return [by_row[i] for i in range(len(draft_rows))]
 
     return found
 
 
 def _rows(logits: Tensor, index: Sequence[int]) -> Tensor:
-    """These rows, in place where they adjoin."""
+    """These rows of `logits`, as a view where they are contiguous."""
     first, end = index[0], index[-1] + 1
     return logits[first:end] if end - first == len(index) else logits[upload(list(index), logits.device)]
 
 
-def _batches(places: Sequence[Place], logits: Tensor) -> Iterator[list[int]]:
-    """Rows of one kind; on a CPU no more of them than its cache holds, or each step would go through memory."""
-    most = max(1, CPU_CACHE_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(places)
+def _batches(draft_rows: Sequence[DraftRow], logits: Tensor) -> Iterator[list[int]]:
+    """Indices of rows of one kind; on a CPU in batches that fit into its cache, or each operator would go through
+    memory."""
+    most = max(1, CPU_CACHE_NUMBERS // logits.shape[1]) if logits.device.type == "cpu" else len(draft_rows)
     for kind in Kind:
-        index = [i for i, place in enumerate(places) if place.kind is kind]
+        index = [i for i, draft_row in enumerate(draft_rows) if draft_row.kind is kind]
         yield from (index[start : start + most] for start in range(0, len(index), most))
 
 
-def _of_kind(kind: Kind, logits: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Sound:
-    rows = [place.row for place in places]
+def _of_kind(
+    kind: Kind, logits: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback
+) -> _Sound:
+    rows = [draft_row.row for draft_row in draft_rows]
     scores = sampler.adjusted(logits, rows)
     if kind is Kind.GREEDY:
-        return _ranked(scores, None, places, readback)
+        return _ranked(scores, None, draft_rows, readback)
     log_q = sampler.distribution(scores, rows)
     if kind is Kind.COUPLED:
-        return _ranked(sampler.perturbed(log_q, rows), log_q, places, readback)
+        return _ranked(sampler.perturbed(log_q, rows), log_q, draft_rows, readback)
     is_bad = readback.ask(sampler.bad_rows(scores))
-    found = _drawn(log_q, places, q_top_tokens, readback)
+    found = _drawn(log_q, draft_rows, q_top_tokens, readback)
     return lambda: [
         None if is_unsound else candidates for is_unsound, candidates in zip(is_bad.values, found(), strict=True)
     ]
 
 
-def _ranked(scores: Tensor, log_q: Tensor | None, places: Sequence[Place], readback: Readback) -> _Sound:
-    """The first candidates by score [R, V], and the entropy of q: of the softmax of the scores, where `log_q` is None.
+def _ranked(scores: Tensor, log_q: Tensor | None, draft_rows: Sequence[DraftRow], readback: Readback) -> _Sound:
+    """The first candidates by score [R, V], with the entropy of q; without `log_q`, q is the softmax of the scores.
 
-    The largest score tells whether a row is sound: what makes NaN or infinity of it has done so to all of `log_q`.
+    A row is unsound if its largest score is NaN or infinite: then all of `log_q` is.
     """
-    values, ids = sampler.largest(scores, max(place.num_ranks for place in places))
+    values, ids = sampler.largest(scores, max(draft_row.num_ranks for draft_row in draft_rows))
     log_p = scores.log_softmax(dim=-1)
     entropy = _entropy(log_p if log_q is None else log_q)
     asked = [readback.ask(tensor) for tensor in (values, ids, log_p.gather(1, ids).exp_(), entropy)]
@@ -127,8 +130,8 @@ def _ranked(scores: Tensor, log_q: Tensor | None, places: Sequence[Place], readb
 
 
 def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: float) -> Candidates | None:
-    """Of several that come first alike, the first is the lowest, as `argmax` has it, unless there are more of them than
-    candidates: then it is any."""
+    """Of equal first scores the lowest id comes first, as with `argmax`, unless there are more of them than
+    candidates."""
     if not math.isfinite(values[0]):
         return None
     num_first, num_ranks = values.count(values[0]), len(values) - values.count(-math.inf)
@@ -138,14 +141,14 @@ def _of_row(values: list[float], ids: list[int], shares: list[float], entropy: f
 
 
 def _entropy(log_p: Tensor) -> Tensor:
-    """In nats, of each row of log p [R, V]. What is clamped weighs nothing.  # [R]"""
+    """Entropy in nats of each row of log p [R, V]; clamped entries have no weight.  # [R]"""
     entropies: Tensor = -torch.linalg.vecdot(log_p.exp(), log_p.clamp(min=-80.0))
     return entropies
 
 
-def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: Readback) -> _Found:
+def _drawn(log_q: Tensor, draft_rows: Sequence[DraftRow], q_top_tokens: int, readback: Readback) -> _Found:
     probs, ids = sampler.cut(log_q, q_top_tokens)
-    draws = _draws(probs, ids, places, readback)
+    draws = _draws(probs, ids, draft_rows, readback)
     counts = (probs[:, :MAX_RANKS] > 0).sum(dim=1)
     asked = [readback.ask(tensor) for tensor in (ids[:, :MAX_RANKS], counts, probs[:, 0], _entropy(probs.log()))]
     return lambda: [
@@ -156,14 +159,14 @@ def _drawn(log_q: Tensor, places: Sequence[Place], q_top_tokens: int, readback: 
     ]
 
 
-def _draws(probs: Tensor, ids: Tensor, places: Sequence[Place], readback: Readback) -> Callable[[], list[_Draw]]:
-    """What is drawn at each place; the places that want as many draws together."""
+def _draws(probs: Tensor, ids: Tensor, draft_rows: Sequence[DraftRow], readback: Readback) -> Callable[[], list[_Draw]]:
+    """The draws of each row; rows with the same number of draws are drawn together."""
     asked: list[tuple[list[int], Callable[[], list[_Draw]]]] = []
-    for num_draws, draws_anew in dict.fromkeys((place.num_draws, place.draws_anew) for place in places):
+    for num_draws, draws_anew in dict.fromkeys((draft_row.num_draws, draft_row.draws_anew) for draft_row in draft_rows):
         wanted = {
-            i: noise.key(place.row.sampling.seed, place.row.position, place.sample, Purpose.DRAFT)
-            for i, place in enumerate(places)
-            if place.sample is not None and (place.num_draws, place.draws_anew) == (num_draws, draws_anew)
+            i: noise.key(draft_row.row.sampling.seed, draft_row.row.position, draft_row.sample, Purpose.DRAFT)
+            for i, draft_row in enumerate(draft_rows)
+            if draft_row.sample is not None and (draft_row.num_draws, draft_row.draws_anew) == (num_draws, draws_anew)
         }
         if wanted:
             index, keys = upload(list(wanted), ids.device), list(wanted.values())
@@ -172,7 +175,7 @@ def _draws(probs: Tensor, ids: Tensor, places: Sequence[Place], readback: Readba
 
     def found() -> list[_Draw]:
         by_row = {i: each for wanted, drawn in asked for i, each in zip(wanted, drawn(), strict=True)}
-        return [by_row.get(i, _NO_DRAW) for i in range(len(places))]
+        return [by_row.get(i, _NO_DRAW) for i in range(len(draft_rows))]
 
     return found
 
@@ -186,11 +189,10 @@ def draw_guesses(
     *,
     draws_anew: bool = False,
 ) -> Callable[[], list[_Draw]]:
-    """What is drawn from each q [R, M], which is `cut` already: the first draw, and that q with all of them, when they
-    have been read back.
+    """Draw from each q [R, M], after `cut`: the first draw, and q with all draws; call the result after the readback.
 
-    Without `draws_anew` the draws are the largest scores log q + noise, in order: the law of drawing one after the
-    other, none twice. With it each has noise of its own, from the same key on in steps of `ROWS_APART`.
+    Without `draws_anew` the draws are the tokens with the largest log q + noise, in order, which has the distribution
+    of sampling without replacement. With it each draw has its own noise, `ROWS_APART` rows after the one before.
     """
     log_probs = probs.double().log().float()
     if draws_anew:
@@ -210,7 +212,7 @@ def _apart(keys: Sequence[noise.Key], draw: int) -> list[noise.Key]:
 
 
 def _one_place(picks: Sequence[int], token_ids: list[int], probs: list[float]) -> _Draw:
-    """Of one alone the guess itself tells. What has no chance is not drawn: of a row without a law nothing."""
+    """A single draw is not recorded in q. Tokens of probability 0 are never drawn."""
     draws = tuple([token_ids[pick] for pick in picks if probs[pick] > 0.0])
     return (draws[0] if draws else NO_TOKEN), _sparse(token_ids, probs, draws if len(picks) > 1 else ())
 

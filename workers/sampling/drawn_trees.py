@@ -1,8 +1,8 @@
-"""Verification of a batch of trees of draws: the twins of recursive rejection and of sequential selection.
+"""Batched verification of trees of draws, by recursive rejection or sequential selection.
 
-What is as wide as the vocabulary stays on the device. A trial depends on p where q is not zero, and on how much of p is
-elsewhere; so a few numbers for each draw come to the host, all at once, where the reference's own walk decides
-(`core.rules.drawn_trees`).
+Tensors as wide as the vocabulary stay on the device. A trial depends only on p where q is not zero, and on the rest of
+p's mass. A few numbers for each draw are read back at once, and the reference's `walk` (`core.rules.drawn_trees`)
+decides by them on the host.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from core.rules import NEGLIGIBLE_MASS, Outcome
 from core.rules.drawn_trees import SURE, Drawn, draws_of, walk
 from core.rules.sequential_selection import NUM_HALVINGS
 from core.speculation import TokenTree
+from workers.sampling.batched import Outcomes, of_nodes, starts_of
 from workers.sampling.gumbel import gumbel_rows
 from workers.sampling.sampler import Row
-from workers.sampling.twin import Outcomes, of_nodes, starts_of
 from workers.step import Readback, upload
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where something was drawn, over all blocks, padded to the widest."""
+    """The places of all blocks, padded to the widest: P of them."""
 
     rows: Tensor
-    """Of p.  # [P]"""
+    """Index of the place's row in p.  # [P]"""
     ids: Tensor
-    """Tokens that q gives.  # [P, M]"""
+    """Tokens with q > 0.  # [P, M]"""
     q: Tensor
-    """Their probabilities; 0 is padding.  # [P, M]"""
+    """Their probabilities q; 0 is padding.  # [P, M]"""
     picks: Tensor
-    """Places of the draws among the tokens.  # [P, K]"""
+    """Indices of the draws into `ids`.  # [P, K]"""
     num_draws: Tensor
     """# [P]"""
 
 
 class _Trials(NamedTuple):
     chances: Tensor
-    """Of each trial.  # [P, K]"""
+    """Acceptance probability of each trial.  # [P, K]"""
     inside: Tensor
-    """Residual of the tokens that q gives.  # [P, M]"""
+    """Residual of the tokens with q > 0.  # [P, M]"""
     scale: Tensor
-    """Residual over p of all others.  # [P]"""
+    """Residual over p for all other tokens.  # [P]"""
 
 
 _Judge: TypeAlias = Callable[[_Places, Tensor, Tensor], _Trials]
-"""(places, p where q gives something [P, M], p of all else [P]) -> as `core.rules.drawn_trees.Judge`."""
+"""(places, p where q > 0 [P, M], mass of p elsewhere [P]) -> trials, as `core.rules.drawn_trees.Judge`."""
 
 
 def reject_recursively(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of recursive rejection."""
+    """Recursive rejection (`core.rules.recursive_rejection`)."""
     return _verify(blocks, log_p, rows, readback, _recursively, draws_anew=False)
 
 
 def select_in_sequence(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of sequential selection."""
+    """Sequential selection (`core.rules.sequential_selection`)."""
     return _verify(blocks, log_p, rows, readback, _in_sequence, draws_anew=True)
 
 
@@ -82,18 +82,11 @@ def _verify(
         for start, of_block in zip(starts, drawn_at, strict=True)
         for place, drawn in of_block.items()
     }
-    p = log_p.double().softmax(dim=-1)
-    asked_chances = None
-    if by_row:
-        places = _padded(by_row, p)
-        judged = _judge(places, p, judge)
-        asked_chances = readback.ask(judged.chances)
-        p = _with_residuals(p, places, judged)
-    asked = readback.ask(_draws(p, _keys(blocks, rows, by_row)))
+    residuals, chances_by_row = _try_draws(by_row, log_p.double().softmax(dim=-1), judge, readback)
+    asked = readback.ask(_draws(residuals, _keys(blocks, rows, by_row)))
 
     def outcomes() -> list[Outcome]:
-        chances = dict(zip(by_row, asked_chances.values, strict=True)) if asked_chances is not None else {}
-        next_tokens = of_nodes(asked.values, blocks)
+        chances, next_tokens = chances_by_row(), of_nodes(asked.values, blocks)
         return [
             walk(
                 block,
@@ -107,6 +100,18 @@ def _verify(
         ]
 
     return outcomes
+
+
+def _try_draws(
+    by_row: Mapping[int, Drawn], p: Tensor, judge: _Judge, readback: Readback
+) -> tuple[Tensor, Callable[[], Mapping[int, Sequence[float]]]]:
+    """p [R, V] with the residual in rows where something was drawn, and each trial's acceptance probability by row."""
+    if not by_row:
+        return p, dict
+    places = _padded(by_row, p)
+    judged = _judge(places, p, judge)
+    asked = readback.ask(judged.chances)
+    return _with_residuals(p, places, judged), lambda: dict(zip(by_row, asked.values, strict=True))
 
 
 def _chances_at(
@@ -139,7 +144,7 @@ def _judge(places: _Places, p: Tensor, judge: _Judge) -> _Trials:
 
 
 def _recursively(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
-    """As `core.rules.recursive_rejection.judge_recursively`, trial by trial, for all places at once."""
+    """`core.rules.recursive_rejection.judge_recursively` for all places at once, trial by trial."""
     q, scale, chances = places.q, inside.new_ones(len(inside)), inside.new_zeros(places.picks.shape)
     for trial in range(places.picks.shape[1]):
         pick = places.picks[:, trial : trial + 1]
@@ -157,7 +162,7 @@ def _recursively(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
 
 
 def _in_sequence(places: _Places, inside: Tensor, outside: Tensor) -> _Trials:
-    """As `core.rules.sequential_selection.judge_in_sequence`, for all places at once."""
+    """`core.rules.sequential_selection.judge_in_sequence` for all places at once."""
     q, rho = places.q, _division_factors(places, inside)
     passing = (inside / rho[:, None]).minimum(q)
     beta = passing.sum(dim=-1)
@@ -186,7 +191,7 @@ def _division_factors(places: _Places, inside: Tensor) -> Tensor:
 
 
 def _with_residuals(p: Tensor, places: _Places, judged: _Trials) -> Tensor:
-    """p, and in its place the residual where something was drawn.  # [R, V]"""
+    """p, replaced by the residual in rows where something was drawn; changes `p`.  # [R, V]"""
     p[places.rows] *= judged.scale[:, None]
     is_token = places.q > 0.0
     rows = places.rows[:, None].expand_as(places.ids)
@@ -194,7 +199,7 @@ def _with_residuals(p: Tensor, places: _Places, judged: _Trials) -> Tensor:
 
 
 def _draws(law: Tensor, keys: Sequence[noise.Key]) -> Tensor:
-    """# [R]"""
+    """A token of each row, by the Gumbel-max trick.  # [R]"""
     return (law.log().float() + gumbel_rows(keys, law.shape[1], law.device)).argmax(dim=-1)
 
 

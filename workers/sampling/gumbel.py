@@ -1,6 +1,6 @@
-"""Rows of noise by key, on any device: the twin of `core.noise`, bit for bit.
+"""Gumbel noise by key on any device, with the same bits as `core.noise`.
 
-Knows keys and torch; must not know what the noise is for.
+Knows keys and torch; must not know what the noise is used for.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from workers.step import upload
 
 
 def gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """Gumbel noise [R, V], bit for bit as `core.noise.gumbel_rows`; what was asked for lately is remembered."""
+    """Gumbel noise [R, V] of each key, with the bits of `core.noise.gumbel_rows`; recent rows come from a cache."""
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     unique = _NOISE.rows(list(places), vocab_size, device)
     return unique if len(places) == len(keys) else unique[upload([places[key] for key in keys], device)]
 
 
 def gumbel_at(keys: Sequence[Key], token_ids: Tensor) -> Tensor:
-    """What those rows hold at these ids [R, M]: for a draw from few tokens, without the rest of each row."""
+    """The noise of each key's row at these ids only, for draws from few tokens.  # ids [R, M] -> [R, M]"""
     columns = upload(list(keys), token_ids.device)[:, :, None].unbind(dim=1)
     words = torch.stack(noise.words(token_ids // 4, *columns), dim=-1)
     bits = words.gather(2, (token_ids % 4)[:, :, None]).squeeze(2)
@@ -34,8 +34,11 @@ def gumbel_at(keys: Sequence[Key], token_ids: Tensor) -> Tensor:
 
 
 class NoiseCache:
-    """Rows of noise by key. A draft asks for those of one position in every pass until the position is committed, and a
-    row costs more than a pass of a small model."""
+    """A least-recently-used cache of noise rows. Thread-safe.
+
+    A draft needs the rows of a position in every pass until it is committed, and computing a row costs more than a pass
+    of a small model.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -65,14 +68,14 @@ _NOISE = NoiseCache(max_bytes=1 << 26)
 
 
 def _new_gumbel_rows(keys: Sequence[Key], vocab_size: int, device: torch.device) -> Tensor:
-    """On a CPU numpy does it in half the time."""
+    """On a CPU by numpy, in half the time of torch."""
     if device.type == "cpu":
         return torch.from_numpy(noise.gumbel_rows(keys, vocab_size))
     return _gumbel_on_device(upload(list(keys), device), vocab_size)
 
 
 def _gumbel_on_device(keys: Tensor, vocab_size: int) -> Tensor:
-    """Not to be compiled: a fused multiply-add would change the last bit."""
+    """Must not be compiled: a fused multiply-add would change the last bit."""
     blocks = torch.arange(-(-vocab_size // 4), device=keys.device)
     bits = torch.stack(noise.words(blocks, *keys[:, :, None].unbind(dim=1)), dim=-1)
     gumbel: Tensor = noise.gumbel_of(bits.flatten(1).double(), _frexp)

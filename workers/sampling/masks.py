@@ -1,6 +1,6 @@
-"""The tokens that a request keeps out of its output: the twin of what `core.exact.sampling` masks, for a batch of rows.
+"""Masks of allowed token ids and bad words for a batch of rows, as in `core.exact.sampling`.
 
-Knows sampling parameters and torch. What each row masks depends on the tokens before it, guesses included.
+Knows sampling parameters and torch. The mask of a row depends on the tokens before it, guesses included.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEVER = -math.inf
 
 
 class MaskedRow(Protocol):
-    """What masks depend on."""
+    """The part of a `Row` on which its mask depends."""
 
     @property
     def sampling(self) -> Sampling: ...
@@ -30,12 +30,12 @@ class MaskedRow(Protocol):
 
 
 def has_masks(sampling: Sampling) -> bool:
-    """Whether a request masks anything."""
+    """Whether a request has allowed token ids or bad words."""
     return bool(sampling.allowed_token_ids or sampling.bad_words)
 
 
 def masked(logits: Tensor, rows: Sequence[MaskedRow]) -> Tensor:
-    """Logits [R, V] with -inf for all but the allowed ids of each row, and for what would complete its bad words."""
+    """Logits [R, V] with -inf at ids that a row does not allow, and at ids that would complete one of its bad words."""
     return _without_bad_words(_allowed(logits, rows), rows)
 
 

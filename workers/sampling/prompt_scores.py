@@ -1,7 +1,7 @@
 """Log probabilities of a prompt's own tokens, from the rows of its prefill.
 
-Each row says how likely the token after it was. So a prompt that is scored is computed from its first token on: what
-others have left of it in the KV cache has no logits any more.
+Each row gives the probability of the token after it. A scored prompt is therefore computed from its first token on: for
+a prefix that is adopted from the KV cache there are no logits.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from workers.sampling import sampler
 from workers.step import Readback, StepRows
 
 SCORED_ROWS = 128
-"""Rows of a prompt that one step scores: each takes as many numbers as the vocabulary has tokens, and twice over."""
+"""Largest number of prompt rows scored in one step: each needs memory for two rows as wide as the vocabulary."""
 
 
 class PromptScores:
-    """Of one prompt, as far as it has been computed."""
+    """The scores of one prompt, as far as it has been computed."""
 
     def __init__(self, num_top: int, prompt_len: int) -> None:
         self._num_top = num_top
         self._prompt_len = prompt_len
         self.found: list[TokenLogprobs] = []
-        """One for each token but the first."""
+        """One for each token of the prompt after the first."""
 
     @property
     def is_unsound(self) -> bool:
@@ -35,13 +35,14 @@ class PromptScores:
         return any(math.isnan(each.logprob) for each in self.found)
 
     def begin_again(self) -> None:
-        """The prompt is computed from its first token on."""
+        """Drop all scores: the prompt is computed again from its first token."""
         self.found.clear()
 
     def ask(
         self, logits: Tensor, first: int, following: Sequence[int], readback: Readback
     ) -> Callable[[], list[TokenLogprobs]]:
-        """The scores of the tokens `following` positions `first`, `first` + 1, ...; output that is resumed has none."""
+        """The scores of the tokens `following` positions `first`, `first` + 1, ..., as far as they belong to the
+        prompt."""
         count = max(0, min(len(following), self._prompt_len - 1 - first))
         if count == 0:
             return list
@@ -49,12 +50,12 @@ class PromptScores:
 
 
 Asked = tuple[StepRows, PromptScores | None, int, Sequence[int], bool]
-"""Rows of a step; their prompt's scores, the position of the first row, the tokens after the rows, and whether the rows
-end in the last token, whose logits others want, too."""
+"""Rows of a step, the scores of their prompt (or None), the position of the first row, the tokens after the rows, and
+whether the rows end with the last pending token, whose logits are needed for sampling too."""
 
 
 def take_scores(asked: Sequence[Asked], logits: Tensor) -> Tensor:
-    """Score what is scored, and return the logits that others want."""
+    """Add the scores of prompt rows to their prompts; returns the logits [R, V] of the rows that are sampled from."""
     readback, kept, found, start = Readback(), [], [], 0
     for rows, scores, first, following, is_last in asked:
         stretch = logits[start : start + rows.num_wanted]

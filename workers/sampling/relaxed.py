@@ -1,6 +1,6 @@
-"""Relaxed verification of a batch of trees: the twins of `core.rules.lenient` and of `core.rules.typical`.
+"""Batched relaxed verification of trees; decides as `core.rules.lenient` and `core.rules.typical`.
 
-Of each row two numbers come to the host, and one of each guess; the reference's own functions decide by them.
+Two numbers for each row and one for each guess are read back; the reference's own functions decide by them on the host.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from core.rules import Outcome, lenient, typical
 from core.rules.relaxed import verify_relaxed
 from core.speculation import TokenTree
 from workers.sampling import sampler
+from workers.sampling.batched import Outcomes, at_guesses, of_nodes, starts_of
 from workers.sampling.sampler import Row
-from workers.sampling.twin import Outcomes, at_guesses, of_nodes, starts_of
 from workers.step import Readback
 
 
 def follow_leniently(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of lenient coupled verification."""
+    """Lenient coupled verification."""
     return _follow(blocks, sampler.perturbed(log_p, rows), rows, readback)
 
 
 def follow_argmax_leniently(
     blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], readback: Readback
 ) -> Outcomes:
-    """The twin of lenient greedy verification, which asks for no distribution: differences of log p are scores'."""
+    """Lenient greedy verification, by scores alone: differences of scores are differences of log p."""
     return _follow(blocks, scores, rows, readback)
 
 
@@ -48,7 +48,7 @@ def _follow(blocks: Sequence[TokenTree], scores: Tensor, rows: Sequence[Row], re
 
 
 def follow_typical(blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """The twin of typical acceptance."""
+    """Typical acceptance."""
     wide = log_p.double()
     entropies = -(wide.exp() * wide.masked_fill(wide.isinf(), 0.0)).sum(dim=-1)
     asked = [readback.ask(part) for part in (sampler.sample_coupled(log_p, rows), entropies, at_guesses(log_p, blocks))]

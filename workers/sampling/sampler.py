@@ -1,7 +1,7 @@
-"""From logits to p, and from p to tokens, for a batch of rows on any device: the twin of `core.exact.sampling`.
+"""From logits to p, and from p to tokens, for a batch of rows on any device; agrees with `core.exact.sampling`.
 
-Knows sampling parameters, noise and torch; must not know models, caches or sessions. Rows that ask for no bias, penalty
-or truncation do not pay for those of their batch that do.
+Knows sampling parameters, noise and torch; must not know models, caches or sessions. Rows without bias, penalties or
+truncation do not pay for rows of the same batch that have them.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from workers.step import Readback, upload
 _NEVER = -math.inf
 GROUP_TOKENS = 16
 FEW_SCORES = 1 << 14
-"""Number of scores up to which `topk` alone is faster than first choosing groups for it with a dozen operators."""
+"""Number of scores up to which `topk` alone is faster than choosing groups for it first, which takes a dozen
+operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of logits and all that its distribution depends on."""
+    """Everything that the distribution of one row of logits depends on."""
 
     sampling: Sampling
     position: int
-    """Index, in the whole sequence, of the token that this row draws."""
+    """Index, in the whole sequence, of the token that is drawn from this row."""
     tokens: Sequence[int]
-    """All before `position`, guesses on the path to this row included; read only if `sampling.reads_tokens`."""
+    """All tokens before `position`, guesses on the path to this row included; read only if `sampling.reads_tokens`."""
     prompt_len: int
-    """With the position, read only unless `is_argmax`."""
+    """Length of the prompt in tokens. This and `position` are not read if `is_argmax(sampling)`."""
     mask: Mask | None = None
-    """Of the tokens that may come, where a grammar says which."""
+    """Tokens that the grammar allows; None without a grammar."""
     lenience: float = 1.0
-    """Of its sequence's rule, where that has one."""
+    """Lenience of the sequence's rule, in (0, 1]; 1 for rules without it."""
 
     @property
     def num_output(self) -> int:
@@ -52,25 +53,28 @@ class Row:
 
 
 def is_argmax(sampling: Sampling) -> bool:
-    """Whether each token is the one with the largest logit, wherever it stands."""
+    """Whether each token is simply the argmax of the logits: greedy, without masks, bias and penalties."""
     return sampling.is_greedy and not _is_adjusted(sampling)
 
 
 def bad_rows(scores: Tensor) -> Tensor:
-    """Rows [R] that give no distribution: a NaN or +inf among the scores [R, V], or none finite. Ask first."""
-    if scores.device.type == "cpu":  # by numpy, as `argmax`
+    """Which rows of scores [R, V] give no distribution: a NaN or +inf, or no finite score. Check before sampling. #
+    [R]"""
+    if scores.device.type == "cpu":  # by numpy, which is faster, as in `argmax`
         return torch.from_numpy(~np.isfinite(scores.numpy().max(axis=-1)))
     return ~scores.amax(dim=-1).isfinite()
 
 
 def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p [R, V] in float32, by the steps of `core.exact.sampling.log_probs`; `logits` [R, V] stay as they are."""
+    """log p [R, V] in float32, by the steps of `core.exact.sampling.log_probs`; does not change `logits` [R, V]."""
     return distribution(adjusted(logits, rows), rows)
 
 
 def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits [R, V] in float32 after masks, bias, penalties and grammars: the first half of `process`. The very tensor
-    that was given, if it is float32 and no row asks for any."""
+    """Logits [R, V] in float32 after masks, bias, penalties and grammars: the first half of `process`.
+
+    Returns `logits` itself if it is float32 and no row has any of these.
+    """
     logits = logits.float()
     if any(map(_is_adjusted, _samplings(rows))):
         logits = _penalised(_biased(masked(logits, rows), rows), rows)
@@ -89,7 +93,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _samplings(rows: Sequence[Row]) -> Iterable[Sampling]:
-    """Those of the rows; the rows of one sequence have one in common, which is answered once."""
+    """The different sampling parameters of the rows: rows of one sequence share one object."""
     return {id(row.sampling): row.sampling for row in rows}.values()
 
 
@@ -126,7 +130,7 @@ def _biased(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _suppressed(row: Row) -> Sequence[int]:
-    """What may not end the output yet: nothing, where a grammar allows only what ends it."""
+    """Ids that may not end the output yet; none where the grammar allows nothing else."""
     ids = row.sampling.suppressed_ids
     if row.mask is None:
         return ids
@@ -138,7 +142,7 @@ def _suppressed(row: Row) -> Sequence[int]:
 
 
 def _held_to_grammars(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """A row whose mask allows nothing becomes one of `bad_rows`."""
+    """Logits with -inf where a grammar forbids the token; a row whose mask allows nothing is one of `bad_rows`."""
     chosen = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not chosen:
         return logits
@@ -178,12 +182,12 @@ def _counts(token_lists: Sequence[Sequence[int]], like: Tensor) -> Tensor:
 
 
 def _one_hot(logits: Tensor) -> Tensor:
-    """log p of greedy decoding; `argmax` takes the lowest id of several."""
+    """log p of greedy decoding: 0 at the argmax, -inf elsewhere."""
     return torch.full_like(logits, _NEVER).scatter(1, argmax(logits)[:, None], 0.0)
 
 
 def _tempered(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Logits over temperature, the largest of each row 0, so that no temperature overflows."""
+    """Logits divided by the temperature, shifted so that the largest is 0 and no temperature overflows."""
     temperatures = _column([row.sampling.temperature or 1.0 for row in rows], logits.device)
     return (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures)
 
@@ -222,19 +226,20 @@ def _min_p(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def sample_coupled(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
-    """The token [R] that both sides draw in coupled mode: argmax of log p + shared noise, greedy rows without noise."""
+    """The token [R] of coupled sampling: argmax of log p + shared noise, or of log p in greedy rows."""
     return argmax(perturbed(log_p, rows))
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """The lowest id [R] of the largest score of each row [R, V]. On a CPU by numpy, which takes a tenth of the time."""
+    """The id [R] of the largest score of each row [R, V], of several the lowest. On a CPU numpy takes a tenth of the
+    time."""
     if scores.device.type == "cpu":
         return torch.from_numpy(scores.numpy().argmax(axis=-1))
     return scores.argmax(dim=-1)
 
 
 def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
-    """log p + shared noise [R, V], which orders the tokens of coupled mode; greedy rows without noise."""
+    """log p + shared noise [R, V], the scores of coupled sampling; greedy rows get no noise."""
     chosen = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
     if not chosen:
         return log_p
@@ -246,10 +251,10 @@ def perturbed(log_p: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row and where they are [R, count], in order, as `topk` gives them.
+    """Values and ids [R, count] of the `count` largest scores of each row, in descending order, as by `topk`.
 
-    They are among the `count` of G strided groups that have the largest maxima, which are found at a fraction of what
-    `topk` over a vocabulary takes.
+    Of G strided groups of the vocabulary, the `count` groups with the largest maxima contain them all. Finding these
+    groups takes a fraction of the time of `topk` over the vocabulary.
     """
     num_rows, vocab_size = scores.shape
     num_groups = vocab_size // GROUP_TOKENS
@@ -266,9 +271,9 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
-    """q as rejection and block mode define it: the likeliest `top_tokens`, renormalised.
+    """q of the verifications that need it: the `top_tokens` likeliest tokens, renormalised.
 
-    Probabilities and token ids [R, M], likeliest first.
+    Returns probabilities and token ids [R, M], likeliest first.
     """
     log_probs, ids = largest(log_q, top_tokens)
     return log_probs.softmax(dim=-1), ids
@@ -277,8 +282,10 @@ def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
 def logprobs(
     raw_logits: Tensor, token_ids: Sequence[int], num_top: int, readback: Readback
 ) -> Callable[[], list[TokenLogprobs]]:
-    """For each row of `raw_logits` [N, V] the log probability of its token and the `num_top` likeliest: when they have
-    been read back."""
+    """For each row of `raw_logits` [N, V]: the log probability of its token, and the `num_top` likeliest tokens.
+
+    Call the result after the readback.
+    """
     log_p = raw_logits.float().log_softmax(dim=-1)
     values, ids = log_p.topk(min(num_top, log_p.shape[1]))
     chosen = log_p.gather(1, _column(token_ids, log_p.device)).flatten()

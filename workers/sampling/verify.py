@@ -1,4 +1,4 @@
-"""The table of the rules' batched twins, by the rules' names.
+"""The batched implementation of each rule of verification, by the rule's name.
 
 Knows log p on its device, blocks and noise; must not know models or sessions.
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from core.speculation import TokenTree
 from workers.sampling import chains, coupled, drawn_trees, relaxed
+from workers.sampling.batched import BatchedRule, Outcomes
 from workers.sampling.sampler import Row
-from workers.sampling.twin import Outcomes, Twin
 from workers.step import Readback
 
-TWINS: Final[Mapping[str, Twin]] = {
+BATCHED_RULES: Final[Mapping[str, BatchedRule]] = {
     "greedy": coupled.follow_argmax,
     "coupled": coupled.follow_samples,
     "rejection": chains.reject,
@@ -31,5 +31,8 @@ TWINS: Final[Mapping[str, Twin]] = {
 
 
 def verify(rule: str, blocks: Sequence[TokenTree], log_p: Tensor, rows: Sequence[Row], readback: Readback) -> Outcomes:
-    """What the rule of this name makes of each block. Raises: ValueError for a shape that it does not take."""
-    return TWINS[rule](blocks, log_p, rows, readback)
+    """Verify each block by the rule with this name; shapes as in `BatchedRule`.
+
+    Raises: ValueError for a tree under a rule that takes chains only.
+    """
+    return BATCHED_RULES[rule](blocks, log_p, rows, readback)

@@ -201,7 +201,7 @@ def test_what_a_plan_cannot_express_is_refused() -> None:
         attend(LAYER, rows, rows, rows, torch.zeros(1), plan=LayerProbe())
     with pytest.raises(UnsupportedModel, match="position bias"):
         attend(LAYER, rows, rows, rows, None, plan=LayerProbe(), position_bias=torch.zeros(1))
-    with pytest.raises(UnsupportedModel, match="both directions"):
+    with pytest.raises(UnsupportedModel, match="bidirectional"):
         attend(SimpleNamespace(layer_idx=0, is_causal=False), rows, rows, rows, None, plan=LayerProbe())  # type: ignore[arg-type]  # stands for a module
     with pytest.raises(UnsupportedModel, match="keyword arguments"):
         attend(LAYER, rows, rows, rows, None)

@@ -14,7 +14,7 @@ from tests.checkpoints import write
 from tests.workers.engine.driving import EPOCH, Driver, wrong
 from tests.workers.engine.growths import places_of
 from workers.engine.draft import DraftEngine
-from workers.speaker import Cascade
+from workers.proposer import Cascade
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 NUM_AHEAD = 4
@@ -48,9 +48,9 @@ class Foreseeing(Cascade):
     """Guesses ahead what it is told: here, as a rule, what the draft really says."""
 
     def __init__(self, engine, continuation):
-        super().__init__(engine._speaker._speaker, NUM_AHEAD)
+        super().__init__(engine._proposer._proposer, NUM_AHEAD)
         self.continuation, self.asked = continuation, 0
-        engine._speaker = self
+        engine._proposer = self
 
     def ahead(self, index, text, path, most) -> Sequence[int]:
         self.asked += 1
@@ -168,10 +168,10 @@ def test_rows_ahead_take_no_room_that_others_need(load):
 
 def test_an_unsound_row_ahead_harms_nobody(load, monkeypatch):
     engine = load()
-    says = engine._speaker.says
+    says = engine._proposer.propose
     monkeypatch.setattr(
-        engine._speaker,
-        "says",
+        engine._proposer,
+        "propose",
         lambda logits, places: [[each[0], *[None] * len(each[1:])] for each in says(logits, places)],
     )
     assert Driver(engine, [*PROMPT, 7, 7, 7, 7], CERTAIN).draft(6).tokens == (7,) * 6
@@ -186,10 +186,10 @@ def test_rows_before_an_unsound_one_ahead_are_those_of_their_tokens(load, monkey
         first = first_chain(helper, text, GREEDY, 1, len(PROMPT))[0]
         return [wrong(first), first, first]
 
-    says = Foreseeing(engine, continuation).says
+    says = Foreseeing(engine, continuation).propose
     monkeypatch.setattr(
-        engine._speaker,
-        "says",
+        engine._proposer,
+        "propose",
         lambda logits, places: [[*each[:2], *[None] * len(each[2:])] for each in says(logits, places)],
     )
     expected, found = (Driver(each, PROMPT, GREEDY).ask(8) for each in (plain, engine))

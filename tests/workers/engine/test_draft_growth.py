@@ -497,7 +497,7 @@ def test_a_silent_session_expires_and_its_growth_ends(bench, monkeypatch):
     assert bench.engine.expire() == ["s"]
     assert bench.engine.has_work, "somebody is to be told"
     bench.run()
-    assert [(type(end), end.reason) for end in session.ends] == [(Refused, "the session was silent for too long")]
+    assert [(type(end), end.reason) for end in session.ends] == [(Refused, "the session sent no message for too long")]
     stats = bench.engine.stats()
     assert (stats.num_free_blocks, stats.num_jobs) == (stats.num_blocks, 0)
     session.tell()

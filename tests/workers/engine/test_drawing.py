@@ -15,7 +15,7 @@ from tests.checkpoints import VOCAB_SIZE, write
 from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
-from workers.speaker import speaker as speaker_module
+from workers.proposer import proposer as proposer_module
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLED = Sampling(temperature=0.9, seed=3)
@@ -64,7 +64,7 @@ def engine(load):
 @pytest.fixture
 def said(monkeypatch):
     """All candidates that the sampler has handed to the engine, in order."""
-    handed, propose = [], speaker_module.propose
+    handed, propose = [], proposer_module.propose
 
     def noting(*args):
         found = propose(*args)
@@ -76,7 +76,7 @@ def said(monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(speaker_module, "propose", noting)
+    monkeypatch.setattr(proposer_module, "propose", noting)
     return handed
 
 

@@ -20,14 +20,14 @@ from core.speculation.token_tree import NO_Q, NO_TOKEN
 from tests.workers.sampling.test_sampling_twin import PROMPT, VOCAB_SIZE, allowed_by, random_logits, rows
 from tests.workers.step.readbacks import at_once
 from workers.sampling import sampler as twin
-from workers.sampling.draft_candidates import Kind, Place, propose
+from workers.sampling.draft_candidates import DraftRow, Kind, propose
 from workers.sampling.sampler import Row
 
 TOP_TOKENS = 6
 
 
 def place(row, verification=Verification.COUPLED, sample=None):
-    return Place(row, Kind.of(row.sampling, verification), sample)
+    return DraftRow(row, Kind.of(row.sampling, verification), sample)
 
 
 @st.composite
@@ -35,7 +35,7 @@ def places(draw):
     row = draw(rows())
     verification = draw(st.sampled_from(Verification))
     kind = Kind.of(row.sampling, verification)
-    return Place(row, kind, draw(st.sampled_from([None, 0, 3])) if kind is Kind.DRAWN else None)
+    return DraftRow(row, kind, draw(st.sampled_from([None, 0, 3])) if kind is Kind.DRAWN else None)
 
 
 def share(scores):

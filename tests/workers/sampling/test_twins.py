@@ -13,7 +13,7 @@ from core.rules import all_rules
 from core.speculation.token_tree import ROOT, TokenTree
 from tests.workers.step.readbacks import at_once
 from workers.sampling.sampler import Row
-from workers.sampling.verify import TWINS, verify
+from workers.sampling.verify import BATCHED_RULES, verify
 
 VOCAB_SIZE = 12
 NUM_CASES = 150
@@ -85,7 +85,7 @@ def case(generator, rule, is_greedy):
 
 
 def test_the_tables_have_the_same_names():
-    assert set(TWINS) == {rule.name for rule in all_rules()}
+    assert set(BATCHED_RULES) == {rule.name for rule in all_rules()}
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.name)

@@ -12,4 +12,4 @@ BACKENDS: tuple[type[Backend], ...] = (
     PackedBackend,
     EagerBackend,
 )
-"""Fastest first: a runtime takes those that suit its settings, down to the first that runs every step."""
+"""Fastest first: a runtime uses those that suit its settings, down to the first that runs every step."""

@@ -20,9 +20,9 @@ from workers.step import Step
 
 
 class CompiledBackend(Backend):
-    """Computes what the model computes, but for the last bits.
+    """Runs compiled code that computes what the model computes, up to the last bits.
 
-    Not for ranks: to follow the model's code would take the other ranks' part in its sums.
+    Not for tensor parallelism: tracing the model's code would need the other ranks in its collectives.
     """
 
     def __init__(self, context: BackendContext) -> None:
@@ -37,7 +37,7 @@ class CompiledBackend(Backend):
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         config = self.context.config
-        least_rows = 1 if config.deterministic else self.context.tiling.min_rows  # tiles are yet to be settled
+        least_rows = 1 if config.deterministic else self.context.tiling.min_rows  # the size of tiles is chosen later
         folder = Path(config.compile_cache).expanduser()
         self._libraries = native_library.build(self.context.model, self._weights, folder, least_rows, progress)
 
@@ -45,7 +45,7 @@ class CompiledBackend(Backend):
         ids, positions, wanted = step.tensors(self.context.cache.device)
         plan = self.context.gathering(step.spans, len(step.ids))
         num_more = max(0, min(2, len(ids)) - len(wanted))
-        if num_more:  # the library for more rows wants more of them, too
+        if num_more:  # the library for several rows needs several wanted rows
             wanted = torch.cat([wanted, wanted.new_zeros(num_more)])
         run = self._libraries[ONE_ROW if len(ids) == 1 else MORE_ROWS]
         with forward_pass(plan, self._products):

@@ -29,7 +29,7 @@ from workers.step import Step, StepPlan, StepShape, segments_of
 MAX_ROWS = 256
 """Larger steps keep a GPU busy for longer than Python takes to launch them."""
 MAX_ANCESTORS = 32
-"""The most levels of a tree below its root."""
+"""Largest number of levels of a tree below its root."""
 
 Work: TypeAlias = Callable[[], None]
 Recorder: TypeAlias = Callable[[Work], Work]
@@ -57,7 +57,7 @@ class CudaRecorder:
 
 
 class Inputs:
-    """The integers of a step, at the address that all graphs read."""
+    """The integers of a step, at the fixed address that all graphs read."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_on_gpu = device.type == "cuda"
@@ -96,7 +96,7 @@ class CudaGraphBackend(Backend):
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Record a graph for each shape. Raises: BackendUnavailable where none can be recorded."""
         if self.context.kernel is None:
-            raise BackendUnavailable("its attention gathers KV, whose place changes from step to step")
+            raise BackendUnavailable("its attention gathers KV, whose addresses change from step to step")
         progress(f"recording steps of up to {self._max_rows} rows")
         began_s = monotonic()
         shapes = list(self._shapes())
@@ -150,11 +150,11 @@ class CudaGraphBackend(Backend):
             num_rows //= 2
 
     def _shape(self, num_rows: int, longest: int, num_ancestors: int) -> StepShape:
-        """Each row may be wanted, and be a segment of its own."""
+        """A shape in which every row may be wanted and may be a segment of its own."""
         return StepShape(num_rows, num_rows, num_rows, self._num_blocks, longest, num_ancestors)
 
     def _shape_for(self, needed: StepShape) -> StepShape | None:
-        """The least shape with room for the step; None, or a shape without a graph, for a larger step."""
+        """The smallest shape with room for the step; None, or a shape without a graph, for a larger step."""
         if needed.num_blocks > self._num_blocks or needed.num_ancestors > MAX_ANCESTORS:
             return None
         num_rows = _power_of_two(needed.num_rows)
@@ -168,5 +168,5 @@ def _refuse() -> StepPlan:
 
 
 def _power_of_two(count: int) -> int:
-    """The least that is not below `count`."""
+    """The smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The model's own code, one operator after the other: runs everywhere, and every step."""
+"""The model's own code, operator by operator: runs everywhere, and every step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.step import Step
 
 
 class EagerBackend(Backend):
-    """Calls the model as it is."""
+    """Calls the model's own forward."""
 
     is_compiled: ClassVar[bool] = False
 

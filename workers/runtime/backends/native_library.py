@@ -41,7 +41,7 @@ Run: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
 """A library's only function: ids, positions and wanted rows to logits."""
 
 SOURCES: Final = (__file__, *(str(module.__file__) for module in (backend, operators, packed_weights, seam)))
-"""Files that a library depends on: a change of any of them has libraries made anew."""
+"""Files that a library depends on: after a change of any of them libraries are compiled again."""
 ONE_ROW, MORE_ROWS = "one row", "more rows"
 EXAMPLES: Final = {ONE_ROW: 1, MORE_ROWS: 8}
 """The number of rows of the example that each library is compiled from."""
@@ -191,7 +191,7 @@ def _load(file: Path, weights: Mapping[str, Tensor]) -> Run:
 
 
 def _name_of(model: Any) -> str:
-    """A name that depends on all that the code depends on."""
+    """A name that depends on everything the code depends on."""
     digest = hashlib.sha256(_shape_of(model).encode())
     for file in SOURCES:
         digest.update(Path(file).read_bytes())
@@ -201,7 +201,7 @@ def _name_of(model: Any) -> str:
 
 
 def _shape_of(model: Any) -> str:
-    """The model's config, but for its path."""
+    """The model's config, without its path."""
     settings = model.config.to_dict()
     settings.pop("_name_or_path", None)
     return json.dumps(settings, sort_keys=True, default=str)

@@ -1,6 +1,6 @@
-"""Operators that native code calls back: attention and packed products, black boxes to the compiler.
+"""Operators that compiled code calls back into Python: attention and packed products.
 
-They need the step's plan and the model's packed products, which are no tensors: a thread sets them for each pass.
+They need the step's plan and the model's packed products, which are not tensors: a thread sets them for each pass.
 Knows torch's operator registry. Must not know models.
 """
 
@@ -23,7 +23,7 @@ _pass = threading.local()
 
 @contextmanager
 def forward_pass(plan: StepPlan, products: Sequence[PackedProduct]) -> Iterator[None]:
-    """What the operators of this thread use inside of the block."""
+    """Sets what the operators of this thread use within the `with` block."""
     _pass.plan, _pass.products = plan, products
     try:
         yield
@@ -49,7 +49,7 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     output = Attention(scale, window, softcap, sinks).run_layer(layer, _pass.plan, query, key, value)
-    return output.contiguous()  # as was promised: compiled code does not look
+    return output.contiguous()  # compiled code relies on the declared layout
 
 
 _LIBRARY.impl("linear", _linear, "CPU")

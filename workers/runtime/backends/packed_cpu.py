@@ -23,7 +23,7 @@ WARM_UP_ROWS: Final = 64
 
 
 class PackedBackend(EagerBackend):
-    """As eager, with weights in blocks; a CPU without kernels for them, or memory, keeps the weights as they are."""
+    """As eager, with packed weights; without kernels or memory for them the weights stay as they are."""
 
     @classmethod
     def suits(cls, config: EngineConfig) -> bool:
@@ -32,9 +32,11 @@ class PackedBackend(EagerBackend):
     @classmethod
     def prepare_weights(cls, model: Any, config: EngineConfig) -> None:
         if not packed_weights.is_available(model.dtype, torch.device(config.device)):
-            logger.warning("no packed %s products on this CPU: verifying several tokens takes longer", model.dtype)
+            logger.warning(
+                "this CPU has no kernels for packed %s weights: verifying several tokens takes longer", model.dtype
+            )
             return
-        keeps_rows = not config.deterministic  # a row has to have the same bits in any company
+        keeps_rows = not config.deterministic  # a row must have the same bits whatever the other rows are
         if not _has_memory(model, config, keeps_rows=keeps_rows):
             return
         min_weights = 0 if config.deterministic else packed_weights.MIN_WEIGHTS
@@ -52,7 +54,7 @@ def _has_memory(model: Any, config: EngineConfig, *, keeps_rows: bool) -> bool:
     if not needed or free is None or needed <= free // 2:
         return True
     logger.warning(
-        "%s is not widened, so verifying several tokens takes longer: that needs %.1f GiB, and %.1f are free",
+        "%s weights are not widened, so verifying several tokens takes longer: that needs %.1f GiB, %.1f are free",
         *(model.dtype, needed / GIB, free / GIB),
     )
     return False

@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 MIN_WEIGHTS: Final = 1 << 19
-"""The least number of weights of a matrix that is worth packing: a call into oneDNN costs 30 µs more."""
+"""Smallest number of weights of a matrix that is worth packing: a call into oneDNN costs 30 µs more."""
 SIBLINGS: Final = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 """Names of layers that take the same input rows: one product reads their weights faster than three."""
 LAYOUT_ROWS: Final = 8
@@ -33,18 +33,18 @@ def is_available(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or not has_onednn:
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        return False  # the operators may be there, on other machines, but with other kernels behind them
+        return False  # elsewhere the operators may exist, with slower kernels behind them
     return dtype in (torch.float32, torch.bfloat16)
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by instructions that are made for it."""
+    """Whether this CPU has instructions for bfloat16 matrix products."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
-    """Bytes that `pack` takes beyond those of the weights now."""
+    """Bytes that `pack` takes in addition to the present weights."""
     if next(model.parameters()).dtype != torch.bfloat16 or has_bfloat16():
         return 0
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -56,12 +56,12 @@ def bytes_needed(model: nn.Module, *, keeps_rows: bool) -> int:
 
 
 def pack(model: nn.Module, min_weights: int = MIN_WEIGHTS, *, keeps_rows: bool = True) -> tuple[int, int]:
-    """Pack each linear layer of at least `min_weights`; the numbers of layers packed, and left as they are.
+    """Pack each linear layer of at least `min_weights`; returns the numbers of layers packed, and left as they are.
 
-    Siblings that take the same rows are one product. The `weight` of a packed layer is a stand-in, since both would
-    take twice the memory: it has the shape, dtype and device that some code asks for, and values of NaN. Another module
-    that shares the weight, as an embedding may, keeps it.
-    `keeps_rows`: on a CPU that has to widen bfloat16, single rows are multiplied by the weights as they were.
+    Siblings with the same input become one product. The `weight` of a packed layer is replaced by a placeholder of NaN
+    with its shape, dtype and device, because keeping both would take twice the memory. Another module that shares the
+    weight, such as an embedding, keeps it.
+    `keeps_rows`: on a CPU that has to widen bfloat16, multiply single rows by the original weights.
     """
     is_widened = next(model.parameters()).dtype == torch.bfloat16 and not has_bfloat16()
     make = partial(WidenedProduct, keeps_rows=keeps_rows) if is_widened else PackedProduct
@@ -90,7 +90,7 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 def _groups(model: nn.Module, layers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Siblings together, all others by themselves."""
+    """Groups of siblings, and all other layers one by one."""
     rest = dict.fromkeys(layers)
     for parent in model.modules():
         for names in SIBLINGS:
@@ -105,7 +105,7 @@ def _groups(model: nn.Module, layers: Sequence[Any]) -> Iterator[list[Any]]:
 def _weight(layer: Any) -> Tensor:
     """# [out, in]"""
     weight: Tensor = layer.weight.detach()
-    return weight.t() if isinstance(layer, Conv1D) else weight  # GPT-2's linear layer has it the other way round
+    return weight.t() if isinstance(layer, Conv1D) else weight  # GPT-2's linear layer is transposed
 
 
 class PackedProduct:
@@ -126,7 +126,7 @@ class PackedProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` times the weight, plus the bias.  # [..., in] -> [..., out]"""
-        if torch.compiler.is_exporting():  # exported code calls an operator: it has no weights in blocks
+        if torch.compiler.is_exporting():  # exported code cannot hold packed weights, so it calls an operator
             return torch.ops.outrider.linear(rows, self.index, self.shape[0])  # type: ignore[no-any-return]
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.shape[0])
@@ -138,7 +138,7 @@ class PackedProduct:
 
 
 class WidenedProduct(PackedProduct):
-    """For bfloat16 on a CPU without instructions for it, where 8 rows take 7 times as long as one.
+    """For bfloat16 on a CPU without bfloat16 instructions, where 8 rows would take 7 times as long as one.
 
     It multiplies in float32 and rounds the result, as such instructions do. The cost of a single row is reading the
     weights, so for single rows the bfloat16 weights are kept.

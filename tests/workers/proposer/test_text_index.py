@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from workers.speaker import TextIndex
+from workers.proposer import TextIndex
 
 
 def found(text, path, num):

@@ -1,4 +1,4 @@
-"""What the batched twin of a rule is: it decides as `Rule.decide` does, for many blocks at once, on any device."""
+"""The batched implementation of a rule: decides as `Rule.decide` does, for many blocks at once, on any device."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from workers.sampling.sampler import Row
 from workers.step import Readback, upload
 
 Outcomes: TypeAlias = Callable[[], list[Outcome]]
-"""The outcome of each block, when what it depends on has been read back."""
-Twin: TypeAlias = Callable[[Sequence[TokenTree], Tensor, Sequence[Row], Readback], Outcomes]
+"""Returns the outcome of each block; to be called after the readback."""
+BatchedRule: TypeAlias = Callable[[Sequence[TokenTree], Tensor, Sequence[Row], Readback], Outcomes]
 """(blocks, log p [R, V], rows, readback) -> outcomes. `log_p` and `rows` hold, block after block, the root and then
-each node; as for `Rule.decide`, the law is that of temperature 1 where sampling is greedy, and need not be normalised
-there. A block with a NaN among its rows has an outcome that means nothing, and spoils no other's."""
+each node. As for `Rule.decide`, greedy rows have log p at temperature 1, which need not be normalised. A block with a
+NaN in its rows has a meaningless outcome, and does not affect other blocks."""
 
 
 def starts_of(blocks: Sequence[TokenTree]) -> list[int]:
-    """The row of each block's root."""
+    """Index of the row of each block's root."""
     return list(accumulate((1 + len(block) for block in blocks), initial=0))[:-1]
 
 
 def of_nodes(values: list[Any], blocks: Sequence[TokenTree]) -> list[list[Any]]:
-    """One list for each block, of one more value than it has guesses."""
+    """`values` by block: of the root, then of each node."""
     starts = starts_of(blocks)
     return [values[start : start + 1 + len(block)] for start, block in zip(starts, blocks, strict=True)]
 
 
 def at_guesses(scores: Tensor, blocks: Sequence[TokenTree]) -> Tensor:
-    """What the row of each node's parent has at the node's token; -inf at roots, and for what is no token.  # [R]"""
+    """The score of each node's token in the row of its parent; -inf at roots and for ids outside the vocabulary. #
+    [R]"""
     vocab_size = scores.shape[1]
     index: list[int] = []
     tokens: list[int] = []

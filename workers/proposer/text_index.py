@@ -1,6 +1,6 @@
-"""Where each run of a few tokens in a session's text was last followed by something.
+"""Last occurrence of each n-gram in a session's text.
 
-Knows the text alone. It may be shortened between two looks: what is found is compared with the text as it is now.
+The text may be shortened between two calls, so a hit is compared with the present text.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from itertools import islice
 
 MATCH = 3
-"""Tokens that an ending and an earlier place have in common."""
+"""Length of the n-grams, in tokens."""
 
 
 class TextIndex:
-    """Of one session; takes in what was added when it is told to."""
+    """The index of one session."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}
-        """Of each run of `MATCH` tokens, the place of the token that followed it last."""
+        """Position of the token after the last occurrence of each n-gram."""
         self._num_indexed = 0
 
     def __repr__(self) -> str:
         return f"<TextIndex of {self._num_indexed} tokens>"
 
     def follow(self, text: Sequence[int]) -> None:
-        """Take in what was added; the ending of the whole text is followed by nothing yet."""
+        """Index the tokens that were added to the text."""
         first = max(min(self._num_indexed, len(text)) - MATCH, 0)
         new = text[first:]
         runs = zip(*(islice(new, shift, None) for shift in range(MATCH)), strict=False)
@@ -32,12 +32,13 @@ class TextIndex:
         self._num_indexed = len(text)
 
     def after(self, text: Sequence[int], path: Sequence[int], num_tokens: int) -> list[int]:
-        """What followed the last three tokens of text and path the last time; nothing where they are new together."""
+        """Up to `num_tokens` tokens that followed the last occurrence of the last n-gram of text and path; none without
+        one."""
         ending = (*text[-MATCH:], *path)[-MATCH:]
         end = self._ends.get(ending)
         if end is None or end >= len(text) or tuple(text[end - MATCH : end]) != ending:
             return []
         whole = [*text[end:], *path]
-        for place in range(num_tokens):  # what repeats itself goes on doing so
+        for place in range(num_tokens):  # a continuation that runs into the end of the text repeats
             whole.append(whole[place])
         return whole[:num_tokens]
