@@ -108,8 +108,18 @@ class Abandoned:
     error: OutriderError
 
 
-DraftEvent = DraftLeased | DraftNotLeased | DraftReplied | DraftGrew | DraftLate | DraftLost
-Event = TargetLeased | TargetReplied | TargetLost | DraftEvent | Abandoned
+Event = (
+    TargetLeased
+    | TargetReplied
+    | TargetLost
+    | DraftLeased
+    | DraftNotLeased
+    | DraftReplied
+    | DraftGrew
+    | DraftLate
+    | DraftLost
+    | Abandoned
+)
 
 # Commands
 

@@ -1,5 +1,6 @@
-"""The drafts of a session, the draft trees that they grow, and the blocks that are chosen from them."""
+"""A session's drafts: the first, in whose tree all guesses meet, and others that guess beside it."""
 
-from orchestrator.session.drafts.drafts import Drafts
+from orchestrator.session.drafts.draft_side import DraftSide
+from orchestrator.session.drafts.extra_drafts import ExtraDrafts
 
-__all__ = ["Drafts"]
+__all__ = ["DraftSide", "ExtraDrafts"]
