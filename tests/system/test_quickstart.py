@@ -19,7 +19,7 @@ PRINTS = [
     "tokens were guessed",
     "openai:",
     "data: [DONE]",
-    r"\"age\":",
+    r"\"age\"",
     "batch:",
     "(TTFT)",
     "servable",
