@@ -73,6 +73,8 @@ class DraftSide:
         to grow for it."""
         self._is_over = True
         """Whether the draft grows no more until its next message."""
+        self._ending_round = 0
+        """Of the last message, if it asks for growth that ends by itself."""
         self._num_passes = 0
         """That it has told of since its last message."""
         self._first_round = 0
@@ -174,7 +176,7 @@ class DraftSide:
 
     def tell(self) -> list[m.Command]:
         """Tell the draft of what was committed since it was last told; it tells all anew where some of it was lost."""
-        if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._is_over):
+        if self._machine.state is Growing.ABSENT or (self._policy.is_paused and self._has_ended):
             return []
         tree_spec = self._policy.tree_spec(self._room, self._turn)
         if tree_spec is None:  # not for this request, or the text is as long as the draft's context
@@ -191,6 +193,7 @@ class DraftSide:
             self._first_round = stamp.round
             tree_spec = replace(tree_spec, is_anew=True)
         self._known_to[stamp.round] = len(self._log)
+        self._ending_round = stamp.round if tree_spec.ends else 0
         self._is_over, self._num_passes = False, 0
         return [DraftRequest(stamp, base, self._log.since(base.num_tokens), tree_spec, spec=spec)]
 
@@ -200,6 +203,11 @@ class DraftSide:
         draft = self._pair.draft
         assert draft is not None, "a draft is asked only where there is one"
         return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the draft grows no more, or is about to end by itself."""
+        return self._is_over or self._ending_round in self._known_to
 
     # What it tells
 

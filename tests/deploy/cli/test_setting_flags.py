@@ -125,8 +125,6 @@ def test_every_setting_says_what_it_is():
 def test_the_list_of_settings_can_be_narrowed(capsys):
     assert main.main(["settings", "limits.max_queued"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(
-        "--limits.max_queued  int, default 128\n    OUTRIDER_LIMITS__MAX_QUEUED\n    Completions that wait"
-    )
+    assert out.startswith("--limits.max_queued  int, default 128\n    OUTRIDER_LIMITS__MAX_QUEUED\n    Largest number")
     assert main.main(["settings", "nothing"]) == main.EXIT_NO_START
     assert "no setting begins with 'nothing'" in capsys.readouterr().err
