@@ -152,7 +152,8 @@ class Limits:
     """Largest number of stop strings in a request, at least 0. Raise it where callers need more."""
     max_stop_chars: int = 256
     """Largest number of characters of a stop string, at least 1. Text that may be the beginning of a stop string is
-    held back, so long ones delay the output. Raise it where callers need longer ones."""
+    sent only when it is known not to be one, so that longer stop strings delay the output more. Raise it where callers
+    need longer ones."""
     max_stop_token_ids: int = 128
     """Largest number of stop token ids in a request, at least 0. Raise it where callers need more."""
     max_logit_bias: int = 512

@@ -68,7 +68,7 @@ class Meters:
                 record(metric, time_s, str(rows))
 
     def saw_queue(self, report: QueueReport) -> None:
-        """Show who waits for a place, and how long those waited who have one now."""
+        """Record the number of waiting requests, and the queue time of those that were admitted since the last call."""
         self._record(m.REQUESTS_WAITING, report.num_waiting)
         for waited_s in report.waited_s:
             self._record(m.QUEUE_TIME, waited_s)

@@ -251,4 +251,14 @@ class AdaptivePolicy(TreePolicy):
             return
         self._known.saw_interval(self.kind, num_tokens, elapsed_s)
         if self._has_draft:
-            self._known.saw_drafting(self.kind, num_tokens, elapsed_s)
+            self._pause_or_go_on(num_tokens, elapsed_s)
+
+    def _pause_or_go_on(self, num_tokens: int, elapsed_s: float) -> None:
+        known = self._known
+        reason = known.pause.saw_round(num_tokens, elapsed_s, known.num_sessions, known.most_plain)
+        if not reason:
+            return
+        if known.pause.is_paused:
+            known.note(f"{self.kind}: drafting pauses, {reason}", 0, 0)
+        else:
+            known.note(f"{self.kind}: drafting continues, {reason}", self.max_depth, self.max_nodes)

@@ -106,13 +106,8 @@ class SharedEstimates:
         learned.tokens.see(num_tokens)
         learned.seconds.see(elapsed_s)
 
-    def saw_drafting(self, kind: str, num_tokens: int, elapsed_s: float) -> None:
-        """The same, of a session that drafts unless there is a pause."""
-        reason = self.pause.saw_round(num_tokens, elapsed_s, self.num_sessions, self._most_plain)
-        if reason:
-            self.note(f"{kind}: drafting {'pauses' if self.pause.is_paused else 'goes on'}, {reason}", 0, 0)
-
-    def _most_plain(self) -> float:
+    def most_plain(self) -> float:
+        """Tokens a second of a session's plain decoding by the fastest pass that was seen."""
         return 1.0 / self.verify.passes.least_s(self.num_sharing)
 
     def note(self, reason: str, depth: int, nodes: int, *, is_change: bool = True) -> None:

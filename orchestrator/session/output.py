@@ -39,7 +39,7 @@ class Output:
         return self._request.max_tokens - self.num_tokens
 
     def found_cached(self, num_tokens: int) -> None:
-        """Of prompt and resumed tokens, so many were in the target's cache; the first report counts."""
+        """Record the number of prompt and resumed tokens found in the target's cache. Only the first call counts."""
         if self._num_cached is None:
             self._num_cached = min(num_tokens, len(self._request.prompt))
 

@@ -58,8 +58,7 @@ def is_argmax(sampling: Sampling) -> bool:
 
 
 def bad_rows(scores: Tensor) -> Tensor:
-    """Which rows of scores [R, V] give no distribution: a NaN or +inf, or no finite score. Check before sampling. #
-    [R]"""
+    """Which rows of scores [R, V] give no distribution: a NaN or +inf, or no finite score. Check before sampling."""
     if scores.device.type == "cpu":  # by numpy, which is faster, as in `argmax`
         return torch.from_numpy(~np.isfinite(scores.numpy().max(axis=-1)))
     return ~scores.amax(dim=-1).isfinite()

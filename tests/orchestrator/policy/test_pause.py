@@ -114,6 +114,24 @@ def test_a_paused_policy_ends_growth_and_neither_waits_nor_drafts_in_turn():
     assert policy.tree_spec(0, 0) is None  # the context of the draft is full
 
 
+def test_the_report_says_when_drafting_pauses_and_continues():
+    controller = Controller(SpeculationConfig())
+    policy = controller.policy(request())
+    policy.begin_drafting()
+    rates = {False: 2.0, True: 8.0}
+    for _ in range(2):
+        before = controller.report().reason
+        while controller.report().reason == before:
+            policy.saw_interval(1, 1.0 / rates[policy.is_paused])
+        report = controller.report()
+        draws = (0, 0) if policy.is_paused else (policy.max_depth, policy.max_nodes)
+        assert (report.draft_tokens, report.block_tokens) == draws
+        assert report.reason.startswith(
+            f"coupled: drafting {'pauses' if policy.is_paused else 'continues'}, sessions made"
+        )
+        rates = {False: 20.0, True: 8.0}
+
+
 def test_rounds_of_a_pause_are_no_reason_to_give_the_draft_back():
     policy = paused(pipelining=False)
     for _ in range(200):
