@@ -207,7 +207,7 @@ class Fleet(Generic[Engine]):
                 await self._wire.grant(self.kind, session)
                 replica = await self._alive()
         except TimeoutError as error:
-            raise Unavailable(f"no {self.kind} granted a place") from error
+            raise Unavailable(f"no {self.kind} granted a lease") from error
         return SimLease(f"{session}@{self.kind} lease {next(self._numbers)}", replica, self._port(replica), self.held)
 
     async def _alive(self) -> Replica[Engine]:

@@ -21,12 +21,12 @@ from outrider_client import Client, GenerateFields, OutriderError
 MAX_TOKENS = 96
 SEED = 20_260_101
 PAIRS_OF_RUNS = 3
-"""Runs with and without drafting alternate, so that a busy machine disturbs both alike; the fastest of each counts."""
+"""Runs of each kind; they alternate, so that a busy machine affects both alike, and the fastest of each counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, and how to go on from it."""
+    """A prompt and its sampling parameters."""
 
     title: str
     prompt: str
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(client: Client, example: Example) -> bool:
-    """Complete with and without drafting, and say what that gave. Whether all runs gave the same tokens."""
+    """Complete with and without drafting and print both; returns whether all runs gave the same tokens."""
     is_colored = terminal.use_color("auto", sys.stdout, bool(os.environ.get("NO_COLOR")))
     _say(f"\n--- {example.title}\n\n{example.prompt}", end="")
     shown = _job(example).run(client, terminal.Writer(sys.stdout, terminal.token_text(client) if is_colored else None))
@@ -83,7 +83,7 @@ def _show(client: Client, example: Example) -> bool:
 
 
 def _measure(client: Client, example: Example) -> tuple[list[Job], list[Job]]:
-    """Streams with drafting and without, in turn; the first of each is a warm-up and not counted."""
+    """Runs with and without drafting, alternating, after one warm-up of each."""
     runs = [
         (_job(example).run(client), _job(example, max_draft_tokens=0).run(client)) for _ in range(1 + PAIRS_OF_RUNS)
     ]

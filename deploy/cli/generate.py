@@ -33,17 +33,21 @@ MAX_NAME_CHARS = 60
 class GenerateOptions:
     """Stream completions from a server to the terminal.
 
-    The server decides what is not given. One that asks for a token gets that in the environment's OUTRIDER_TOKEN.
+    Options that are not given take the server's defaults. The environment variable OUTRIDER_TOKEN holds the token for a
+    server that requires one.
     """
 
-    prompts: Annotated[list[str], Argument(metavar="PROMPT", help="Text to go on from; - reads standard input.")]
-    address: Annotated[str, Option(metavar="HOST:PORT", help="Of the server.")] = f"localhost:{DEFAULT_GRPC_PORT}"
+    prompts: Annotated[list[str], Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")]
+    address: Annotated[str, Option(metavar="HOST:PORT", help="Address of the server.")] = (
+        f"localhost:{DEFAULT_GRPC_PORT}"
+    )
     model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
     max_tokens: Annotated[int | None, number(Range(1, 2**31 - 1, is_whole=True), "Tokens of output at most")] = None
     temperature: Annotated[float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T")] = None
     top_k: Annotated[int | None, number(SAMPLING["top_k"], "Sample from the N likeliest tokens")] = None
     top_p: Annotated[
-        float | None, number(SAMPLING["top_p"], "Sample from the likeliest tokens that have P together", metavar="P")
+        float | None,
+        number(SAMPLING["top_p"], "Sample from the likeliest tokens with a total probability of P", metavar="P"),
     ] = None
     seed: Annotated[
         int | None,
@@ -56,55 +60,53 @@ class GenerateOptions:
     stop: Annotated[
         list[str] | None, Option(metavar="TEXT", help="End the output before this text; may be repeated.")
     ] = None
-    verification: Annotated[Verification | None, Option(help="How the target checks what the draft has guessed.")] = (
-        None
-    )
+    verification: Annotated[Verification | None, Option(help="How the target verifies the draft's guesses.")] = None
     lenience: Annotated[
         float | None,
-        number(LENIENCE, "Of lenient rules: how much less likely than the best a guess may be", metavar="L"),
+        number(
+            LENIENCE, "For lenient rules: a guess may be less likely than the best token by this factor", metavar="L"
+        ),
     ] = None
-    policy: Annotated[Policy | None, Option(help="How to decide how far to draft.")] = None
+    policy: Annotated[Policy | None, Option(help="How the draft length is chosen.")] = None
     pipelining: Annotated[
         bool | None,
         Option(
             "--pipelining/--no-pipelining",
-            help="Prepare the next block while the last one is verified, or draft and verify in turn.",
+            help="Draft the next block while the last one is verified, or alternate.",
         ),
     ] = None
     guesser: Annotated[
         list[str] | None,
         Option(
             metavar="NAME",
-            help="Who guesses: draft, prompt_lookup and others that the server knows; may be repeated.",
+            help="Source of guesses: draft, prompt_lookup and others that the server has; may be repeated.",
         ),
     ] = None
     draft_temperature: Annotated[
         float | None,
-        number(DRAFT_TEMPERATURE, "Of the draft alone; the output's law stays the target's", metavar="T"),
+        number(
+            DRAFT_TEMPERATURE, "Temperature of the draft; the output's distribution stays the target's", metavar="T"
+        ),
     ] = None
-    no_draft: Annotated[bool, Option("--no-draft", help="Decode plainly, without a draft.")] = False
+    no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.")] = False
     trace: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help="Write the rounds of all prompts to FILE, for ui.perfetto.dev; as a picture if it ends with .svg.",
+            help="Write a trace of all rounds to FILE, for ui.perfetto.dev, or as a picture if FILE ends with .svg.",
         ),
     ] = None
-    explain: Annotated[
-        bool, Option("--explain", help="Say why each round went as it did, a line each, on standard error.")
-    ] = False
+    explain: Annotated[bool, Option("--explain", help="Explain each round in a line on standard error.")] = False
     save: Annotated[
         Path | None,
-        Option(
-            metavar="FILE", help="Keep the receipt, the request and the tokens, for outrider replay; of one prompt."
-        ),
+        Option(metavar="FILE", help="Write receipt, request and tokens of one prompt to FILE, for outrider replay."),
     ] = None
     color: Annotated[
-        Literal["auto", "always", "never"], Option(help="Tell guessed tokens by colour; auto does so in a terminal.")
+        Literal["auto", "always", "never"], Option(help="Colour guessed tokens; auto does so in a terminal.")
     ] = "auto"
 
     def fields(self) -> GenerateFields:
-        """What is asked of the server with each prompt."""
+        """The request fields that go with each prompt."""
         return {
             "model": self.model,
             "max_tokens": self.max_tokens,
@@ -133,10 +135,12 @@ def generate(options: GenerateOptions) -> int:
         terminal.say(f"outrider: {BEARER_VARIABLE} must be of printable ASCII characters")
         return EXIT_FAILED
     if options.save is not None and len(options.prompts) > 1:
-        terminal.say("outrider: --save keeps one output; give one prompt")
+        terminal.say("outrider: --save writes one output: give one prompt")
         return EXIT_FAILED
     jobs = [Job(_read(prompt), options.fields()) for prompt in options.prompts]
-    retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)  # another server has another clock
+    retry = Retry(
+        max_retries=0 if options.trace else MAX_RETRIES
+    )  # a retry may reach another server, whose clock differs
     is_written = True
     with Client(options.address, token=token, retry=retry) as client:
         try:
@@ -158,7 +162,7 @@ def _read(prompt: str) -> str:
 
 
 def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:
-    """One prompt is shown as it comes; several run at once and are shown whole, in order. Raises: OutriderError."""
+    """Show one prompt as it streams, or several when they are complete, in order. Raises: OutriderError."""
     is_colored = terminal.use_color(options.color, sys.stdout, bool(os.environ.get("NO_COLOR")))
     text_of = terminal.token_text(client, options.model) if is_colored else None
     if len(jobs) == 1:
@@ -180,7 +184,7 @@ def _run(client: Client, jobs: Sequence[Job], options: GenerateOptions) -> None:
 
 
 def _save(path: Path, job: Job) -> bool:
-    """Whether there was a receipt, and it could be written."""
+    """Write the receipt; returns whether there was one and it could be written."""
     if job.finish.receipt is None:
         terminal.say("outrider: the server has sent no receipt")
         return False
@@ -189,12 +193,12 @@ def _save(path: Path, job: Job) -> bool:
     except OSError as error:
         terminal.say(f"outrider: the receipt cannot be written: {error}")
         return False
-    terminal.say(f"receipt in {path}; outrider replay {path} computes the output again")
+    terminal.say(f"receipt in {path}; outrider replay {path} recomputes the output")
     return True
 
 
 def _write_trace(path: Path, jobs: Sequence[Job]) -> bool:
-    """Write what there is, of streams that failed, too. Whether there was something, and it could be written."""
+    """Write the trace, also of streams that failed; returns whether there was one and it could be written."""
     traced = [
         Stream(_printable(job.prompt), job.began_s, job.chunks)
         for job in jobs
@@ -219,6 +223,6 @@ def _explain(error: OutriderError, client: Client, address: str) -> str:
 
 
 def _printable(prompt: str) -> str:
-    """The prompt's end, on one line: what distinguishes it, and what the output goes on from."""
+    """The end of the prompt on one line."""
     line = repr(prompt)[1:-1]
     return line if len(line) <= MAX_NAME_CHARS else f"...{line[-MAX_NAME_CHARS:]}"

@@ -1,4 +1,4 @@
-"""`outrider index`: a corpus becomes an index from which the guesser "retrieval" guesses."""
+"""`outrider index`: build an index of a corpus for the guesser "retrieval"."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from deploy.cli.terminal import progress, say
 class IndexOptions:
     """Build an index of a corpus for the guesser "retrieval", which `speculation.retrieval_index` names.
 
-    The corpus is a text file, or a directory of them. The index is for models with this tokenizer alone.
+    The corpus is a text file or a directory of text files. The index works only with models that have this tokenizer.
     """
 
     corpus: Annotated[Path, Argument(metavar="CORPUS", help="A file of text in UTF-8, or a directory of such files.")]
-    tokenizer: Annotated[Path, Option(metavar="DIR", help="The target's checkpoint, or another with its tokenizer.")]
+    tokenizer: Annotated[
+        Path, Option(metavar="DIR", help="Checkpoint of the target, or another one with its tokenizer.")
+    ]
     out: Annotated[Path, Option(metavar="FILE", help="Where to write the index.")]
-    glob: Annotated[str, Option(metavar="PATTERN", help="Files of the directory that belong to the corpus.")] = "**/*"
+    glob: Annotated[str, Option(metavar="PATTERN", help="Which files of the directory to read.")] = "**/*"
 
 
 def index(options: IndexOptions) -> int:
     """Returns the exit status. Raises: ConfigError, CheckpointError."""
-    from orchestrator.guessers import (  # numpy and tokenizers, which most commands do without
+    from orchestrator.guessers import (  # numpy and tokenizers, which most commands do not need
         NUM_PASSES,
         encode_index,
         write_index,
@@ -66,9 +68,9 @@ def _files(options: IndexOptions) -> Iterator[Path]:
 
 
 def _text(file: Path) -> str:
-    """What is no text is left out, and said."""
+    """The text of a file; empty, with a message, for a file that is no text."""
     try:
         return file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
-        say(f"{file} is left out: {error}")
+        say(f"skipped {file}: {error}")
         return ""

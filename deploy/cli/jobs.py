@@ -29,7 +29,7 @@ class Job:
     fields: GenerateFields
     began_s: float = 0.0
     duration_s: float = 0.0
-    """From the call to the last chunk, as the client saw it."""
+    """Seconds from the call to the last chunk, as seen by the client."""
     chunks: list[Chunk] = field(default_factory=list)
 
     def run(self, client: Client, show: Callable[[Chunk], None] = lambda _: None) -> Job:
@@ -44,14 +44,14 @@ class Job:
 
     @property
     def finish(self) -> Finish:
-        """Of a stream that has ended."""
+        """How the stream ended."""
         finish = self.chunks[-1].finish
         assert finish is not None, "a stream without a last chunk raises"
         return finish
 
     @property
     def explanation(self) -> tuple[str, ...]:
-        """Why its rounds went as they did, if it was asked for."""
+        """The explanations of its rounds, if they were asked for."""
         return tuple(line for chunk in self.chunks for line in chunk.explanation)
 
     @property

@@ -1,4 +1,4 @@
-"""`outrider keys new`: a key for a caller, printed once, and the line of the file that lets it in."""
+"""`outrider keys new`: make a key for a caller, and the line of the keys file that accepts it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from deploy.cli.terminal import say
 class NewKeyOptions:
     """Make a key for a caller of a service whose setting `orchestrator.tokens_file` names a file.
 
-    The key goes to standard output, for the caller, and is kept nowhere; the line with its digest goes to standard
-    error, for the file. A caller may have several keys: add one, let the caller change to it, remove the other.
+    The key is printed to standard output, for the caller, and stored nowhere. The line with its digest is printed to
+    standard error, for the file. A caller may have several keys, so that a key can be replaced without a pause.
     """
 
-    name: Annotated[str, Argument(metavar="NAME", help="The caller, as quotas and logs know it.")]
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the caller, for quotas and logs.")]
     max_priority: Annotated[
         int | None,
         Option(metavar="N", help="Most urgent priority that the key allows, in place of limits.max_priority."),

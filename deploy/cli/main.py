@@ -1,8 +1,7 @@
-"""The command `outrider`: serve a pair, generate with it, repeat an output, put load on it, simulate, check a pair,
-make keys.
+"""The command `outrider` and its subcommands.
 
-Knows commands and exit statuses; `theory` prints closed forms, `index` makes a corpus to guess from. What needs Ray or
-torch is imported by the command that needs it, so that `generate` starts at once.
+Knows commands and exit statuses. A command imports Ray or torch only when it needs them, so that `generate` starts
+fast.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     try:
         return int(app(argv, prog_name="outrider", standalone_mode=False))
-    except typer.TyperException as error:  # a word or value that the command does not take
+    except typer.TyperException as error:  # a wrong option or value
         say(f"outrider: {error.format_message()}")
     except StartupError as error:
         say(f"outrider: {error}")

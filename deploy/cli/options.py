@@ -1,6 +1,6 @@
-"""How commands state their options: as the fields of a frozen dataclass, so that what runs is given one typed value.
+"""Commands declare their options as the fields of a frozen dataclass, and get one instance of it.
 
-Knows typer; nothing of what the options mean.
+Knows typer; must not know what the options mean.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def check_folders(*files: Path | None) -> None:
 
 
 class SettingFlags(dict[str, str]):
-    """The values of flags that are named like settings, by the settings' dotted names, as they were given."""
+    """The texts of flags that are named like settings, by dotted name."""
 
 
 def add_command(app: typer.Typer, name: str, options: type[Options], run: Callable[[Options], Any]) -> None:
     """Add `run` to `app`. Each field of `options` is an option; its docstring is the help of the command.
 
-    A field `Annotated[SettingFlags, names]` has a hidden option for each of the names that `names()` gives.
+    A field `Annotated[SettingFlags, names]` adds a hidden option for each name that `names()` returns.
     """
-    # Typer reads options from a function's parameters; the constructor of a dataclass has the same.
+    # Typer reads the options from the parameters of a function: here those of the dataclass's constructor.
     hints, signature = get_type_hints(options, include_extras=True), inspect.signature(options)
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
     flags = [each for each in parameters if get_args(each.annotation)[:1] == (SettingFlags,)]
@@ -69,7 +69,7 @@ def _identifier(setting: str) -> str:
 
 
 def _flag(parameter: str, setting: str) -> inspect.Parameter:
-    """With underscores, as in files, or with hyphens, as in other flags."""
+    """A hidden option for one setting, spelled with underscores as in files or with hyphens as in other flags."""
     spellings = dict.fromkeys((f"--{setting}", f"--{setting.replace('_', '-')}"))
     option = typer.Option(*spellings, metavar="YAML", hidden=True)
     kind = inspect.Parameter.KEYWORD_ONLY

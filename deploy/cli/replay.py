@@ -1,4 +1,4 @@
-"""`outrider replay`: compute an output again from its receipt, and say whether it is the same.
+"""`outrider replay`: recompute an output from its receipt, and report whether it is the same.
 
 Knows receipts, requests as callers keep them, and the client. Imports neither Ray nor torch.
 """
@@ -29,32 +29,35 @@ NEEDED = ("target", "sampling", "stopping", "verification", "output_digest", "ou
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Compute an output again from its receipt, and say whether it is the same.
+    """Recompute an output from its receipt, and report whether it is the same.
 
-    Exit status: 0 the same, 1 another output, 2 not comparable (a field is named) or not to be computed again.
+    Exit status: 0 the same, 1 another output, 2 not comparable (the report names the field) or not recomputable.
     """
 
     receipt: Annotated[
         Path,
         Argument(
-            metavar="RECEIPT", help="A file of `generate --save`, or a receipt as JSON; its prompt is in --request."
+            metavar="RECEIPT", help="A file from `generate --save`, or a receipt as JSON, whose prompt is in --request."
         ),
     ]
     request: Annotated[
         Path | None,
-        Option(metavar="FILE", help="The request as JSON, as the proto or as the body of a call by HTTP has it."),
+        Option(metavar="FILE", help="The request as JSON, in the form of the proto or of an HTTP body."),
     ] = None
     address: Annotated[
-        list[str] | None, Option(metavar="HOST:PORT", help="Of a server; may be repeated: each computes it again.")
+        list[str] | None,
+        Option(
+            metavar="HOST:PORT", help="Address of a server; may be repeated, and each server recomputes the output."
+        ),
     ] = None
-    model: Annotated[str | None, Option(metavar="NAME", help="Of the model; that of the receipt when not given.")] = (
+    model: Annotated[str | None, Option(metavar="NAME", help="Name of the model; by default that of the receipt.")] = (
         None
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a caller has kept of an output."""
+    """What a caller has saved of an output."""
 
     receipt: Mapping[str, Any]
     request: Mapping[str, Any] | None
@@ -62,7 +65,7 @@ class Kept:
 
 
 def replay(options: ReplayOptions) -> int:
-    """Returns the exit status: of several servers the worst. Raises: ConfigError for files that are no such things."""
+    """Returns the exit status, of several servers the worst. Raises: ConfigError for files that cannot be used."""
     kept = read(options.receipt)
     request = _json_of(options.request) if options.request is not None else kept.request
     if request is None:
@@ -84,15 +87,15 @@ def _replay_at(address: str, prompt: str | None, fields: GenerateFields, kept: K
         with Client(address, token=bearer_token(), retry=Retry(max_retries=MAX_RETRIES)) as client:
             completion = client.generate(prompt, **fields)
     except OutriderError as error:
-        return Verdict(Outcome.NOT_COMPARABLE, f"it cannot be computed again: {error}")
+        return Verdict(Outcome.NOT_COMPARABLE, f"it cannot be recomputed: {error}")
     now = completion.finish.receipt
     if now is None:
-        return Verdict(Outcome.NOT_COMPARABLE, "the server gives no receipts")
+        return Verdict(Outcome.NOT_COMPARABLE, "the server sent no receipt")
     return compare(kept.receipt, now, kept.token_ids, completion.token_ids)
 
 
 def save(path: Path, job: Job) -> None:
-    """Keep the receipt, and beside it what computes the output again and tells where it differs. Raises: OSError."""
+    """Write the receipt, the request and the tokens. Raises: OSError."""
     request = pb.GenerateRequest(model=job.fields.get("model") or "", text=job.prompt)
     kept = {
         "receipt": job.finish.receipt,
@@ -103,7 +106,7 @@ def save(path: Path, job: Job) -> None:
 
 
 def read(path: Path) -> Kept:
-    """What `save` has written, or a receipt alone. Raises: ConfigError."""
+    """Read a file written by `save`, or a receipt alone. Raises: ConfigError."""
     found = _json_of(path)
     receipt = found.get("receipt", found)
     try:
@@ -139,7 +142,7 @@ def _asked(
         fields[name] = value  # type: ignore[literal-required]  # they are named alike in both
     fields["verification"] = receipt["verification"]
     if receipt["verification"] != "coupled" and not receipt.get("depends_on_guesses"):
-        fields["max_draft_tokens"] = 0  # as it was: with guesses its output would depend on them
+        fields["max_draft_tokens"] = 0  # the output was made without guesses, and would depend on them
     if "lenience" in receipt:
         fields["lenience"] = receipt["lenience"]
     fields.update({"model": model or receipt.get("model") or None, "receipt": True, "timeout_s": TIMEOUT_S})
@@ -147,7 +150,7 @@ def _asked(
 
 
 def _prompt_of(request: Mapping[str, Any]) -> tuple[str | None, GenerateFields]:
-    """What the request asks to go on from, and what its output is held to. Raises: ConfigError."""
+    """The prompt of the request, and its structured output. Raises: ConfigError."""
     body: Any = request.get("prompt", request.get("messages"))
     if body is not None:  # of a call by HTTP
         if "messages" in request:
@@ -175,5 +178,5 @@ def _given_by(message: pb.GenerateRequest) -> tuple[str | None, GenerateFields]:
         case "chat":
             fields["messages"] = [{"role": each.role, "content": each.content} for each in message.chat.messages]
         case _:
-            raise ConfigError("the request has no prompt")
+            raise ConfigError("the request has no prompt: give text, token_ids or chat")
     return None, fields

@@ -1,6 +1,6 @@
-"""`outrider serve`: a pair of models on this machine until interrupted.
+"""`outrider serve`: serve a pair of models on this machine until interrupted.
 
-Knows options, settings and signals. What needs Ray is imported when it is known what to serve.
+Knows options, settings and signals. Imports Ray only after the settings have been checked.
 """
 
 from __future__ import annotations
@@ -38,37 +38,41 @@ PORT = Range(1, 65535, zero="a free one", is_whole=True)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Serve a pair of models on this machine until interrupted: the embedded demo pair unless told otherwise.
+    """Serve a pair of models on this machine until interrupted; by default the embedded demo pair.
 
-    A setting is taken from the first of these that has it: flags (--target.engine.dtype bfloat16, or --set), the
-    environment (OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16), the file, the defaults. `outrider settings` lists all.
+    Each setting is taken from the first of these sources that has it: flags (--target.engine.dtype bfloat16, or --set),
+    the environment (OUTRIDER_TARGET__ENGINE__DTYPE=bfloat16), the file, the defaults. `outrider settings` lists all.
 
     The exit status is 3 if streams were cut off.
     """
 
     config: Annotated[Path | None, Option(metavar="FILE", help="YAML file of settings.")] = None
     target: Annotated[Path | None, Option(metavar="DIR", help="Checkpoint of the target.")] = None
-    draft: Annotated[str | None, Option(metavar="DIR", help="Checkpoint of the draft; none serves without one.")] = None
+    draft: Annotated[
+        str | None, Option(metavar="DIR", help="Checkpoint of the draft, or none to serve without a draft.")
+    ] = None
     grpc_port: Annotated[int, number(PORT, "TCP port of gRPC")] = DEFAULT_GRPC_PORT
     http_port: Annotated[int, number(PORT, "TCP port of HTTP")] = DEFAULT_HTTP_PORT
-    gamma: Annotated[int | None, Option(metavar="N", help="Draft length at most, in tokens; 0 decodes plainly.")] = None
-    dtype: Annotated[Dtype | None, Option(help="Of both models.")] = None
+    gamma: Annotated[
+        int | None, Option(metavar="N", help="Draft length at most, in tokens; 0 decodes without drafting.")
+    ] = None
+    dtype: Annotated[Dtype | None, Option(help="Type of weights and arithmetic of both models.")] = None
     overrides: Annotated[
         list[str] | None,
         Option(
-            "--set", metavar="NAME=VALUE", help="Any setting, such as target.engine.num_threads=2; may be repeated."
+            "--set", metavar="NAME=VALUE", help="Set any setting, as in target.engine.num_threads=2; may be repeated."
         ),
     ] = None
     drain_timeout: Annotated[
         float,
         number(
             Range(0, 86_400),
-            "Seconds that streams may go on after SIGTERM or Ctrl-C; a second signal stops at once",
+            "Seconds that streams may continue after SIGTERM or Ctrl-C; a second signal stops at once",
             metavar="S",
         ),
-    ] = 25.0  # less than the 30 s after which Kubernetes kills what it has asked to stop
+    ] = 25.0  # below the 30 s after which Kubernetes kills a pod that is to stop
     print_config: Annotated[
-        bool, Option("--print-config", help="Print all settings and where each came from, as YAML, and serve nothing.")
+        bool, Option("--print-config", help="Print all settings and the source of each as YAML, and exit.")
     ] = False
     flags: Annotated[SettingFlags, setting_names] = field(default_factory=SettingFlags)
 
@@ -101,12 +105,12 @@ def serve(options: ServeOptions) -> int:
 
 
 def config_of(options: ServeOptions) -> ServiceConfig:
-    """What options, environment and file say together. Raises: ConfigError."""
+    """The settings from options, environment and file. Raises: ConfigError."""
     return explained(options)[0]
 
 
 def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
-    """The same, and where the value of each setting came from. Raises: ConfigError."""
+    """The settings, and the source of each. Raises: ConfigError."""
     given = [
         *_implied(options),
         *environment_settings(os.environ),
@@ -125,22 +129,27 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
 
 
 def _implied(options: ServeOptions) -> Iterator[Setting]:
-    """What follows from --target and from this machine unless something says otherwise. Raises: ConfigError."""
-    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")  # as the hub's library
+    """Settings implied by --target and by this machine, which any explicit setting overrides. Raises: ConfigError."""
+    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in (
+        "1",
+        "ON",
+        "YES",
+        "TRUE",
+    )  # as huggingface_hub reads it
     draft = Path(options.draft) if options.draft not in (None, "none") else None
     for role, path in (("target", options.target), ("draft", draft)):
         if path is not None:
             check_directory(role, path, is_offline=is_offline)
     if options.target is not None:
         yield Setting("model_name", options.target.resolve().name, "--target")
-        if options.config is None:  # what the demo pair settles for itself is not meant for another target
+        if options.config is None:  # the demo pair's own settings are not for another target
             yield Setting("target.engine.deterministic", False, "--target")
             yield Setting("draft", None, "--target")
             yield from decide(look(options.target, draft)).settings
 
 
 def _reasons(config: ServiceConfig, options: ServeOptions) -> list[str]:
-    """What was taken, and why."""
+    """Lines that explain the settings chosen for this machine."""
     draft = Path(config.draft.engine.model) if config.draft is not None else None
     is_decided = options.target is not None and options.config is None
     reasons = decide(look(Path(config.target.engine.model), draft)).reasons if is_decided else ()
@@ -169,7 +178,7 @@ def _handlers_kept() -> Iterator[None]:
 
 
 def _wait_for_signal() -> Event:
-    """Return at SIGINT or SIGTERM, with an event that the next one sets."""
+    """Wait for SIGINT or SIGTERM; returns an event that the next signal sets."""
     stop, hurry = Event(), Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: (hurry if stop.is_set() else stop).set())
@@ -178,7 +187,7 @@ def _wait_for_signal() -> Event:
 
 
 def _ignore_signals() -> None:
-    """So that nothing stays behind half stopped."""
+    """Ignore further signals, so that the shutdown completes."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
 

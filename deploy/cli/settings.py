@@ -1,6 +1,6 @@
-"""`outrider settings`: every setting with its type, default and meaning, as the dataclasses of `core.config` have them.
+"""`outrider settings`: every setting with its type, default and meaning, taken from the dataclasses of `core.config`.
 
-The same catalogue gives `outrider serve` a flag for each, so a new field of a dataclass needs no line here.
+`outrider serve` has a flag for each entry of this catalogue, so a new field of a dataclass needs no line here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SettingInfo:
     """One setting."""
 
     name: str
-    """The dotted path to it; as a flag with -- before it."""
+    """Its dotted path, which is also its flag, with -- before it."""
     kind: str
     default: str
     help: str
@@ -41,12 +41,14 @@ class SettingInfo:
 
 @dataclass(frozen=True)
 class SettingsOptions:
-    """List the settings: name, type, default and meaning, all of them or those whose name begins with PREFIX.
+    """List settings with type, default and meaning: all, or those whose name begins with PREFIX.
 
-    Each is a key of the file of settings, a flag of `outrider serve` and a variable of the environment.
+    Each is a key of the settings file, a flag of `outrider serve` and an environment variable.
     """
 
-    prefix: Annotated[str, Argument(metavar="[PREFIX]", help="Such as target.engine or limits.")] = ""
+    prefix: Annotated[
+        str, Argument(metavar="[PREFIX]", help="Beginning of the names, as in target.engine or limits.")
+    ] = ""
 
 
 def settings(options: SettingsOptions) -> int:
@@ -65,7 +67,7 @@ def _shown(info: SettingInfo) -> str:
 
 
 def setting_names() -> tuple[str, ...]:
-    """All of them, dotted."""
+    """The dotted names of all settings."""
     return tuple(info.name for info in catalogue())
 
 
@@ -76,7 +78,7 @@ def catalogue() -> tuple[SettingInfo, ...]:
 
 
 def _walk(kind: type, prefix: str) -> Iterator[SettingInfo]:
-    """A group that may be absent is a setting, too: its parts make it, and null or a mapping sets it whole."""
+    """A group that may be None is also a setting itself: null or a mapping sets it as a whole."""
     hints, texts = get_type_hints(kind), _docstrings(kind)
     for field in fields(kind):
         hint, name = hints[field.name], prefix + field.name
@@ -88,7 +90,7 @@ def _walk(kind: type, prefix: str) -> Iterator[SettingInfo]:
 
 
 def _group(hint: Any) -> type | None:
-    """The dataclass that the hint is, or is unless it is None; a list of them is a value, and has no names inside."""
+    """The dataclass of a hint, optional or not; None for other types, and for collections of dataclasses."""
     if get_origin(hint) in (tuple, list, dict):
         return None
     return next((each for each in (hint, *get_args(hint)) if isinstance(each, type) and is_dataclass(each)), None)
@@ -105,7 +107,7 @@ def _default(field: Field[Any]) -> str:
 
 
 def _docstrings(kind: type) -> Mapping[str, str]:
-    """The text under each field, those of its bases included."""
+    """The docstring under each field, inherited fields included."""
     found: dict[str, str] = {}
     for each in reversed([base for base in kind.__mro__ if is_dataclass(base)]):
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]

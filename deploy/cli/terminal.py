@@ -1,4 +1,4 @@
-"""A stream as a person sees it: which words the draft had guessed, and what that saved.
+"""Shows streams in a terminal: which tokens were guessed, and the speed of the stream.
 
 Knows chunks, jobs and terminals; must not know how a job is run.
 """
@@ -21,14 +21,14 @@ LEGEND = f"{GUESSED}guessed by the draft, accepted by the target{RESET}   {CORRE
 
 
 def say(line: str) -> None:
-    """A line beside the output: to standard error."""
+    """Write a line to standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def working(on: str) -> AbstractContextManager[object]:
-    """Show that there is work on something, beside the output; a standard error that is no terminal gets nothing."""
-    from rich.console import Console  # most commands do without
+    """Show a spinner on standard error, if that is a terminal, within the `with` block."""
+    from rich.console import Console  # not needed by most commands
 
     return Console(stderr=True).status(on)
 
@@ -51,12 +51,12 @@ def use_color(choice: str, out: TextIO, is_refused: bool) -> bool:
 
 
 def token_text(client: Client, model: str | None = None) -> Callable[[int], str]:
-    """The text of one token by itself; a special one has none."""
+    """Returns the text of a single token, empty for a special one."""
     return lambda token_id: client.detokenize([token_id], skip_special_tokens=True, model=model)
 
 
 class Writer:
-    """Writes chunks as they come; in colour if it can ask for the text of a token."""
+    """Writes chunks as they come; in colour if it is given the text of tokens."""
 
     def __init__(self, out: TextIO, text_of: Callable[[int], str] | None) -> None:
         self._out = out
@@ -70,7 +70,7 @@ class Writer:
         self._out.flush()
 
     def whole(self, chunks: Iterable[Chunk]) -> None:
-        """All of a stream at once, and the end of its line."""
+        """Write all chunks of a stream, and a newline."""
         for chunk in chunks:
             self(chunk)
         self._out.write("\n")
@@ -79,8 +79,8 @@ class Writer:
 def spans(chunk: Chunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bool]]:
     """The text of a chunk in parts, each with whether it was guessed.
 
-    A chunk is accepted guesses and then, at most, one token of the target's own. Where its text cannot be told apart,
-    because a character is spread over both, all of it counts as the target's own.
+    A chunk consists of accepted guesses and then at most one token of the target's own. Where their texts cannot be
+    separated, because a character is spread over both, all of it counts as the target's own.
     """
     if all(chunk.guessed) or not any(chunk.guessed):
         yield chunk.text, bool(chunk.token_ids) and all(chunk.guessed)
@@ -92,13 +92,13 @@ def spans(chunk: Chunk, text_of: Callable[[int], str]) -> Iterator[tuple[str, bo
 
 
 def paint(text: str, is_guess: bool) -> str:
-    """The text in its colour; each line on its own, so that a pager or a wrapped line keeps it."""
+    """The text in its colour, line by line, so that pagers keep it."""
     color = GUESSED if is_guess else CORRECTED
     return "\n".join(f"{color}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
 def summary(job: Job) -> str:
-    """One line on what a stream that has ended cost."""
+    """One line with tokens, passes, acceptance and time of a stream that has ended."""
     tokens, stats = job.chunks[-1].usage.completion_tokens, job.finish.speculation
     told = list(_speculation(stats, tokens)) if stats is not None else [f"{tokens} tokens"]
     return "; ".join([*told, f"{job.duration_s:.2f} s, {tokens / job.duration_s:.1f} tokens/s"])

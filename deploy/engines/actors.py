@@ -1,7 +1,7 @@
 """The engine actors: one process each, holding one model, called directly by the orchestrators (the data plane).
 
 A model that several processes share has an engine on rank 0 and a follower on each other rank. The ranks talk by
-collectives, and live and die together: a rank that loses the others ends its process, and the replica starts all anew.
+collectives, and end together: a rank that loses another ends its process, and the replica starts all of them again.
 
 Knows Ray actors and the engines of `workers`; knows nothing of Serve and leases. Torch is imported in the actor's
 process alone, after the environment has bounded its threads, so that replicas and the command line stay small.
@@ -54,13 +54,13 @@ MAX_CONTROL_CALLS = 64
 CONTROL = "control"
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
 """Number of products that oneDNN, and torch for it, keep on a CPU: one for each number of rows and shape of weights.
-Each takes a megabyte or two; with their default of 1,024 an engine's memory grows for long. Decoding needs a hundred or
-so."""
+Each takes one to two megabytes; with the default of 1,024 an engine's memory keeps growing. Decoding needs about a
+hundred."""
 IMPORTS = (
     "llguidance", "ray", "safetensors.torch", "tokenizers", "torch", "torch.distributed", "torch.export",
     "transformers.conversion_mapping", "transformers.modeling_utils", "transformers.models.auto.modeling_auto",
 )  # fmt: skip
-"""Libraries that the engines import: most of the duration of their start."""
+"""Libraries that engines import, which takes most of their start time."""
 
 Request = TypeVar("Request", bound=VerifyRequest | DraftRequest)
 Reply = TypeVar("Reply", bound=VerifyReply | DraftReply)
@@ -68,7 +68,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _control(method: Method) -> Method:
-    """Run the method in the control group, whose event loop and thread are its own: it never waits for data calls."""
+    """Run the method in the control group, which has its own event loop and thread, so that it never waits for data
+    calls."""
     return cast(Method, ray.method(concurrency_group=CONTROL)(method))
 
 
@@ -90,13 +91,13 @@ class EngineActor(ABC, Generic[Request, Reply]):
         self._loop: EngineLoop[Request, Reply] | None = None
 
     requests: ClassVar[tuple[type, ...]]
-    """The kind of requests of this engine."""
+    """The types of requests that this engine takes."""
 
     @abstractmethod
     def _load_engine(self, rank: Rank | None) -> Engine[Request, Reply]: ...
 
     async def open_links(self) -> LinkAddress | None:
-        """The address for orchestrators without Ray; None without a link."""
+        """Open a port for links; returns its address, or None without links."""
         if self._config.link_ports is None:
             return None
         certificates = Certificates.of(self._config.link_tls)
@@ -214,7 +215,7 @@ class FollowerActor:
         self._index = index
 
     async def follow(self, meeting: Meeting) -> None:
-        """Do rank 0's steps with it; returns when it has ended in good order. Raises: StartupError."""
+        """Run rank 0's steps with it; returns when rank 0 stops in good order. Raises: StartupError."""
         await asyncio.to_thread(self._follow, meeting)
 
     def _follow(self, meeting: Meeting) -> None:
@@ -234,7 +235,7 @@ def _rank(index: int, config: EngineConfig, meeting: Meeting) -> Rank:
 
 
 def _end_process(reason: str) -> None:
-    """At once: a collective that waits for a dead rank would hold back an orderly end."""
+    """End the process at once: a collective that waits for a dead rank would block an orderly exit."""
     logger.error("this process ends: %s", reason)
     logging.shutdown()
     os._exit(EXIT_LOST)
@@ -261,13 +262,13 @@ def start(actor: AnyActor, config: EngineConfig, *arguments: Any, **options: Any
     threads = str(config.num_threads)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KERNEL_CACHES}
     environment: dict[str, Any] = {"env_vars": variables}
-    if config.device == "cpu":  # a fork on a GPU has not been tried
+    if config.device == "cpu":  # forking is not tested with a GPU
         environment["py_executable"] = fork_server.command(IMPORTS)
     remote = ray.remote(
         max_restarts=0,
         max_concurrency=MAX_DATA_CALLS,
         concurrency_groups={CONTROL: MAX_CONTROL_CALLS},
-        enable_task_events=False,  # or each round's calls would be reported to the head, one by one
+        enable_task_events=False,  # else Ray reports each call of each round to the head node
         runtime_env=environment,
     )(actor)
     return remote.options(**options).remote(config, *arguments)

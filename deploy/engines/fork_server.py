@@ -1,9 +1,8 @@
-"""Starts Python processes as forks of one with slow imports done, which saves each of them seconds.
+"""Starts Python processes as forks of a process that has done the slow imports, which saves each of them seconds.
 
 Ray starts a worker process by a command, which a runtime environment may change (`py_executable`). Here the command is
-this file: it hands what Ray wants run to the fork server of its node, which forks a process that goes on as if Ray had
-started it. The first process on a node starts the server. After any failure a process starts as it would without a
-server.
+this file: it passes Ray's command on to the fork server of its node, which forks a process that continues as if Ray had
+started it. The first process on a node starts the server. After any failure the process starts without the server.
 
 Knows processes, sockets, and the one argument of Ray's worker processes that names their raylet; must not know the
 program. It runs as a script, so it imports the standard library alone.
@@ -30,9 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TIMEOUT_S = 40.0
-"""Seconds for a server that is still importing: Ray gives up a worker process that has not come after 60 s."""
+"""Seconds to wait for a server that is still importing; Ray gives up on a worker process after 60 s."""
 IDLE_S = 600.0
-"""Seconds after which a server without living forks ends, and frees its memory."""
+"""Seconds after which a server without running forks ends, to free its memory."""
 ORDER_TIMEOUT_S = 5.0
 """Seconds for a connected process to send its order; meanwhile no other is served."""
 RETRY_S = 0.02
@@ -55,10 +54,10 @@ class Order:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Order:
-        """From arguments for Python. Raises: ValueError for options of Python's, which a fork cannot take on."""
+        """From arguments for Python. Raises: ValueError for options of Python's, which a fork cannot apply."""
         script, *rest = arguments[1:] if arguments[0] == "-u" else arguments
         if script.startswith("-"):
-            raise ValueError(f"a fork cannot take on Python's option {script}")
+            raise ValueError(f"a fork cannot apply Python's option {script}")
         return cls(script, rest, dict(os.environ), os.getcwd())  # noqa: PTH109  whose module takes long to import
 
 
@@ -99,15 +98,15 @@ def _connect(server: socket.socket, modules: str, arguments: Sequence[str]) -> N
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **ONE_THREAD},
-                process_group=0,  # no session: Linux would give it and its forks a share of the processors by itself
+                process_group=0,  # no new session, which Linux would schedule as one group
             )
         end_s = time.monotonic() + TIMEOUT_S
         while not _is_connected(server, path):
             if time.monotonic() > end_s:
-                raise TimeoutError(f"no fork server listens at {path}")
+                raise TimeoutError(f"no fork server listens at {path}; see {path}.log")
             time.sleep(RETRY_S)
     if _owner(server) != os.getuid():
-        raise PermissionError(f"{path} belongs to somebody else")
+        raise PermissionError(f"{path} belongs to another user")
 
 
 def _socket_path(modules: str, arguments: Sequence[str]) -> str:
@@ -147,7 +146,7 @@ class ForkServer:
         self._raylet = os.pidfd_open(raylet_pid)
         self._listener = socket.socket(socket.AF_UNIX)
         Path(path).unlink(missing_ok=True)
-        before = os.umask(0o177)  # a process that may connect may run anything
+        before = os.umask(0o177)  # whoever can connect can run any code
         self._listener.bind(path)
         os.umask(before)
         self._listener.listen()
@@ -185,7 +184,7 @@ class ForkServer:
             connection.send(FORKED)
             pid = os.fork()
         except (OSError, ValueError) as error:
-            print(f"nothing was forked: {error!r}")  # noqa: T201  its output is its log
+            print(f"could not fork: {error!r}")  # noqa: T201  its output is its log
         if pid == 0:
             self._become_fork(streams)
             connection.detach()  # it stays open, and tells the other end when this process has ended
@@ -208,7 +207,7 @@ class ForkServer:
 
 
 def _check_threads() -> None:
-    """Raises: OSError unless this is the only thread: what another one has locked, no fork of this one would unlock."""
+    """Raises: OSError unless this is the only thread: a lock held by another thread would stay locked in the fork."""
     if (num_threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208  as above
         raise OSError(f"this process has {num_threads} threads")
 
@@ -217,7 +216,7 @@ def _receive(connection: socket.socket) -> tuple[Order, list[int]]:
     """An order, and the descriptors of its standard streams. Raises: OSError, ValueError."""
     head, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
     if len(head) < _LENGTH.size or len(streams) != 3:
-        raise ValueError("it has no beginning")
+        raise ValueError("the order is incomplete")
     with connection.makefile("rb") as rest:
         return Order(**json.loads(rest.read(_LENGTH.unpack(head)[0]))), streams
 
@@ -228,7 +227,7 @@ def serve(modules: str, path: str, raylet_pid: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # another was faster
+        return  # another server is starting
     server = ForkServer(path, raylet_pid)
     for module in modules.split(","):
         importlib.import_module(module)

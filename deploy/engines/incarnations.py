@@ -1,6 +1,6 @@
 """One life of an engine: the processes of its ranks, from their start to the death of the first of them.
 
-Knows engine actors and how Ray's errors tell of a death; knows nothing of Serve and leases.
+Knows engine actors and how Ray's errors report a death; must not know Serve and leases.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CRASH = "Worker exit type: SYSTEM_ERROR"
-"""Part of Ray's message about a process that ended without a notice."""
+"""Part of Ray's message about a process that ended unexpectedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """The common part of a replica's incarnations of its engine."""
+    """What all incarnations of a replica's engine have in common."""
 
     role: str
     """Target or draft."""
     actor: type[EngineActor[Any, Any]]
     arguments: tuple[Any, ...]
-    """Of the actor, beside its settings and epoch."""
+    """Further arguments of the actor, after its settings and epoch."""
     config: EngineConfig
     place: Callable[[int], dict[str, Any]]
     """Ray's options that place a rank."""
 
 
 class Incarnation:
-    """One life of an engine, which begins with `load`; another one has another epoch."""
+    """One life of an engine, which begins with `load`; each has its own epoch."""
 
     findings: Findings | None = None
     """Its findings, once it has loaded; the next incarnation starts with them."""
@@ -72,9 +72,8 @@ class Incarnation:
     async def load(self, known: Findings | None = None) -> ModelInfo:
         """The description of the loaded model; `known` are the findings of an earlier incarnation.
 
-        Raises: its own error, without the trace of the way it came; RayError when it died.
-
-        The engine also raises a follower's error from before the ranks have agreed on their model.
+        Raises: StartupError, without Ray's trace, also for an error of a follower before the ranks have agreed on their
+        model; RayError when a process died.
         """
         try:
             meeting = await self.engine.meeting.remote() if self._followers else None
@@ -91,11 +90,11 @@ class Incarnation:
         return info
 
     async def end(self) -> str:
-        """Why this incarnation has ended, once it has."""
+        """Wait until this incarnation has ended; returns the reason."""
         return await asyncio.shield(self._end)
 
     def fail(self, reason: str) -> None:
-        """Count as dead from now on."""
+        """Treat the incarnation as dead from now on."""
         if not self._end.done():
             self._end.set_result(reason)
 
@@ -112,7 +111,7 @@ class Incarnation:
 
 
 def cause_of_death(error: Exception) -> str:
-    """In a line, without traces, and without Ray's advice, which is a kilobyte and the same for every death."""
+    """The cause in one line, without traces and without Ray's general advice."""
     if isinstance(error, RayTaskError):
         return first_line(error.cause)
     cause = re.search(r"The actor is dead because (.+)", str(error))
@@ -122,6 +121,6 @@ def cause_of_death(error: Exception) -> str:
 
 
 def _log_end(rank: int, end: Future[None]) -> None:
-    """Of a follower: why, if it had a reason of its own."""
+    """Log the error with which a follower ended, if any."""
     if (error := end.exception()) is not None:
         logger.warning("rank %d has ended: %s", rank, str(error).strip().splitlines()[-1])

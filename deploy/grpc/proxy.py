@@ -2,19 +2,19 @@
 
 Serve's own handlers (Ray 2.60) fall short of what callers may expect, and are wrapped here:
 
-- *One message a call, as bytes.* A second message or none is refused; bytes are decoded where an error can be reported.
-- *Overload* is refused before Serve's router, where a call would wait for its refusal (`deploy.api.proxy_admission`).
-- *Errors* come as codes with a last message that is not passed on, so that their details travel with streams, too, and
-  nothing is raised, and logged with its trace, on the way. Serve's own are said in words that a caller can use.
-- *Cancellation.* The proxy passes one on only if it comes while the proxy waits for the replica's next message. If it
-  comes while a message is being written to the client, the stream is merely dropped, the replica is not told, and
-  decodes for nobody until the output is complete. Here a dropped stream is made to wait once more, and cancelled there.
-- *Request ids.* Each call has one, the caller's or its own, which goes with it to Serve and to the orchestrator, and
-  comes back in the trailing metadata, with the trace that it belongs to (`deploy.calls`).
-- *Deadlines* in messages are kept here to the millisecond (`deploy.grpc.proxy_deadline`).
-- *Health* is the application's, asked through the proxy; but a proxy whose node drains (a pod that is to stop, a node
-  that is given back) says NOT_SERVING by itself, so that load balancers leave it before it leaves them. Ray takes
-  seconds to hear of it, and to say so; a file that whoever stops the node leaves there is seen at once.
+- *One message a call, as bytes.* A call with no message or with several is refused. Bytes are decoded where an error
+  can be reported.
+- *Overload* is refused before Serve's router, in which a call waits for its refusal (`deploy.api.proxy_admission`).
+- *Errors* arrive as a status with a last message, which is dropped. Streams thus have details too, and no error is
+  raised, and logged with a trace, on the way. Serve's own errors are reworded for callers.
+- *Cancellation.* Serve's proxy passes it on only while it waits for the replica's next message. If it comes while a
+  message is being written to the client, the stream is just dropped, and the replica decodes until the output is
+  complete. Here a dropped stream waits for the next message once more, and is cancelled there.
+- *Request ids.* Each call has one, given by the caller or generated. It goes to Serve and to the orchestrator, and is
+  returned in the trailing metadata, with the trace context (`deploy.calls`).
+- *Deadlines* in messages are kept to the millisecond (`deploy.grpc.proxy_deadline`).
+- *Health* is that of the application. A proxy on a node that drains also reports NOT_SERVING itself, so that load
+  balancers stop using it in time. Ray takes seconds to report that; the stop file of the node is seen at once.
 
 Runs in the proxy's process, which imports it by the name in `deploy.launch.cluster.SERVICERS`.
 """
@@ -47,17 +47,18 @@ logger = logging.getLogger(__name__)
 Handler = Callable[..., Any]
 
 MAX_PENDING_CALLS = 50_000
-"""Most calls that the server has not taken in yet; beyond this gRPC cancels some. One takes a few kilobytes."""
+"""Largest number of calls that wait for the server to accept them; gRPC cancels calls beyond it. Each takes a few
+kilobytes."""
 COMPLETIONS = frozenset({"Generate", "GenerateStream"})
-"""The methods that take a place for their whole duration."""
+"""The methods that count as completions in admission."""
 _OF_ONE = {
     gRPCStreamingType.STREAM_UNARY: gRPCStreamingType.UNARY_UNARY,
     gRPCStreamingType.STREAM_STREAM: gRPCStreamingType.UNARY_STREAM,
 }
-"""What Serve's handler for one message is made for, in place of one for a stream of them."""
+"""The streaming type of Serve's handler that takes a single message."""
 
 SERVES_OWN = (grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.CANCELLED.value[0])
-"""The codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
+"""Status codes with which Serve ends a call whose replica has died; a caller that cancels gets none."""
 
 NOT_SERVING: bytes = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.NOT_SERVING
@@ -70,16 +71,16 @@ CONNECTION_OPTIONS = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 32 * 1024),
 )
-"""Of each connection: one without a call is closed after ten minutes; a client may probe every ten seconds while a
-stream is silent (gRPC's own five minutes cut the streams of clients that probe every two); most bytes of metadata that
-are taken for sure, and from which on none are."""
+"""Options of each connection: it is closed after ten minutes without a call; clients may send keep-alive pings every
+ten seconds (gRPC's default of five minutes breaks the streams of clients that ping more often); soft and hard limits on
+the size of metadata in bytes."""
 
 
 def take_bursts() -> None:
-    """Before a gRPC server of Serve's is made: have it take in what comes at once, and bound its connections.
+    """Change the options of Serve's gRPC servers, before one is made: for bursts, and to bound connections.
 
-    gRPC cancels calls, without a word, when more than a thousand wait to be taken in: a burst that would have been
-    refused in good order. Serve has no setting for it.
+    gRPC cancels calls without a reason when more than a thousand wait to be accepted, so that a burst would not be
+    refused properly. Serve has no setting for it.
     """
     DEFAULT_GRPC_SERVER_OPTIONS.extend(
         [
@@ -105,7 +106,7 @@ def add_generation_service(servicer: Any, server: Any) -> None:
 
 
 def add_health_service(servicer: Any, server: Any) -> None:
-    """The same for the health of the service."""
+    """As `add_generation_service`, for Health."""
     proxy = _proxy_of(server)
 
     def wrap(handler: Handler, method: str) -> Handler:
@@ -123,7 +124,7 @@ def _proxy_of(server: Any) -> Any:
 
 @contextmanager
 def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[None]:
-    """Inside, `server` makes handlers for streams of messages; `wrap` makes them from Serve's, which take one."""
+    """Within the `with` block `server` makes handlers by `wrap`, from Serve's handlers for one message."""
     make_handler = server.service_handler_factory
 
     def make(service_method: str, streaming_type: gRPCStreamingType) -> Handler:
@@ -140,10 +141,10 @@ def _wrapped(server: Any, wrap: Callable[[Handler, str], Handler]) -> Iterator[N
 
 
 class RawServer:
-    """Passes methods on to a server so that they take bytes, and as many messages as a caller sends.
+    """Registers methods with a server so that they take bytes, and any number of messages.
 
-    gRPC itself reads one message of a unary call and never looks for another, leaves a call without one unanswered, and
-    says UNKNOWN, with the name of a Python class, of what it cannot decode.
+    gRPC itself reads only the first message of a unary call, leaves a call without a message unanswered, and reports a
+    message that it cannot decode as UNKNOWN, with the name of a Python class.
     """
 
     def __init__(self, server: Any) -> None:
@@ -163,9 +164,9 @@ def _taking_bytes(methods: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def one_message(handler: Handler) -> Handler:
-    """The same handler for calls whose messages come as a stream, of which there has to be exactly one.
+    """The handler for calls whose messages come as a stream, which must have exactly one.
 
-    Any other number is UNIMPLEMENTED, as in gRPC's list of status codes.
+    Any other number is refused with UNIMPLEMENTED, as gRPC specifies.
     """
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
@@ -184,7 +185,7 @@ def one_message(handler: Handler) -> Handler:
 
 
 async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
-    """Returns when the caller has sent its last message."""
+    """The only message of a call; returns when the caller has ended its stream of messages."""
     only: bytes | None = None
     async for message in messages:
         if only is not None:
@@ -197,10 +198,10 @@ async def _only(messages: AsyncIterator[bytes], context: Any) -> bytes:
 
 
 def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool) -> Handler:
-    """The same handler for one message, but messages that are too long or have no place are refused here.
+    """The handler for one message, with admission: too long messages and overload are refused here.
 
-    The place is checked before anything is read, and again when the message is complete: a caller that sends nothing
-    takes none.
+    Capacity is checked before the message is read, and again when it is complete: a caller that sends nothing takes no
+    place.
     """
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
@@ -236,7 +237,7 @@ def admitted(handler: Handler, admission: ProxyAdmission, *, is_completion: bool
 
 
 def refusing(handler: Handler) -> Handler:
-    """Serve's handler, with our form of errors, and streams that end when they are dropped."""
+    """Serve's handler, with our errors, and with cancellation of streams that the client drops."""
 
     async def unary(message: bytes, context: Any) -> bytes:
         answer: bytes = await handler(message, LastingContext(context))
@@ -247,7 +248,7 @@ def refusing(handler: Handler) -> Handler:
         replies = handler(message, LastingContext(context))
         try:
             async for reply in replies:
-                if not context.code():  # the last message, which brings the code and its details and ends the stream
+                if not context.code():  # the last message only carries the status
                     yield reply
         except GeneratorExit:
             await _cancel(replies)
@@ -258,7 +259,7 @@ def refusing(handler: Handler) -> Handler:
 
 
 def _explain(context: Any) -> None:
-    """Rewrite an error of Serve's own, which has none of our details, for callers."""
+    """Reword an error of Serve's own, which has no details."""
     if any(key == DETAILS_KEY for key, _ in context.trailing_metadata()):
         return
     if context.code() in SERVES_OWN:
@@ -284,7 +285,7 @@ async def _abort(context: Any, error: OutriderError) -> NoReturn:
 
 
 def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
-    """The same answer, but NOT_SERVING while the proxy drains, or its node is about to stop."""
+    """The handler, but NOT_SERVING while the proxy drains or its node is about to stop."""
 
     async def check(request: Any, context: Any) -> bytes:
         if is_draining() or is_to_stop():
@@ -296,17 +297,17 @@ def honest(handler: Handler, is_draining: Callable[[], bool]) -> Handler:
 
 
 async def _cancel(stream: AsyncIterator[Any]) -> None:
-    """Cancel `stream` where it waits for its next message: there alone it passes the cancellation on."""
+    """Cancel `stream` while it waits for its next message: only then is the cancellation passed on."""
     reading = _exhaust(stream)
     reader = asyncio.ensure_future(reading)
     try:
         await asyncio.sleep(0)
-    except GeneratorExit:  # the loop is gone: nobody runs what would be waited for
+    except GeneratorExit:  # the event loop has ended
         reader.cancel()
         reading.close()
         raise
     except BaseException:
-        await _ended(reader)  # a loop that ends cancels this task, and does not know the new reader yet
+        await _ended(reader)  # a loop that ends cancels this task, but not the new reader
         raise
     await _ended(reader)
 

@@ -1,7 +1,7 @@
 """Ends a call in the proxy at the deadline in its message.
 
-The orchestrator ends it by the same duration, and counts it. But its clock starts a hop later, and its reply takes
-another hop: on busy processors 20 to 30 ms each. So the proxy answers the client, and the call ends by itself.
+The orchestrator applies the same timeout and counts it, but its clock starts a hop later and its reply takes another
+hop: 20 to 30 ms each on a busy CPU. Therefore the proxy answers the client, and the call then ends by itself.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Handler = Callable[..., Any]
 T = TypeVar("T")
 
 FAREWELL_S = 5.0
-"""Seconds after its deadline at which a call that has not ended by itself is cancelled."""
+"""Seconds after its deadline after which a call that has not ended is cancelled."""
 
 TOO_LATE = "the request's time ran out"
 
 _leaving: set[asyncio.Task[None]] = set()
-"""Strong references: nothing else keeps the tasks."""
+"""Strong references to tasks, which asyncio does not keep."""
 
 
 def punctual(handler: Handler) -> Handler:
-    """The same handler, which raises DeadlinePassed as soon as the `timeout_s` of its message is over."""
+    """The handler, which raises DeadlinePassed as soon as the `timeout_s` of its message has passed."""
 
     async def unary(message: bytes, context: Any) -> bytes:
         answer = handler(message, context)
@@ -57,9 +57,9 @@ def punctual(handler: Handler) -> Handler:
 
 
 def timeout_of(message: bytes) -> float | None:
-    """The seconds in the request; None without a valid value, which other checks report.
+    """`timeout_s` of the request in seconds; None without a valid value, which is reported elsewhere.
 
-    The request id in the message becomes that of the call.
+    Also makes the request id in the message that of the call.
     """
     try:
         request = pb.GenerateRequest.FromString(message)
@@ -103,7 +103,7 @@ async def _next(replies: AsyncGenerator[bytes, None]) -> bytes | None:
 
 
 async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
-    """Wait for `work`, up to its deadline. Cancellation cancels `work`, and waits until it has ended."""
+    """Wait for `work` until its deadline. On cancellation, cancel `work` and wait until it has ended."""
     left_s = max(0.0, end_s - asyncio.get_running_loop().time())
     try:
         await asyncio.wait([work], timeout=left_s)
@@ -115,7 +115,7 @@ async def _is_done(work: asyncio.Future[Any], end_s: float) -> bool:
 
 
 async def _nothing_more(work: Awaitable[Any], replies: AsyncGenerator[bytes, None] | None = None) -> None:
-    """Let a late call end by itself."""
+    """Wait until a late call has ended by itself, at most FAREWELL_S."""
     try:
         async with asyncio.timeout(FAREWELL_S):
             await work
@@ -123,7 +123,7 @@ async def _nothing_more(work: Awaitable[Any], replies: AsyncGenerator[bytes, Non
                 async for _ in replies:
                     pass
     except TimeoutError:
-        logger.warning("a call had not ended %g s after its deadline, and is cancelled", FAREWELL_S)
+        logger.warning("a call had not ended %g s after its deadline and is cancelled", FAREWELL_S)
 
 
 def _leave(rest: Coroutine[Any, Any, None]) -> None:

@@ -1,6 +1,6 @@
-"""What a call through Serve's gRPC proxy is named by: in its metadata on the way in, in its trailers on the way out.
+"""Request ids of calls through Serve's gRPC proxy: from the metadata of the call, to its trailing metadata.
 
-Knows `deploy.calls` and how Serve asks a call's context; must not know what the call does.
+Knows `deploy.calls` and how Serve uses a call's context; must not know what the call does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from deploy import calls
 Handler = Callable[..., Any]
 
 SERVES_REQUEST_ID = "request_id"
-"""Metadata by which Serve names a call in its own logs."""
+"""Metadata key of the id that Serve uses in its own logs."""
 
 
 def identified(handler: Handler) -> Handler:
-    """The same handler for calls that have a request id, which their trailing metadata tell."""
+    """The handler, with a request id for each call, which is returned in its trailing metadata."""
 
     async def unary(messages: AsyncIterator[bytes], context: Any) -> bytes:
         calls.begin(context.invocation_metadata())
@@ -40,23 +40,23 @@ def identified(handler: Handler) -> Handler:
 
 
 def _echo(context: Any) -> None:
-    """An error that an orchestrator has told has them already."""
+    """Add the call's headers to the trailing metadata, unless the orchestrator has done so."""
     trailers, call = list(context.trailing_metadata()), calls.current()
     if call is not None and all(key != calls.REQUEST_ID for key, _ in trailers):
         context.set_trailing_metadata([*trailers, *call.headers])
 
 
 def trailers() -> tuple[tuple[str, str], ...]:
-    """Of an error that is said by code and message alone."""
+    """Trailing metadata of an error without details."""
     call = calls.current()
     return call.headers if call is not None else ()
 
 
 class LastingContext:
-    """A call's context whose peer can still be read when the call is done, as Serve does for its access log.
+    """A call's context whose peer can be read after the call has ended, as Serve does for its access log.
 
-    gRPC reads the peer from the call itself, and crashes the process once that is gone. Its metadata name the call, for
-    Serve, too.
+    gRPC reads the peer from the call object, and crashes the process when that is gone. The metadata here include the
+    request id under the key that Serve reads.
     """
 
     def __init__(self, context: Any) -> None:

@@ -1,4 +1,4 @@
-"""From the core to the wire: chunks, completions and models become messages.
+"""From records to protobuf: chunks, completions and models.
 
 Pure functions; `deploy.grpc.translate` goes the other way.
 """
@@ -42,7 +42,7 @@ _CALLS = {
 
 
 def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage) -> pb.GenerateChunk:
-    """One message of a stream: a piece of sample `index`, whose request this is; `usage` is that of all samples."""
+    """One message of a stream: a chunk of sample `index`, with its request and the usage of all samples."""
     return pb.GenerateChunk(
         index=index,
         request_id=request.request_id,
@@ -61,7 +61,7 @@ def to_chunk(chunk: Chunk, request: GenerationRequest, index: int, usage: Usage)
 def to_response(
     chunks: Sequence[Sequence[Chunk]], requests: Sequence[GenerationRequest], usage: Usage
 ) -> pb.GenerateResponse:
-    """The whole of a stream in one message; `chunks` are those of each sample."""
+    """A whole completion in one message; `chunks` are those of each sample."""
     first, *others = map(_sample, chunks, requests)
     return pb.GenerateResponse(
         request_id=requests[0].request_id,
@@ -78,7 +78,7 @@ def to_response(
 
 
 def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
-    """The last chunk is the one that says how it ended."""
+    """One sample of several; its last chunk has the finish reason."""
     return pb.Sample(
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
@@ -92,7 +92,7 @@ def _sample(chunks: Sequence[Chunk], request: GenerationRequest) -> pb.Sample:
 def to_model_info(
     config: ServiceConfig, target: ModelInfo, draft: ModelInfo | None, defaults: Sampling, control: ControlReport
 ) -> pb.GetModelInfoResponse:
-    """The served pair, what a request gets that leaves everything unset, and how drafting is doing."""
+    """The served pair, the defaults of unset fields, and the state of the policy."""
     return pb.GetModelInfoResponse(
         model=config.model_name,
         target=_model(target),
@@ -105,7 +105,7 @@ def to_model_info(
 
 
 def to_model_list(served: Sequence[Served]) -> pb.ListModelsResponse:
-    """What requests can ask for."""
+    """The models that requests can name."""
     return pb.ListModelsResponse(models=map(_listed, served))
 
 
@@ -182,7 +182,7 @@ def _receipt(receipt: Receipt) -> pb.Receipt:
 
 
 def _receipt_sampling(fields: Mapping[str, Any]) -> pb.SamplingParams:
-    """The objects of JSON have texts for keys, and a list of lists is a list of messages here."""
+    """From the receipt's JSON form, where keys are strings and bad words lists."""
     bias = {int(token_id): value for token_id, value in fields["logit_bias"].items()}
     words = [pb.TokenIds(ids=ids) for ids in fields["bad_word_ids"]]
     return pb.SamplingParams(**{**fields, "logit_bias": bias, "bad_word_ids": words})

@@ -1,7 +1,7 @@
-"""The RPCs of GenerationService and Health: what a client says comes in, what it is told goes out.
+"""The RPCs of GenerationService and Health.
 
-Knows the messages, the service and how Serve's proxy takes errors; must not know Ray actors or leases. Serve routes by
-the method's name and passes `grpc_context` by that name.
+Knows the messages, the service and how Serve's proxy passes errors on; must not know Ray actors or leases. Serve routes
+by the method's name and passes `grpc_context` by that name.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from deploy.grpc.wire import fault_in
 from protos.outrider.v1 import generation_pb2 as pb
 
 SERVICE_NAMES = frozenset({"", "outrider.v1.GenerationService", "grpc.health.v1.Health"})
-"""What Health is asked about; empty means the whole server."""
+"""Names that Health knows; the empty one means the whole server."""
 MAX_WATCHES = 16
-"""Streams of Health at once; Serve counts them among the calls that a replica takes."""
+"""Largest number of Health streams at once; Serve counts them among the calls of a replica."""
 WATCH_RETRY_S = 10.0
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 
 class CallContext(Protocol):
-    """What Serve lets a method say about its call."""
+    """The part of Serve's gRPC context that is used."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
 
@@ -47,9 +47,9 @@ class CallContext(Protocol):
 
 
 class Servicer:
-    """Answers every RPC of the application, Health apart to those alone who pass the gate.
+    """Answers every RPC of the application; all but Health require authentication, if it is configured.
 
-    It never shows a client a stack trace.
+    Clients never get a stack trace.
     """
 
     def __init__(self, models: Models, clock: Clock, authenticator: Authenticator, offload: Offload) -> None:
@@ -61,17 +61,17 @@ class Servicer:
         self._num_watches = 0
 
     async def wind_down(self) -> int:
-        """Take nothing new from now on, and say so to whoever asks Health; returns how many completions go on."""
+        """Refuse new requests and report NOT_SERVING; returns the number of completions in progress."""
         self._models.is_winding_down = True
         self._is_winding_down.set()
         return sum(model.completions.wind_down() for model in self._models.all)
 
     async def cut_off(self) -> None:
-        """End what is in progress with UNAVAILABLE; returns when all that it held has been given back."""
+        """End completions in progress with UNAVAILABLE; returns when their leases have ended."""
         await asyncio.gather(*(model.completions.close() for model in self._models.all))
 
     async def places(self) -> Places:
-        """How many completions this orchestrator takes at once; proxies ask."""
+        """Limits on the completions of this orchestrator, for proxies."""
         return self._models.places
 
     async def Generate(self, request: bytes, grpc_context: CallContext) -> pb.GenerateResponse:
@@ -81,8 +81,8 @@ class Servicer:
     async def GenerateStream(self, request: bytes, grpc_context: CallContext) -> AsyncGenerator[pb.GenerateChunk, None]:
         """One completion, each piece sent as soon as it is committed.
 
-        An error comes as a last, empty piece that carries code and details through Serve, and that `deploy.grpc.proxy`
-        keeps back: of one that is raised Serve sends no details, and logs its trace in two places.
+        An error is sent as a last, empty chunk that carries code and details through Serve; `deploy.grpc.proxy` drops
+        the chunk. Serve would send a raised error without details, and log its trace twice.
         """
         calls.begin(grpc_context.invocation_metadata())
         with calls.answering("GenerateStream") as answer:
@@ -92,35 +92,35 @@ class Servicer:
                     async for chunk in chunks:
                         yield chunk
                 answer.status = "OK"
-            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
                 answer.status = _tell(grpc_context, error)
                 yield pb.GenerateChunk()
 
     async def ListModels(self, request: bytes, grpc_context: CallContext) -> pb.ListModelsResponse:
-        """The models that requests can ask for."""
+        """The models that requests can name."""
         empty = pb.ListModelsResponse()
         return await self._answer(self._list_models, pb.ListModelsRequest, request, empty, grpc_context)
 
     async def GetModelInfo(self, request: bytes, grpc_context: CallContext) -> pb.GetModelInfoResponse:
-        """The models that are served, what unset fields take, and how drafting is doing."""
+        """One model: its pair, the defaults of unset fields, and the state of the policy."""
         empty = pb.GetModelInfoResponse()
         return await self._answer(self._model_info, pb.GetModelInfoRequest, request, empty, grpc_context)
 
     async def Tokenize(self, request: bytes, grpc_context: CallContext) -> pb.TokenizeResponse:
-        """The ids of a text."""
+        """Token ids of a text."""
         return await self._answer(self._tokenize, pb.TokenizeRequest, request, pb.TokenizeResponse(), grpc_context)
 
     async def Detokenize(self, request: bytes, grpc_context: CallContext) -> pb.DetokenizeResponse:
-        """The text of some ids."""
+        """Text of token ids."""
         empty = pb.DetokenizeResponse()
         return await self._answer(self._detokenize, pb.DetokenizeRequest, request, empty, grpc_context)
 
     async def Check(self, request: bytes, grpc_context: CallContext) -> HealthCheckResponse:
-        """Whether the service takes requests. It is called only when it does: a replica without models has no RPCs."""
+        """Whether the service takes requests. A replica that is still loading has no RPCs at all."""
         calls.begin(grpc_context.invocation_metadata())
         try:
             return HealthCheckResponse(status=self._health_of(parse(HealthCheckRequest, request).service))
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+        except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
             _tell(grpc_context, error)
             return HealthCheckResponse()
 
@@ -131,7 +131,7 @@ class Servicer:
             parse(HealthListRequest, request)
             status = HealthCheckResponse(status=self._health)
             return HealthListResponse(statuses=dict.fromkeys(sorted(SERVICE_NAMES), status))
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+        except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
             _tell(grpc_context, error)
             return HealthListResponse()
 
@@ -143,7 +143,7 @@ class Servicer:
         calls.begin(grpc_context.invocation_metadata())
         try:
             message = self._admit_watch(request)
-        except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+        except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
             _tell(grpc_context, error)
             yield HealthCheckResponse()
             return
@@ -167,7 +167,7 @@ class Servicer:
 
     def _admit_watch(self, request: bytes) -> HealthCheckRequest:
         if self._num_watches >= MAX_WATCHES:
-            raise Overloaded("health is watched by too many", WATCH_RETRY_S)
+            raise Overloaded("too many Health watches are open", WATCH_RETRY_S)
         return parse(HealthCheckRequest, request)
 
     def _health_of(self, service: str) -> HealthCheckResponse.ServingStatus:
@@ -188,19 +188,20 @@ class Servicer:
         empty: Reply,
         context: CallContext,
     ) -> Reply:
-        """What `method` gives; or `empty`, with the error told to the caller: one that is raised loses its trailers."""
+        """The reply of `method`; or `empty`, with the error set on the context, because a raised error loses its
+        details."""
         calls.begin(context.invocation_metadata())
         with calls.answering(kind.DESCRIPTOR.name.removesuffix("Request")) as answer:
             try:
                 reply = await method(await self._admit(kind, request, context))
                 answer.status = "OK"
-            except Exception as error:  # noqa: BLE001 - at the rim: no client may see a stack trace
+            except Exception as error:  # noqa: BLE001 - at the edge: no client may see a stack trace
                 answer.status = _tell(context, error)
                 return empty
             return reply
 
     async def _admit(self, kind: type[Request], request: bytes, context: CallContext) -> Request:
-        """The message, if its caller may call and it is not too long. Raises: RequestError."""
+        """Authenticate the caller, check the size and decode the message. Raises: RequestError."""
         calls.belongs_to(self._authenticator.check(context.invocation_metadata()))
         most = self._models.max_request_bytes
         if len(request) > most:
@@ -233,7 +234,7 @@ class Servicer:
         _check_size(message, served)
         size = message.ByteSize()
         return await self._offload.run(
-            max(size, LONG_BYTES) if message.HasField("structured_output") else size,  # a grammar is compiled
+            max(size, LONG_BYTES) if message.HasField("structured_output") else size,  # compiling a grammar takes long
             translate.to_requests,
             message,
             served,
@@ -261,7 +262,7 @@ class Servicer:
 
 
 def parse(kind: type[Request], data: bytes) -> Request:
-    """The message that `data` encodes. Raises: InvalidRequest, which names the first field that cannot be decoded."""
+    """Decode `data`. Raises: InvalidRequest, which names the first field that cannot be decoded."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -280,14 +281,14 @@ def _text_of(message: pb.DetokenizeRequest, served: Served) -> pb.DetokenizeResp
 
 
 def _check_size(message: Message, served: Served) -> None:
-    """The limit of the model that is asked for. Raises: InvalidRequest."""
+    """Check the size against the limit of the model. Raises: InvalidRequest."""
     most, size = served.config.limits.max_message_bytes, message.ByteSize()
     if size > most:
         raise InvalidRequest("request", f"must be at most {most} bytes long, got {size}")
 
 
 def _tell(context: CallContext, error: Exception) -> str:
-    """Give the call the status of `error`, details included; it travels with the next message. Its name."""
+    """Set status and details of `error` on the call, which go with its next message; returns the name of the status."""
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)

@@ -1,7 +1,7 @@
-"""Errors as a gRPC client sees them: a status code, one readable line, and details that programs can read.
+"""Errors for gRPC clients: a status code, one readable line, and machine-readable details.
 
-Knows the error tree and google.rpc; must not know which method failed. No stack trace passes: an unexpected error is
-logged under an id, and the client gets the id.
+Knows the error tree and google.rpc; must not know which method failed. Clients never get a stack trace: an unexpected
+error is logged under an id, and the client gets that id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Status:
     details: tuple[Message, ...] = ()
 
     def to_proto(self) -> status_pb2.Status:
-        """The content of the trailers."""
+        """As google.rpc.Status."""
         packed = []
         for detail in self.details:
             packed.append(any_pb2.Any())
@@ -38,13 +38,13 @@ class Status:
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
 
     def to_trailers(self) -> list[tuple[str, str | bytes]]:
-        """The same as entries of trailing metadata, with what the call is named by."""
+        """As trailing metadata, with the headers that identify the call."""
         call = calls.current()
         return [(DETAILS_KEY, self.to_proto().SerializeToString()), *(call.headers if call is not None else ())]
 
 
 def status_of(error: Exception) -> Status:
-    """The status of any error; one that is not an OutriderError is logged, and the client gets its id alone."""
+    """The status of any error; one that is not an OutriderError is logged, and its status only has the id."""
     if not isinstance(error, OutriderError):
         return Status(grpc.StatusCode.INTERNAL, told(error), _request_info())
     return Status(grpc.StatusCode[error.status], told(error), (*_details(error), *_request_info()))

@@ -1,4 +1,4 @@
-"""From the wire to the core: a message says what was given, which `deploy.api` checks.
+"""From protobuf to `Given`, which `deploy.api` checks.
 
 Pure functions. Knows the generated messages; must not know gRPC, Serve or sessions (`deploy.grpc.responses` goes the
 other way).
@@ -31,7 +31,7 @@ def to_requests(
 
 
 def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
-    """What the message gives; what it is named by, if it brings no name, and whose it is, is said by the call.
+    """The message's fields; caller and, if the message has none, the request id come from the call.
 
     Raises: InvalidRequest for a verification that has no name.
     """

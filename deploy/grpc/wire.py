@@ -1,6 +1,6 @@
-"""Explains bytes that are no message: an undecodable field is refused by its name.
+"""Finds the field of a message that cannot be decoded.
 
-Pure functions over the protobuf runtime. protobuf itself reports a string that is not UTF-8 without its name.
+Pure functions over the protobuf runtime, which itself does not name the string field that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LENGTH_DELIMITED = 2
 
 
 def fault_in(data: bytes, kind: type[Message]) -> InvalidRequest:
-    """What to say of `data`, which does not decode as such a message: it names the first field that cannot be."""
+    """The error for `data` that does not decode as `kind`; names the first field that cannot be decoded."""
     field, problem = _first_fault(kind.DESCRIPTOR, data) or ("request", f"is not a {kind.DESCRIPTOR.name}")
     return InvalidRequest(field, problem)
 
@@ -28,7 +28,7 @@ def fault_in(data: bytes, kind: type[Message]) -> InvalidRequest:
 def _first_fault(descriptor: Any, data: bytes, path: str = "") -> tuple[str, str] | None:
     """The path of the first field that cannot be decoded, and the reason; None when all can."""
     try:
-        fields: Any = UnknownFieldSet(Empty.FromString(data))  # decodes the structure alone: nothing is checked as text
+        fields: Any = UnknownFieldSet(Empty.FromString(data))  # decodes the structure without checking strings
     except DecodeError:
         return path or "request", f"is not a {descriptor.name}: its encoding is corrupt"
     faults = (_fault_of(field, content, path) for field, content in _delimited(descriptor, fields))
@@ -50,5 +50,5 @@ def _fault_of(field: Any, content: bytes, path: str) -> tuple[str, str] | None:
         try:
             content.decode("utf-8")
         except UnicodeDecodeError as error:
-            return name, f"must be UTF-8, which it is not from byte {error.start} on"
+            return name, f"must be UTF-8; byte {error.start} is not"
     return None

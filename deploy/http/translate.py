@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from core.errors import InvalidRequest
 from core.records import GenerationRequest, Verification
@@ -30,20 +29,11 @@ _PARAMS = (
 """From a field's path in the proto to the body's, where all bodies have the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What of a body depends on the model that it is for."""
-
-    asked: AskedTools | None
-    held: Held | None
-
-
-def _wanted(body: Body, served: Served) -> _Wanted:
-    asked = body.tools_asked
+def _held(body: Body, asked: AskedTools | None, served: Served) -> Held | None:
+    """The structure of the output, forced tool calls in this model's format included. Raises: InvalidRequest."""
     if asked is None:
-        return _Wanted(None, held_to(body, None, None))
-    calls = require_calls(formats_of(served.config.http, served.tokenizer), served.tokenizer)
-    return _Wanted(asked, held_to(body, asked, calls))
+        return held_to(body, None, None)
+    return held_to(body, asked, require_calls(formats_of(served.config.http, served.tokenizer), served.tokenizer))
 
 
 def reading_of(body: Body, request: GenerationRequest, served: Served) -> Reading:
@@ -63,17 +53,19 @@ def reading_of(body: Body, request: GenerationRequest, served: Served) -> Readin
 def to_requests(body: Body, served: Served, now: float, request_id: str, caller: str = "") -> list[GenerationRequest]:
     """One record for each of the outputs, complete and within all limits. Raises: InvalidRequest."""
     body.check()
-    wanted = _wanted(body, served)
-    given = given_by(body, wanted, request_id, caller)
-    with _fields_named_as_in(body, wanted.held):
+    asked = body.tools_asked
+    held = _held(body, asked, served)
+    given = given_by(body, asked, held, request_id, caller)
+    with _fields_named_as_in(body, held):
         return api.to_requests(given, served, now)
 
 
 def prompt_of(body: Body, served: Served) -> tuple[int, ...]:
     """The token ids of the prompt. Raises: InvalidRequest."""
-    wanted = _wanted(body, served)
-    with _fields_named_as_in(body, wanted.held):
-        return api.prompt_ids(given_by(body, wanted, ""), served)
+    asked = body.tools_asked
+    held = _held(body, asked, served)
+    with _fields_named_as_in(body, held):
+        return api.prompt_ids(given_by(body, asked, held), served)
 
 
 @contextmanager
@@ -95,7 +87,7 @@ def _check_reports(body: Body, speculation: Speculation) -> None:
             raise InvalidRequest(field, "is for /v1/completions and /v1/chat/completions: no other reply has a place")
 
 
-def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> Given:
+def given_by(body: Body, asked: AskedTools | None, held: Held | None, request_id: str = "", caller: str = "") -> Given:
     """The body's fields. Raises: InvalidRequest for a field that this kind of body cannot have."""
     prompt, speculation = body.prompt_given, body.speculation or Speculation()
     _check_reports(body, speculation)
@@ -103,7 +95,7 @@ def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> 
         text=prompt if isinstance(prompt, str) else None,
         token_ids=prompt if isinstance(prompt, list) else None,
         chat=body.chat,
-        tools=wanted.asked.shown if wanted.asked is not None else (),
+        tools=asked.shown if asked is not None else (),
         template_arguments=body.template_arguments,
         request_id=request_id,
         caller=caller,
@@ -133,7 +125,7 @@ def given_by(body: Body, wanted: _Wanted, request_id: str, caller: str = "") -> 
         num_prompt_logprobs=body.num_prompt_logprobs,
         num_samples=body.num_samples,
         timeout_s=body.timeout_s,
-        structure=wanted.held and wanted.held[1],
+        structure=held and held[1],
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LinkTroubles:
-    """Failures of one orchestrator's links since its start."""
+    """Counts of failures of one orchestrator's links since its start."""
 
     num_unopened: int = 0
     """Number of attempts that failed."""
@@ -20,13 +20,13 @@ class LinkTroubles:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """One engine's end. It travels with a lease's grant, through Ray alone."""
+    """The engine's end of a link. It is sent with the grant of a lease, over Ray only."""
 
     host: str
     port: int
     epoch: int
-    """Epoch of the engine; one that was restarted in its place has another."""
+    """Epoch of the engine; an engine that replaces it has another."""
     key: bytes = field(repr=False)
-    """Drawn by the engine as it starts; neither end ever sends it."""
+    """Shared secret, drawn by the engine at start and never sent over the link."""
     has_tls: bool = False
-    """Whether the engine speaks TLS there, and nothing else."""
+    """Whether the port takes TLS connections only."""

@@ -23,7 +23,7 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """The replies to one batch, filled in as they come."""
+    """The replies to one batch, filled in as they arrive."""
 
     first_number: int
     future: asyncio.Future[list[Any]]
@@ -34,7 +34,7 @@ class _Call:
         self.num_open = len(self.replies)
 
     def fill(self, number: int, reply: Reply) -> None:
-        """Completes the call with the last of its replies; the caller may have given up meanwhile."""
+        """Add a reply; the last one completes the call, unless the caller has been cancelled."""
         self.replies[number - self.first_number] = reply
         self.num_open -= 1
         if self.num_open == 0 and not self.future.done():
@@ -43,13 +43,13 @@ class _Call:
 
 @dataclass(eq=False, slots=True)
 class _Growing:
-    """The call that takes one session's growth, until its end."""
+    """A call that receives the updates of one session's growth, until its end."""
 
     take: Callable[[DraftUpdate], None]
     future: asyncio.Future[Any]
 
     def fill(self, _number: int, reply: Reply) -> None:
-        """Completes the call with the reply that ends it; the caller may have given up meanwhile."""
+        """Pass on an update, or complete the call with the last reply, unless the caller has been cancelled."""
         if self.future.done():
             return
         if not isinstance(reply, DraftUpdate):
@@ -57,7 +57,7 @@ class _Growing:
             return
         try:
             self.take(reply)
-        except Exception as error:  # noqa: BLE001  it is the asker's to handle, and the link is others', too
+        except Exception as error:  # noqa: BLE001  the caller handles it; others use the same link
             self.future.set_exception(error)
 
 
@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
                 try:
                     await link._opened
                 except BaseException:
-                    link.close("it was given up")
+                    link.close("the attempt to open it was cancelled")
                     raise
         except OSError as error:  # TimeoutError, too
             raise LinkError(str(error) or f"no answer within {HANDSHAKE_TIMEOUT_S:g} s") from error
@@ -103,7 +103,7 @@ class Link(asyncio.Protocol):
         return self._end is not None
 
     async def exchange(self, batch: Sequence[Request]) -> list[Any]:
-        """One reply for each request, in order, when the last of them is there.
+        """One reply for each request, in order, when all of them have arrived.
 
         Raises: WorkerLost when the link has closed or closes meanwhile; FrameTooLong, and then nothing was sent.
         """
@@ -163,7 +163,7 @@ class Link(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass
         tune(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -197,7 +197,7 @@ class Link(asyncio.Protocol):
     def _on_replies(self, frame: bytes) -> None:
         replies, lost = decode_replies(frame)
         for number, reply in replies:
-            if (call := self._calls.get(number)) is not None:  # else nobody waits for it any more
+            if (call := self._calls.get(number)) is not None:  # else its caller was cancelled
                 if not isinstance(reply, DraftUpdate):
                     del self._calls[number]
                 call.fill(number, reply)
@@ -206,8 +206,8 @@ class Link(asyncio.Protocol):
 
 
 def _check_tls(address: LinkAddress, certificates: Certificates | None) -> None:
-    """Raises: LinkError when only one end has TLS, which neither would report by itself."""
+    """Raises: LinkError when only one end has TLS, which would otherwise fail without a reason."""
     if address.has_tls and certificates is None:
-        raise LinkError(f"the engine asks for TLS, and here neither engine.link_tls nor {TLS_DIR} is set")
+        raise LinkError(f"the engine requires TLS, but here neither engine.link_tls nor {TLS_DIR} is set")
     if certificates is not None and not address.has_tls:
-        raise LinkError(f"the engine has no TLS, which is asked for here (engine.link_tls or {TLS_DIR})")
+        raise LinkError(f"the engine has no TLS, but it is required here (engine.link_tls or {TLS_DIR})")

@@ -1,11 +1,11 @@
-"""How a link begins: the engine challenges, the orchestrator proves that it knows the key, the engine proves it, too.
+"""The handshake of a link: each end proves that it knows the key.
 
     engine         Challenge  version, nonce
     orchestrator   Hello      version, epoch, nonce, HMAC(key, "orchestrator" + both nonces)
     engine         Welcome    HMAC(key, "engine" + both nonces)
 
 The key itself is never sent, proofs are compared in constant time, and a recorded handshake is of no use for another.
-What follows is neither encrypted nor signed by this: that is for TLS below (`tls`), or the network. Pure functions.
+It does not encrypt or sign what follows: that takes TLS (`tls`) or a private network. Pure functions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from protos.outrider.link.v1 import link_pb2 as pb
 VERSION = 5
 KEY_BYTES = NONCE_BYTES = 32
 MAX_HANDSHAKE_BYTES = 256
-"""Longest frame before the handshake has ended."""
+"""Largest frame, in bytes, before the handshake has ended."""
 HANDSHAKE_TIMEOUT_S = 5.0
 
 
 def challenge() -> pb.Challenge:
-    """A fresh one."""
+    """A new challenge with a random nonce."""
     return pb.Challenge(version=VERSION, nonce=secrets.token_bytes(NONCE_BYTES))
 
 
 def answer(challenge: pb.Challenge, address: LinkAddress) -> pb.Hello:
-    """The orchestrator's answer to a challenge. Raises: LinkError for a version that is not ours."""
+    """The orchestrator's answer to a challenge. Raises: LinkError for another version of the protocol."""
     _check_version(challenge.version)
     nonce = secrets.token_bytes(NONCE_BYTES)
     proof = _proof(address.key, b"orchestrator", challenge.nonce, nonce)
@@ -49,7 +49,7 @@ def admit(hello: pb.Hello, challenge: pb.Challenge, epoch: int, key: bytes) -> p
 
 
 def check_welcome(welcome: pb.Welcome, challenge: pb.Challenge, hello: pb.Hello, address: LinkAddress) -> None:
-    """Raises: LinkError unless the engine knows the key, too."""
+    """Check the engine's proof. Raises: LinkError when it does not know the key."""
     if not hmac.compare_digest(welcome.proof, _proof(address.key, b"engine", challenge.nonce, hello.nonce)):
         raise LinkError("the process at this address does not know the engine's key")
 

@@ -1,4 +1,4 @@
-"""The links of one orchestrator process: at most one to each engine, opened when a lease first leads there.
+"""The links of one orchestrator process: at most one to each engine, opened with the first lease on it.
 
 A link that cannot be opened is logged and counted, and tried again later; meanwhile calls go through Ray.
 """
@@ -39,9 +39,9 @@ class Links:
         return LinkTroubles(self._num_unopened, self._num_lost)
 
     async def to(self, engine_id: str, address: LinkAddress | None) -> Link | None:
-        """The link to this engine, opened if needed; None when there is none now.
+        """The link to this engine, opened if needed; None while there is none.
 
-        It waits for the first attempt; later ones run in the background, while calls go through Ray.
+        Waits for the first attempt; later attempts run in the background, while calls go through Ray.
         """
         self._forget_closed()
         if address is None or engine_id in self._links:
@@ -60,7 +60,8 @@ class Links:
         self._links.clear()
 
     def _open(self, engine_id: str, address: LinkAddress) -> asyncio.Task[Link | None]:
-        """Others share the attempt, so it must not end with the request that began it."""
+        """Start to open the link, or join the attempt in progress, which does not end with the request that started
+        it."""
         task = self._opening.get(engine_id)
         if task is None:
             task = asyncio.create_task(self._try(engine_id, address), context=contextvars.Context())
@@ -72,7 +73,7 @@ class Links:
             link = self._links[engine_id] = await Link.open(address, self._certificates)
         except LinkError as error:
             if engine_id not in self._unopened_s:
-                logger.warning("no link to %s, which is called through Ray instead: %s", engine_id, error)
+                logger.warning("no link to %s; calls go through Ray instead: %s", engine_id, error)
             self._num_unopened += 1
             self._unopened_s[engine_id] = time.monotonic()
             return None

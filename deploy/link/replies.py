@@ -15,13 +15,13 @@ from protos.outrider.link.v1 import link_pb2 as pb
 
 Reply = Verdict | DraftDone | DraftUpdate | Missing | Refused
 INT, FLOAT = np.dtype("<i4"), np.dtype("<f4")
-"""Of columns."""
+"""Types of the columns of new nodes."""
 Numbered = tuple[int, Reply]
 """The number of a request, and the reply to it."""
 
 
 def encode_replies(replies: Sequence[Numbered]) -> bytes:
-    """One message with all of them."""
+    """Encode replies as one message."""
     return pb.Replies(replies=[_encode(number, reply) for number, reply in replies]).SerializeToString()
 
 
@@ -31,7 +31,7 @@ def encode_loss(reason: str) -> bytes:
 
 
 def decode_replies(frame: bytes) -> tuple[list[Numbered], str | None]:
-    """The replies; and why the engine has failed, if it has. Raises: LinkError."""
+    """The replies, and why the engine has failed, or None. Raises: LinkError."""
     message = parse(pb.Replies, frame)
     try:
         replies = [(each.number, _decode(each)) for each in message.replies]
@@ -70,7 +70,7 @@ def _decode(message: pb.Reply) -> Reply:
             return Missing(stamp, message.missing.held)
         case "refused":
             return Refused(stamp, message.refused.reason, message.refused.is_final)
-    raise ValueError("its kind is unknown to this end")
+    raise ValueError("unknown kind of reply; both ends must have the same version")
 
 
 def _encode_verdict(verdict: Verdict) -> pb.Verdict:

@@ -25,7 +25,7 @@ from protos.outrider.link.v1 import link_pb2 as pb
 Request = VerifyRequest | Continuation | DraftRequest
 
 VERIFICATION_PREFIX = "VERIFICATION_"
-"""Of the names of rules on the wire."""
+"""Prefix of the names of rules in the proto."""
 _GRAMMAR_KINDS = {
     GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
     GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
@@ -37,7 +37,7 @@ _KINDS_BY_NUMBER = {number: kind for kind, number in _GRAMMAR_KINDS.items()}
 
 
 def encode_requests(first_number: int, batch: Sequence[Request]) -> bytes:
-    """One message; all requests of a batch are of one kind."""
+    """Encode a batch as one message; its requests are numbered from `first_number`."""
     offers = [_encode_offer(request) for request in batch if isinstance(request, Continuation)]
     verify = [_encode_verify(request) for request in batch if isinstance(request, VerifyRequest)]
     draft = [_encode_draft(request) for request in batch if isinstance(request, DraftRequest)]
@@ -59,12 +59,12 @@ def decode_requests(frame: bytes) -> list[tuple[int, Request]]:
 
 
 def encode_stamp(stamp: Stamp) -> pb.Stamp:
-    """All of it."""
+    """A stamp as protobuf, or back."""
     return pb.Stamp(session=stamp.session, epoch=stamp.epoch, round=stamp.round)
 
 
 def decode_stamp(message: pb.Stamp) -> Stamp:
-    """All of it."""
+    """A stamp as protobuf, or back."""
     return Stamp(message.session, message.epoch, message.round)
 
 

@@ -1,6 +1,6 @@
-"""The engine's end of its links: takes requests off the wire for the engine's thread, and sends its replies.
+"""The engine's end of its links: passes requests to the engine's thread, and sends its replies.
 
-Knows frames and the engine's loop; must not know Ray. It runs on whatever event loop starts it; replies come in on the
+Knows frames and the engine's loop; must not know Ray. It runs on the event loop that starts it; replies arrive on the
 engine's thread.
 """
 
@@ -44,11 +44,11 @@ from protos.outrider.link.v1 import link_pb2 as pb
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-"""Most connections before their handshake has ended; more are closed."""
+"""Largest number of connections before the end of their handshake; further ones are closed."""
 MAX_OPEN_REQUESTS = 4096
-"""Most requests of one link that wait for the engine; then no more are read."""
+"""Number of unanswered requests of one link from which on no more are read."""
 ACCEPT_RETRY_S = 1.0
-LEFT = "it has left, perhaps because it does not trust this engine's certificate"
+LEFT = "the peer closed the connection, perhaps because it does not trust this engine's certificate"
 
 Post = Callable[[Sequence[tuple[int, Any]], Any], None]
 """`workers.engine.thread.EngineLoop.post`."""
@@ -67,16 +67,16 @@ class LinkServer:
         self.post = post
         self.key = secrets.token_bytes(KEY_BYTES)
         self.links: set[EngineLink] = set()
-        """Open connections, those without a handshake included."""
+        """Open connections, also before the end of their handshake."""
         self.strangers: set[EngineLink] = set()
         """Connections whose handshake has not ended."""
         self._certificates = certificates
         self._listener: socket.socket | None = None
         self._joining: set[asyncio.Task[None]] = set()
-        """Connections that are no links yet: with TLS its handshake comes before."""
+        """Connections that are still being set up, for example in the handshake of TLS."""
 
     async def start(self, host: str, ports: tuple[int, int]) -> LinkAddress | None:
-        """Listen at the first port of the range (both ends included) that is free; None, and a warning, if none is."""
+        """Listen on the first free port of the range, both ends included; None, with a warning, if none is free."""
         for port in range(ports[0], ports[1] + 1):
             try:
                 self._listener = _listener(host, port)
@@ -103,16 +103,17 @@ class LinkServer:
             link.end()
 
     async def _accept(self, listener: socket.socket) -> NoReturn:
-        """By hand: asyncio's server with TLS neither reports refused peers nor bounds the number of new ones."""
+        """Not by `asyncio.start_server`, which with TLS neither reports refused peers nor bounds the number of new
+        ones."""
         while True:
             try:
                 connection, peer = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError as error:  # of this process or of the peer, for instance no free file descriptor
+            except OSError as error:  # for example no free file descriptor
                 logger.warning("a link could not be taken: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             if len(self._joining) + len(self.strangers) >= MAX_STRANGERS:
-                _tell_closed(name_of(peer), f"{MAX_STRANGERS} others have yet to say who they are")
+                _tell_closed(name_of(peer), f"{MAX_STRANGERS} connections have not ended their handshake")
                 connection.close()
                 continue
             task = asyncio.create_task(self._join(connection, name_of(peer)))
@@ -127,7 +128,7 @@ class LinkServer:
                 lambda: EngineLink(self), connection, ssl=tls, ssl_handshake_timeout=timeout_s
             )
         except OSError as error:
-            _tell_closed(peer, f"there is no TLS with it: {str(error) or LEFT}" if tls is not None else str(error))
+            _tell_closed(peer, f"TLS failed: {str(error) or LEFT}" if tls is not None else str(error))
 
 
 class EngineLink(asyncio.Protocol):
@@ -150,7 +151,7 @@ class EngineLink(asyncio.Protocol):
         self._peer = peer_of(transport)
         self._outbox = Outbox(self._transport, self._loop, self._close_for)
         self._handshake_timer = self._loop.call_later(
-            HANDSHAKE_TIMEOUT_S, self._close_for, f"it has said nothing that lets it in for {HANDSHAKE_TIMEOUT_S:g} s"
+            HANDSHAKE_TIMEOUT_S, self._close_for, f"it has not ended its handshake within {HANDSHAKE_TIMEOUT_S:g} s"
         )
         self._server.links.add(self)
         self._server.strangers.add(self)
@@ -166,7 +167,7 @@ class EngineLink(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if not self._reader.is_between_frames:
-            self._close_for("it ended within a frame")
+            self._close_for("the peer closed it within a frame")
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
@@ -178,7 +179,7 @@ class EngineLink(asyncio.Protocol):
         self._outbox.close()
 
     def end(self) -> None:
-        """Close in order, also while requests wait."""
+        """Close the link, also while requests wait."""
         self._is_closed = True
         self._transport.abort()
 
@@ -212,7 +213,7 @@ class EngineLink(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _close_for(self, reason: str) -> None:
-        """Fail once; later errors are ignored."""
+        """Close the link with a reason for the log; later reasons are ignored."""
         if not self._is_closed:
             self._is_closed = True
             _tell_closed(self._peer, reason)
@@ -247,7 +248,7 @@ def _tell_closed(peer: str, reason: str) -> None:
 
 
 def _in_frames(replies: Sequence[Numbered]) -> bytes:
-    """As one frame, or as two halves where one would be too long. Raises: FrameTooLong for a single reply."""
+    """One frame, or several where one would be too long. Raises: FrameTooLong for a single reply."""
     try:
         return framed(encode_replies(replies))
     except FrameTooLong:

@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError, Message
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
-"""Longest frame: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Longer messages go by actor
-calls."""
+"""Largest frame in bytes: a prompt of a million tokens takes 3 MiB, the largest block with q 13 MiB. Larger messages go
+by actor calls."""
 KEEPALIVE_S = 5
 """Seconds; a peer whose machine is gone is noticed within three times this, also on an idle link."""
 MAX_UNSENT_BYTES = 64 * 2**20
-"""Bytes that may wait for a peer that reads too slowly, or not at all."""
+"""Bytes that may wait for a peer that reads too slowly; above it the link is closed."""
 
 Kind = TypeVar("Kind", bound=Message)
 
@@ -32,7 +32,7 @@ class LinkError(Exception):
 
 
 class FrameTooLong(LinkError):
-    """The frame is above the limit."""
+    """The frame is larger than the limit."""
 
 
 def framed(content: bytes, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -43,7 +43,7 @@ def framed(content: bytes, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
 
 
 class FrameReader:
-    """Finds the frames in what has arrived."""
+    """Splits the arriving bytes into frames."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -66,12 +66,12 @@ class FrameReader:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether a stream may end here: between two frames."""
+        """Whether no part of a frame is waiting, so that the stream may end here."""
         return not self._rest
 
 
 def parse(kind: type[Kind], frame: bytes) -> Kind:
-    """The message in a frame. Raises: LinkError for bytes that are no such message."""
+    """Decode the message in a frame. Raises: LinkError."""
     try:
         return kind.FromString(frame)
     except DecodeError as error:
@@ -79,7 +79,7 @@ def parse(kind: type[Kind], frame: bytes) -> Kind:
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Set options: small frames go out at once, and a dead peer is noticed."""
+    """Set socket options: small frames are sent at once, and a dead peer is noticed."""
     connection = transport.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -90,20 +90,20 @@ def tune(transport: asyncio.BaseTransport) -> None:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """For the log."""
+    """Address of the peer, for the log."""
     return name_of(transport.get_extra_info("peername"))
 
 
 def name_of(address: Any) -> str:
-    """As `socket.getpeername` has it, for the log."""
-    return f"{address[0]}:{address[1]}" if address else "a peer that has left"
+    """host:port of a socket address, for the log."""
+    return f"{address[0]}:{address[1]}" if address else "a peer that has disconnected"
 
 
 class Outbox:
-    """Sends frames from any thread, in order: at once where the kernel takes them, else by way of the event loop.
+    """Sends frames from any thread, in order: directly while the kernel takes them, else on the event loop.
 
-    Waking the event loop for each frame would cost as much again as the frame, so the thread that has one to send
-    writes it to the socket itself while nothing sent before is still waiting.
+    Waking the event loop for each frame would double its cost. The calling thread therefore writes to the socket
+    itself, unless earlier frames are still waiting.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """TLS on links: the certificates of one end, read from their files.
 
-Both ends show a certificate that the other's authorities have signed (mutual TLS 1.3). Names are not compared: engines
-are reached at addresses of pods, which no certificate has; the key of the lease says which engine it is.
+Both ends present a certificate signed by the other's authorities (mutual TLS 1.3). Host names are not checked: engines
+are reached at addresses of pods, which are in no certificate. The key of the lease identifies the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 
 @dataclass(frozen=True, slots=True)
 class _Contexts:
-    """The content of the files, as of one reading."""
+    """The TLS contexts from one reading of the files."""
 
     engine: ssl.SSLContext
     orchestrator: ssl.SSLContext
@@ -35,7 +35,7 @@ class _Contexts:
 class Certificates:
     """Checks the files before each link and reads changed ones, so that they can be replaced at run time.
 
-    While they cannot be used, the contents from before stay: a half-written Secret is no reason to lose links.
+    While the files cannot be used, the last good contents stay in use, so that a half-written Secret breaks no link.
     """
 
     def __init__(self, files: LinkTls) -> None:
@@ -69,10 +69,10 @@ class Certificates:
             self._contexts = _read(self._files)
         except ConfigError as error:
             if str(error) != self._complaint:
-                logger.warning("links keep the certificates from before: %s", error)
+                logger.warning("links keep the certificates that were read before: %s", error)
             self._complaint = str(error)
         else:
-            logger.info("links opened from now on show the new certificate in %s", self._files.certificate_file)
+            logger.info("new links use the new certificate in %s", self._files.certificate_file)
             self._version = on_disk
             self._complaint = ""
 
@@ -103,7 +103,7 @@ def _context(files: LinkTls, side: int) -> ssl.SSLContext:
 
 
 def _load_certificates(context: ssl.SSLContext, setting: str, path: str) -> None:
-    """Raises: ConfigError for a file without any."""
+    """Raises: ConfigError for a file without certificates."""
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -118,7 +118,7 @@ def _check_readable(setting: str, path: str) -> None:
 
 
 def _no_passphrase() -> str:
-    """Called for a key that has a passphrase; OpenSSL by itself would ask at the terminal, and wait."""
+    """Called for a key with a passphrase, for which OpenSSL would otherwise prompt at the terminal."""
     raise _wrong("key_file", "the key must have no passphrase: store it without one")
 
 

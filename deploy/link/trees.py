@@ -26,14 +26,14 @@ def encode_tree(tree: TokenTree) -> pb.TokenTree | None:
 
 
 def decode_tree(message: pb.TokenTree) -> TokenTree:
-    """Raises: ValueError when it is no tree."""
+    """Raises: ValueError when parents and tokens form no tree."""
     if not message.tokens and not message.parents:
         return EMPTY_BLOCK
     return TokenTree(tuple(message.tokens), tuple(message.parents), decode_distributions(message.q))
 
 
 def encode_distributions(distributions: Sequence[SparseDistribution]) -> pb.Distributions | None:
-    """Each once, however many nodes share it; None where there are none."""
+    """The distributions, each encoded once even if nodes share it; None without any."""
     if not distributions:
         return None
     each_once = list({id(each): each for each in distributions}.values())
@@ -72,7 +72,7 @@ def _split(values: tuple[_Entry, ...], lengths: Sequence[int]) -> Iterator[tuple
 
 
 def encode_tree_spec(tree_spec: TreeSpec) -> pb.TreeSpec:
-    """All of its fields."""
+    """The tree spec as protobuf."""
     offset, slope = tree_spec.calibration
     return pb.TreeSpec(
         rows_per_pass=tree_spec.rows_per_pass,
@@ -90,7 +90,7 @@ def encode_tree_spec(tree_spec: TreeSpec) -> pb.TreeSpec:
 
 
 def decode_tree_spec(message: pb.TreeSpec) -> TreeSpec:
-    """Raises: ValueError, or KeyError, when it is none."""
+    """Raises: ValueError, or KeyError for an unknown measure."""
     return TreeSpec(
         message.rows_per_pass,
         message.max_depth,

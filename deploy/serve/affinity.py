@@ -1,7 +1,7 @@
-"""The replicas that have lately computed a prefix of a prompt, and whether they may take one session more.
+"""Which replicas have recently computed a prefix of a prompt, and have room for one more session.
 
-Pure: knows names, hashes and counts, and no Serve. It is one orchestrator's memory: it does not see the sessions of
-others, nor prefixes that a replica has dropped. A wrong choice costs a prefill, and nothing else.
+Pure: knows names, hashes and counts, and no Serve. Each orchestrator has its own: it does not see the sessions of
+others, nor prefixes that a replica has dropped. A wrong choice costs one prefill.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final, Generic, TypeVar
 from core.text import BlockHash, block_hashes
 
 STRIDE_TOKENS: Final = 64
-"""Prefixes are compared in steps of this number of tokens; shorter ones are not worth a detour."""
+"""Prefixes are compared in multiples of this number of tokens; shorter ones do not affect routing."""
 MAX_STRIDES: Final = 256
 MAX_REMEMBERED: Final = 65_536
-"""Number of prefixes; the least recently used are forgotten."""
+"""Number of remembered prefixes; the least recently used are dropped."""
 MAX_OVERLOAD: Final = 1.25
 """Multiple of the mean number of sessions up to which a replica is preferred: consistent hashing with bounded loads
 (Mirrokni, Thorup, Zadimoghaddam 2016) has the same bound."""
@@ -26,7 +26,7 @@ Name = TypeVar("Name")
 
 
 def beginnings(tokens: Sequence[int]) -> tuple[BlockHash, ...]:
-    """Names of the prefixes of a prompt, the shortest first."""
+    """Hashes of the prefixes of a prompt, the shortest first."""
     return tuple(block_hashes(tokens[: MAX_STRIDES * STRIDE_TOKENS], STRIDE_TOKENS))
 
 
@@ -38,7 +38,7 @@ class Affinity(Generic[Name]):
         self._num_sessions: Counter[Name] = Counter()
 
     def warm(self, prefix: Sequence[BlockHash], among: Collection[Name]) -> set[Name]:
-        """The replicas with the longest of these prefixes, and with room for one more session."""
+        """The replicas that have the longest known prefix of these, and have room for one more session."""
         for beginning in reversed(prefix):
             if found := self._replicas.get(beginning, set()).intersection(among):
                 return {name for name in found if self._has_place(name, among)}

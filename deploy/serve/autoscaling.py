@@ -25,7 +25,7 @@ ROUND_S = "round_s"
 """Names under which replicas report: share of KV, share of time; and time since the last report, in seconds."""
 
 WISHES = "wishes"
-"""The key under which a policy remembers past wishes."""
+"""The key of a policy's state for the numbers of replicas that it wanted recently."""
 
 Settings = TypeVar("Settings", bound=Autoscaling)
 
@@ -51,7 +51,7 @@ class Policy(ABC, Generic[Settings]):
         return wanted, {WISHES: wishes}
 
     def _remembered(self, context: AutoscalingContext, now_s: float) -> list[scaling.Wish]:
-        """The wishes of the last window, and replicas that Serve started without asking, as it does from none."""
+        """The numbers wanted recently, and replicas that Serve started by itself, as it does from 0."""
         wishes: list[scaling.Wish] = list(context.policy_state.get(WISHES, ()))
         started_s = context.last_scale_up_time
         if wishes and started_s is not None and now_s - started_s < self._scaling.downscale_delay_s:
@@ -118,7 +118,7 @@ def replicas(num_replicas: int, settings: Autoscaling | None) -> dict[str, Any]:
 
 
 def serve_config(settings: Autoscaling) -> AutoscalingConfig:
-    """The same in Serve's words, the policy by its name."""
+    """The settings as Serve's configuration, with the policy by name."""
     policy = POLICIES[type(settings)]
     dumped = TypeAdapter(type(settings)).dump_python(settings, mode="json")
     return AutoscalingConfig(

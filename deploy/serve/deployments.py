@@ -59,22 +59,14 @@ class LeaseGrant:
     replica_id: str
     """Serve's name of the replica that owns the engine."""
     link: LinkAddress | None = None
-    """Where the engine is reached without Ray; None where it is not."""
+    """Address of the engine's link; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The only message of a refused lease: the replica's engine has died and another one loads."""
+    """The only message of a refused lease: the replica's engine has died, and its replacement is still loading."""
 
     replica_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """The time of a replica's last report, and the engine's computing time until then, in seconds."""
-
-    now_s: float
-    step_time_s: float
 
 
 def bundles(config: WorkerConfig) -> list[dict[str, float]]:
@@ -111,7 +103,7 @@ class EngineWorker(ABC):
         self._num_leases = 0
         self._meter = EngineMeter(ServeRecorder(model_name, ENGINE_CATALOGUE))
         self._ended: asyncio.Queue[str] = asyncio.Queue()
-        # These live as long as the replica: Ray cancels calls that a cancelled lease has made.
+        # Tasks of the replica itself, because Ray cancels the calls made by a lease that is cancelled.
         lives = (self._release_ended(), self._replace_dead(), self._record_metrics())
         self._tasks = [asyncio.create_task(life) for life in lives]
 
@@ -123,9 +115,9 @@ class EngineWorker(ABC):
     ) -> AsyncIterator[LeaseGrant | Refusal]:
         """One grant, and then nothing until the lease ends or the engine dies; `session` names this lease alone.
 
-        While an engine loads, a session is refused at once, so that it can go to another replica; it waits for a while
-        if this one has refused it before. The router reads `prefix` and `refused_by` on the way
-        (`deploy.serve.routing`). Serve bounds the number of leases: later sessions wait in the router, not here.
+        While the engine loads, a session is refused at once, so that it can try another replica; if this replica has
+        refused it before, it waits for a short time first. `prefix` and `refused_by` are for the router
+        (`deploy.serve.routing`). Serve bounds the number of leases: further sessions wait in the router, not here.
         """
         if self._replica_id in refused_by:
             await self._wait_for_engine()
@@ -173,7 +165,7 @@ class EngineWorker(ABC):
             return None
         try:
             stats: EngineStats = await self._current.engine.stats.remote()
-        except (RayError, WorkerLost) as error:  # its end is handled elsewhere
+        except (RayError, WorkerLost) as error:  # `_replace_dead` handles its death
             logger.warning("%s does not report its statistics: %s", self._current.engine_id, cause_of_death(error))
             return None
         return stats
@@ -200,17 +192,19 @@ class EngineWorker(ABC):
                 self._meter.saw(stats)
 
     async def _replace_dead(self) -> None:
-        """Start another engine as soon as one has died; end this process when that does not help."""
+        """Replace an engine as soon as it has died; end this process if no other can be loaded."""
         try:
             while await self._is_replaced(await self._current.end()):
                 pass
         except Exception:
             logger.exception("%r cannot be replaced", self._current)
-        logger.error("replica %s gives up, and leaves it to Serve to start another", self._replica_id)
+        logger.error(
+            "replica %s ends, because no engine could be loaded; Serve starts another replica", self._replica_id
+        )
         ray.kill(ray.get_runtime_context().current_actor)
 
     async def _is_replaced(self, cause: str) -> bool:
-        """Returns once another engine serves; False when none could be loaded."""
+        """Load another engine; returns whether one serves now."""
         self._is_loaded.clear()
         self._meter.saw_death()
         self._meter.saw_moved(self._num_leases)
@@ -268,7 +262,7 @@ class DraftWorker(EngineWorker):
         actor: type[EngineActor[Any, Any]] = DraftActor,
     ) -> None:
         self._waited_s = self._round_s = 0.0
-        self._reported = _Report(time.monotonic(), 0.0)
+        self._reported_s, self._reported_step_time_s = time.monotonic(), 0.0
         await super().__init__(config, model_name, actor, q_top_tokens)
 
     async def report_wait(self, waited_s: float, round_s: float) -> None:
@@ -278,9 +272,10 @@ class DraftWorker(EngineWorker):
 
     def _measure(self, stats: EngineStats) -> dict[str, float]:
         """The signals since the last report."""
-        before, self._reported = self._reported, _Report(time.monotonic(), stats.step_time_s)
-        computed_s = max(0.0, self._reported.step_time_s - before.step_time_s)  # another engine begins at 0
-        elapsed_s = max(1e-9, self._reported.now_s - before.now_s)
+        now_s = time.monotonic()
+        computed_s = max(0.0, stats.step_time_s - self._reported_step_time_s)  # a new engine starts from 0
+        elapsed_s = max(1e-9, now_s - self._reported_s)
+        self._reported_s, self._reported_step_time_s = now_s, stats.step_time_s
         waited_s, round_s, self._waited_s, self._round_s = self._waited_s, self._round_s, 0.0, 0.0
         return {BUSY: min(1.0, computed_s / elapsed_s), WAITED_S: waited_s, ROUND_S: round_s}
 

@@ -1,7 +1,7 @@
-"""The replicas that run, and those that are about to stop, for the sessions that hold leases on them.
+"""Which replicas run and which are about to stop, for the sessions that hold leases on them.
 
-Serve does not tell the code in a replica that it drains; its controller gives the state of its status page. This module
-alone knows how to ask.
+Serve does not notify a replica's code that it drains, so its controller is asked for the status. This is the only
+module that does so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Replicas:
     """The replicas of all deployments, as Serve's controller sees them."""
 
     stopping: frozenset[str]
-    """Ids of those that drain."""
+    """Ids of replicas that drain."""
     num_running: Mapping[str, int]
-    """By deployment."""
+    """Number of running replicas by deployment."""
 
 
 async def replicas_now() -> Replicas:
-    """Raises: RayError."""
+    """Ask Serve's controller. Raises: RayError."""
     controller: Any = _get_global_client()._controller
     details: dict[str, Any] = await controller.get_serve_instance_details.remote()
     found = [

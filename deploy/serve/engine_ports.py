@@ -41,8 +41,8 @@ Result = TypeVar("Result")
 def in_no_request(call: Callable[..., Result], *arguments: Any) -> Result:
     """Make a Ray call that belongs to no client's request.
 
-    Ray and Serve keep the request that is being served in context variables, and cancel with it every call made under
-    it: a batch that serves many sessions would die with one of them.
+    Ray and Serve keep the current request in context variables, and cancel every call made under it together with it. A
+    batch for many sessions would then be cancelled with one of them.
     """
     return contextvars.Context().run(call, *arguments)
 
@@ -51,7 +51,7 @@ class EnginePort:
     """One engine, shared by all leases on it: requests go over its link, if there is one, else by actor calls."""
 
     def __init__(self, grant: LeaseGrant, timeout_s: float, engine_id: str) -> None:
-        """`engine_id` tells this port from an earlier one to the same engine."""
+        """`engine_id` differs from that of an earlier port to the same engine."""
         self._engine_id = engine_id
         self._replica_id = grant.replica_id
         self._engine = grant.engine
@@ -74,11 +74,11 @@ class EnginePort:
         return self._link is not None and self._link.is_closed
 
     def use(self, link: Link) -> None:
-        """From now on."""
+        """Send requests over this link from now on."""
         self._link = link
 
     def mark_lost(self) -> None:
-        """The engine has died; logged once for all its sessions."""
+        """Note that the engine has died; logged once for all its sessions."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -87,18 +87,18 @@ class EnginePort:
             self._link.close(f"{self._engine_id} is gone")
 
     def add(self, lease: ServeLease[Any]) -> None:
-        """Another lease on this engine."""
+        """Add a lease on this engine."""
         self._leases.add(lease)
 
     def leave(self, stopping: Set[str], grace_s: float) -> None:
-        """If the engine's replica is about to stop, count as lost after the grace: the remaining sessions move."""
+        """If the engine's replica is about to stop, count as lost after the grace period, so that sessions move."""
         if not self._is_stopping and self._replica_id in stopping:
             self._is_stopping = True
             logger.info("%s is about to stop; its sessions have %g s to end there", self._engine_id, grace_s)
             asyncio.get_running_loop().call_later(grace_s, self._move)
 
     def _move(self) -> None:
-        """Refuse every call from now on, as if the engine had died."""
+        """Refuse all calls from now on, as if the engine had died."""
         self._is_lost = True
 
     async def release(self, sessions: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class EnginePort:
             raise WorkerLost(f"{self._engine_id} is gone")
 
     async def _call(self, method: Any, argument: Sequence[Any]) -> Any:
-        """By an actor call."""
+        """Make an actor call. Raises: WorkerLost."""
         self._check()
         try:
             return await asyncio.wait_for(in_no_request(method.remote, argument), self._timeout_s)
@@ -123,7 +123,7 @@ class EnginePort:
             raise WorkerLost(f"{self._engine_id} failed: {cause_of_death(error)}") from error
 
     async def _send(self, link: Link, batch: Sequence[Any]) -> list[Any]:
-        """Over the link. Raises: WorkerLost; FrameTooLong."""
+        """Send a batch over the link. Raises: WorkerLost; FrameTooLong."""
         self._check()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -162,7 +162,7 @@ class DraftEnginePort(EnginePort):
     """A draft engine actor as the orchestrator sees it."""
 
     def _move(self) -> None:
-        """A resting session may send no message for an hour: its memory is freed for it."""
+        """As `EnginePort._move`, and end all leases: a session that rests may send no message for a long time."""
         super()._move()
         for lease in list(self._leases):
             lease.release()
@@ -173,7 +173,7 @@ class DraftEnginePort(EnginePort):
         return replies
 
     async def grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> DraftReply:
-        """As core.ports.DraftPort says. Raises: WorkerLost."""
+        """As `core.ports.DraftPort`. Raises: WorkerLost."""
         self._check()
         try:
             reply = await self._end_of_growth(request, take)
@@ -192,7 +192,7 @@ class DraftEnginePort(EnginePort):
         return await self._grow(request, take)
 
     async def _grow(self, request: DraftRequest, take: Callable[[DraftUpdate], None]) -> Any:
-        """By an actor call that stays open."""
+        """Grow by a streaming actor call."""
         async for result in in_no_request(self._engine.grow.remote, request):
             said = await result
             if not isinstance(said, DraftUpdate):
@@ -205,7 +205,7 @@ Port = TypeVar("Port", bound=EnginePort)
 
 
 class ServeLease(Generic[Port]):
-    """A streaming Serve call that has brought its grant and stays open; when it ends by itself, the engine is gone."""
+    """A streaming Serve call that stays open after its grant; when the replica ends it, the engine is lost."""
 
     def __init__(self, name: str, grant: LeaseGrant, port: Port, stream: Any) -> None:
         self._name = name
@@ -240,7 +240,7 @@ class ServeLease(Generic[Port]):
             self._stream.cancel()
 
     async def _watch_stream(self) -> None:
-        with suppress(RayError, RayServeException, asyncio.CancelledError):  # a replica's own death comes as an error
+        with suppress(RayError, RayServeException, asyncio.CancelledError):  # also raised when the replica dies
             async for _ in self._stream:
                 pass
         if not self._stream.cancelled():

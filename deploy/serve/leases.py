@@ -1,4 +1,4 @@
-"""Leases over Ray: the choice of a replica, and reports to the deployments.
+"""Leases on engines over Ray Serve, and reports to the deployments of engines.
 
 Knows Serve handles; knows nothing of the states of sessions. All Ray calls of the orchestrator are made here and in
 `engine_ports`.
@@ -34,13 +34,13 @@ from orchestrator.session import DraftWait
 logger = logging.getLogger(__name__)
 
 GRANT_RETRY_S = 0.2
-"""Seconds before another replica is asked for a lease."""
+"""Seconds before the next attempt to take a lease."""
 
 REPORT_TIMEOUT_S = 5.0
 
 
 class _Deployment(Generic[Port]):
-    """One deployment of engines: gives leases on whichever replica Serve picks."""
+    """One deployment of engines: takes leases on the replicas that Serve picks."""
 
     def __init__(
         self, handle: DeploymentHandle, port: type[Port], limits: Limits, certificates: Certificates | None
@@ -74,7 +74,7 @@ class _Deployment(Generic[Port]):
                     refused_by.add(answer.replica_id)
                     problem = ": an engine is loading"
         except (TimeoutError, RayServeException) as error:
-            waited = f"no {self._name} granted a place within {self._limits.lease_timeout_s:g} s"
+            waited = f"no {self._name} granted a lease within {self._limits.lease_timeout_s:g} s"
             raise Unavailable(waited + problem) from error
 
     async def describe(self) -> ModelInfo:
@@ -96,7 +96,7 @@ class _Deployment(Generic[Port]):
         try:
             await asyncio.wait_for(report, REPORT_TIMEOUT_S)
         except (TimeoutError, RayError, RayServeException) as error:
-            raise Unavailable(f"no {self._name} takes a report: {cause_of_death(error)}") from error
+            raise Unavailable(f"no {self._name} accepted the report: {cause_of_death(error)}") from error
 
     async def _ask(
         self, session: str, prefix: tuple[BlockHash, ...], refused_by: frozenset[str]
@@ -108,7 +108,7 @@ class _Deployment(Generic[Port]):
             if isinstance(answer, Refusal):
                 return answer
             link = await self.links.to(answer.engine_id, answer.link)
-        except BaseException:  # also when the caller is cancelled: a grant that is on its way must not stay
+        except BaseException:  # also on cancellation: a lease that is being granted must end
             stream.cancel()
             raise
         return ServeLease(name, answer, self._port(answer, link), stream)
@@ -145,7 +145,7 @@ class ServeLeases:
         self._limits = limits
 
     async def take_target(self, session: str, tokens: Sequence[int] = ()) -> ServeLease[TargetEnginePort]:
-        """As core.ports.Leases says. Raises: Unavailable when no replica grants a lease in time."""
+        """As `core.ports.Leases`. Raises: Unavailable when no replica grants a lease in time."""
         return await self._target.take(session, tokens)
 
     async def take_draft(self, session: str, tokens: Sequence[int] = (), draft: int = 0) -> ServeLease[DraftEnginePort]:
@@ -163,13 +163,13 @@ class ServeLeases:
         return sum((draft.links.troubles for draft in self._drafts), start=self._target.links.troubles)
 
     def close_links(self) -> None:
-        """Calls that wait for an engine raise WorkerLost."""
+        """Close all links; calls that wait for an engine raise WorkerLost."""
         self._target.links.close()
         for draft in self._drafts:
             draft.links.close()
 
     def leave(self, stopping: Set[str]) -> None:
-        """Move sessions off stopping replicas: off drafts at once, off targets after the grace."""
+        """Move sessions off stopping replicas: off drafts at once, off targets after `drain_grace_s`."""
         self._target.leave(stopping, self._limits.drain_grace_s)
         for draft in self._drafts:
             draft.leave(stopping, 0.0)

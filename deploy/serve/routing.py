@@ -1,10 +1,10 @@
 """Routing of sessions to replicas: by shared prefix, then by free KV, then by the number of sessions.
 
-The first two count only within bounds. Replicas, of target or draft, that have just refused a session come last.
+The first two count only within bounds. Replicas that have just refused a session come last.
 
-Knows Serve's request routers. KV counts beside sessions because contexts differ: a few long ones fill a replica.
-Replicas report their KV every two seconds; Serve counts sessions: each orchestrator its own exactly, and those of
-others as of its last look. `deploy.serve.affinity` remembers the prefixes of replicas.
+Knows Serve's request routers. KV counts in addition to sessions because contexts differ: a few long ones fill a
+replica. Replicas report their KV every two seconds. Serve counts sessions: each orchestrator its own exactly, those of
+others as last reported. `deploy.serve.affinity` remembers the prefixes of replicas.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Name = TypeVar("Name")
 
 
 class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no types for them
-    """The replicas of a draft that have not refused; of these, Serve takes the one with the shortest queue."""
+    """Routes to replicas that have not refused the session; of these Serve takes the one with the shortest queue."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        if pending_request is not None:  # or Serve would try again without a pause while all are full
+        if pending_request is not None:  # else Serve retries without a pause while all are full
             pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         tiers = after_refusal(self._order(by_id, pending_request), _have_refused(by_id, pending_request))
@@ -48,7 +48,7 @@ class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Serve has no ty
 
 
 class RoomiestRouter(Router):
-    """Tries tier after tier, of targets."""
+    """Routes sessions to targets: by shared prefix and by tiers of free KV."""
 
     def initialize_state(self, **_: Any) -> None:
         """Serve calls this once, before anything else."""
@@ -57,8 +57,8 @@ class RoomiestRouter(Router):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
         """Serve calls this, in its event loop, when a replica has taken a call.
 
-        Its `on_request_completed` does not tell when such a call has ended: it comes for calls that a replica has sent
-        away, too, and for a short one it may come before this.
+        `on_request_completed` cannot be used to learn when the call has ended: Serve also calls it for rejected calls,
+        and for a short call possibly before this method.
         """
         self._affinity.began(_prefix(pending_request), replica_id)
         loop = asyncio.get_running_loop()
@@ -70,25 +70,25 @@ class RoomiestRouter(Router):
 
 
 def _prefix(call: PendingRequest | None) -> tuple[Any, ...]:
-    """The arguments of `EngineWorker.lease` beside the session's name; other calls have none."""
+    """The argument `prefix` of `EngineWorker.lease`; empty for other calls."""
     return call.args[1] if call is not None and len(call.args) > 1 else ()
 
 
 def _have_refused(replicas: Collection[ReplicaID], call: PendingRequest | None) -> set[ReplicaID]:
-    """The replicas that have refused the session, as the call names them."""
+    """The replicas that have refused the session, from the call's argument `refused_by`."""
     refused_by = call.args[2] if call is not None and len(call.args) > 2 else ()
     return {name for name in replicas if name.unique_id in refused_by} if refused_by else set()
 
 
 def after_refusal(tiers: Sequence[Sequence[Name]], refused: Collection[Name]) -> list[list[Name]]:
-    """The candidates, with those that have refused last, in the same order."""
+    """The candidates in the same order, but those that have refused at the end."""
     first = [[name for name in tier if name not in refused] for tier in tiers]
     last = [[name for name in tier if name in refused] for tier in tiers]
     return [tier for tier in (*first, *last) if tier]
 
 
 def order(kv_use: Mapping[Name, float], warm: Collection[Name]) -> list[list[Name]]:
-    """Replicas of `warm` that are not much fuller than others, then all others by KV."""
+    """First the replicas of `warm` that are not much fuller than the emptiest one, then all others by KV."""
     bound = min(kv_use.values(), default=0.0) + MAX_FULLER
     first = [name for name in kv_use if name in warm and kv_use[name] < bound]
     others = tiers({name: share for name, share in kv_use.items() if name not in first})
@@ -104,12 +104,12 @@ def tiers(kv_use: Mapping[Name, float]) -> list[list[Name]]:
 
 
 def draft_router() -> RequestRouterConfig:
-    """For the deployments of drafts."""
+    """The router of draft deployments."""
     return RequestRouterConfig(request_router_class=f"{__name__}:{Router.__name__}")
 
 
 def target_router() -> RequestRouterConfig:
-    """For the deployments of targets."""
+    """The router of target deployments."""
     return RequestRouterConfig(
         request_router_class=f"{__name__}:{RoomiestRouter.__name__}", request_routing_stats_period_s=STATS_PERIOD_S
     )

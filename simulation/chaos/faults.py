@@ -151,7 +151,7 @@ class FaultyWire(Wire):
             await self.pause()
         if self.strikes(self.rates.refused_target if kind == "target" else self.rates.refused_draft):
             self._happened.note(f"{kind} lease refused", session)
-            raise self._random.choice((Unavailable(f"no {kind} granted a place"), Outage("password=1234")))
+            raise self._random.choice((Unavailable(f"no {kind} granted a lease"), Outage("password=1234")))
 
     async def drain(self) -> None:
         """Wait for what still travels by itself."""

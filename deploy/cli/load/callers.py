@@ -1,6 +1,6 @@
-"""How requests are sent: what gRPC and HTTP have in common, and gRPC. Both give the same pieces and the same error.
+"""How requests are sent by gRPC, and what that has in common with HTTP.
 
-Nothing is retried: what a caller is refused is part of the measurement.
+Nothing is retried: refusals are part of the measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outrider_client import AsyncClient, OutriderError, Overloaded, Retry
 
 
 class CallFailed(Exception):
-    """A request was refused or broke; `reason` is short, so that equal ones can be counted."""
+    """A request was refused or failed; `reason` is short, so that equal ones can be counted."""
 
     def __init__(self, reason: str, message: str, *, is_refusal: bool) -> None:
         super().__init__(f"{reason}: {message}")
@@ -26,11 +26,11 @@ class LoadCaller(Protocol):
     """Sends requests to one service."""
 
     def stream(self, ask: Ask) -> AsyncGenerator[Arrival, None]:
-        """The pieces as they come; closing it gives the request up. Raises: CallFailed."""
+        """The pieces as they arrive; closing the generator cancels the request. Raises: CallFailed."""
         ...
 
     async def vocab_size(self) -> int:
-        """Ids below it may be asked for. Raises: CallFailed."""
+        """Size of the vocabulary; prompts may have token ids below it. Raises: CallFailed."""
         ...
 
     async def close(self) -> None: ...
@@ -38,7 +38,7 @@ class LoadCaller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What all requests have in common."""
+    """The fields that all requests have in common."""
 
     model: str | None
     temperature: float | None
@@ -47,7 +47,7 @@ class Fields:
 
 
 class GrpcCaller:
-    """By `outrider_client`."""
+    """Sends requests with `outrider_client`."""
 
     def __init__(self, address: str, token: str | None, fields: Fields) -> None:
         self._client = AsyncClient(address, token=token, retry=Retry(max_retries=0))

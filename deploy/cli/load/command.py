@@ -1,4 +1,4 @@
-"""Runs the load, shows how it goes, and says what it came to."""
+"""Runs the load, shows its progress, and prints the figures."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def bench(options: BenchOptions) -> int:
     try:
         asyncio.run(_run(options, texts, records))
     except KeyboardInterrupt:
-        say("interrupted: what follows is of the requests that had ended")
+        say("interrupted: the figures are of the requests that had ended")
     ended = [record for record in records if record.ended_s]
     if not ended:
-        say("outrider: no request has ended")
+        say("outrider: no request has ended; is the server running, and is --duration long enough?")
         return EXIT_FAILED
     objectives = _objectives(options)
     summary = summarize(ended, objectives)
@@ -49,7 +49,7 @@ def bench(options: BenchOptions) -> int:
 
 
 async def _run(options: BenchOptions, texts: list[str], records: list[RequestRecord]) -> None:
-    """`records` is filled as requests are sent. Raises: StartupError when the service cannot be asked at all."""
+    """Fills `records` as requests are sent. Raises: StartupError when the service cannot be reached."""
     caller = _caller(options)
     try:
         workload = await _workload(options, texts, caller)
@@ -72,7 +72,7 @@ def _caller(options: BenchOptions) -> LoadCaller:
     token = bearer_token()
     fields = Fields(options.model, options.temperature, options.ignore_eos, options.no_draft)
     if options.api == "http":
-        from deploy.cli.load.http_caller import HttpCaller  # imports a library that other commands do without
+        from deploy.cli.load.http_caller import HttpCaller  # imports aiohttp, which other commands do not need
 
         return HttpCaller(options.address or f"localhost:{DEFAULT_HTTP_PORT}", token, fields)
     return GrpcCaller(options.address or f"localhost:{DEFAULT_GRPC_PORT}", token, fields)
@@ -83,13 +83,13 @@ async def _workload(options: BenchOptions, texts: list[str], caller: LoadCaller)
     try:
         vocab_size = 0 if texts else await caller.vocab_size()
     except CallFailed as failure:
-        raise StartupError(f"the service cannot be asked: {failure}") from None
+        raise StartupError(f"the service does not answer: {failure}") from None
     lengths = options.prompt_tokens, vocab_size, options.output_tokens
     return Workload(texts, *lengths, cancel_share=options.cancel_share, seed=options.seed)
 
 
 async def _warm_up(options: BenchOptions, workload: Workload, caller: LoadCaller) -> None:
-    """Raises: StartupError when one of them fails: so would the others."""
+    """Send the requests of the warm-up. Raises: StartupError when one of them fails, because others would fail too."""
     asks = islice(workload.asks(options.warmup), options.warmup)
     driver = Driver(caller, MonotonicClock(), Bounds(options.duration, options.timeout), lambda _: None)
     await driver.closed_loop(
@@ -107,7 +107,7 @@ def _objectives(options: BenchOptions) -> Objectives:
 
 @contextmanager
 def _bar(num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
-    """Shows requests and tokens as they come, in a terminal."""
+    """Show numbers of requests and tokens while the load runs, in a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -136,7 +136,7 @@ class _Live:
         self.num_ended = 0
 
     def saw(self, record: RequestRecord) -> None:
-        """A request was sent, has got a piece, or has ended."""
+        """Count a request that was sent, has received a piece, or has ended."""
         self._open[record.index] = record.output_tokens
         if record.ended_s:
             self.num_ended += 1

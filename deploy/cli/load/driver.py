@@ -1,7 +1,7 @@
-"""Open and closed loop: sends requests, listens to their streams, gives some of them up.
+"""Open and closed loops: sends requests, reads their streams, and cancels some of them.
 
-In an open loop each request is sent at its time, whatever has become of those before; in a closed loop each caller
-sends the next one when its last has ended. Knows callers and a clock; must not know how they talk.
+In an open loop each request is sent at its scheduled time, whether or not earlier ones have ended; in a closed loop
+each caller sends its next request when its last one has ended. Knows callers and a clock; must not know protocols.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from deploy.cli.load.records import Ask, Ending, RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """When to stop."""
+    """Limits of a run."""
 
     duration_s: float
-    """No request is sent after it."""
+    """Seconds after which no request is sent."""
     timeout_s: float
-    """Of each request, from the time that it is sent."""
+    """Seconds that each request may take."""
 
 
 class Driver:
-    """One run; `records` has what has been sent so far, also after an interrupt."""
+    """One run; `records` has all requests sent so far, also after an interrupt."""
 
     def __init__(self, caller: LoadCaller, clock: Clock, bounds: Bounds, told: Callable[[RequestRecord], None]) -> None:
         """`told` is given each request when it is sent, with each piece, and when it has ended."""

@@ -1,4 +1,4 @@
-"""How requests are sent by HTTP. Knows OpenAI's events, and this project's fields in them."""
+"""Sends requests by HTTP. Knows OpenAI's server-sent events, and this project's fields in them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 
 class HttpCaller:
-    """By OpenAI's /v1/completions, streamed."""
+    """Sends requests to OpenAI's /v1/completions, streamed."""
 
     def __init__(self, address: str, token: str | None, fields: Fields) -> None:
         self._url = f"http://{address}/v1/completions"
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=0),  # a limit here would be a queue of our own
-            timeout=aiohttp.ClientTimeout(total=None),  # the driver has one
+            connector=aiohttp.TCPConnector(limit=0),  # a limit would queue requests in the client
+            timeout=aiohttp.ClientTimeout(total=None),  # the driver limits the time
             read_bufsize=MAX_EVENT_BYTES,
         )
         self._fields = fields
@@ -60,7 +60,7 @@ class HttpCaller:
         return {name: value for name, value in given.items() if value is not None}
 
     async def vocab_size(self) -> int:
-        """OpenAI's API does not tell; every byte-level vocabulary has these."""
+        """256, which every byte-level vocabulary has: OpenAI's API does not report the size."""
         return 256
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class HttpCaller:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any], None]:
-    """The server-sent events up to [DONE]. Raises: CallFailed where the stream breaks off."""
+    """The server-sent events up to [DONE]. Raises: CallFailed when the stream ends without it."""
     async for line in response.content:
         if line.startswith(b"data: [DONE]"):
             return

@@ -1,4 +1,4 @@
-"""What `outrider bench` is asked for; every run is bounded in number and in time."""
+"""The options of `outrider bench`; every run is limited in number and in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.cli.load.prompts import Lengths
 from deploy.cli.load.schedule import Arrivals
 from deploy.cli.options import check_folders, number
 
-WHAT, WHEN, GOALS = "What is asked", "When it is asked", "What is wanted"
+WHAT, WHEN, GOALS = "Requests", "Schedule", "Objectives"
 SECONDS = Range(0.0, 86_400.0, excludes_low=True)
 MILLISECONDS = Range(0.0, 3_600_000.0, excludes_low=True)
 DEFAULT_CONCURRENCY = 8
@@ -36,31 +36,33 @@ def _lengths(help_text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Put load on a running service, and report what its callers would see.
+    """Put load on a running service, and report latency, throughput and goodput as its callers see them.
 
-    With --rate requests are sent at times of their own, whatever becomes of those before (open loop), and latencies
-    count from these times. Without it, --concurrency callers each send the next request when their last one has ended
-    (closed loop). A service that asks for a token gets that in the environment's OUTRIDER_TOKEN.
+    With --rate requests are sent at scheduled times, whether or not earlier ones have ended (open loop), and latencies
+    count from these times. Otherwise --concurrency callers each send their next request when the last one has ended
+    (closed loop). The environment variable OUTRIDER_TOKEN holds the token for a service that requires one.
 
     The exit status is 1 if no request completed.
     """
 
-    address: Annotated[str | None, Option(metavar="HOST:PORT", help="Of the server; a local one by default.")] = None
-    api: Annotated[Literal["grpc", "http"], Option(help="The language to ask in; http streams /v1/completions.")] = (
-        "grpc"
-    )
+    address: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="Address of the server; by default a local one.")
+    ] = None
+    api: Annotated[Literal["grpc", "http"], Option(help="Protocol; http streams /v1/completions.")] = "grpc"
     model: Annotated[str | None, Option(metavar="NAME", help="One of the models that the server has.")] = None
 
     requests: Annotated[int, number(Range(1, 1_000_000, is_whole=True), "Requests to send at most", panel=WHEN)] = 100
-    duration: Annotated[float, number(SECONDS, "Seconds after which none is sent", metavar="S", panel=WHEN)] = 300.0
-    timeout: Annotated[float, number(SECONDS, "Seconds that each may take", metavar="S", panel=WHEN)] = 120.0
+    duration: Annotated[float, number(SECONDS, "Seconds after which no request is sent", metavar="S", panel=WHEN)] = (
+        300.0
+    )
+    timeout: Annotated[float, number(SECONDS, "Seconds that each request may take", metavar="S", panel=WHEN)] = 120.0
     rate: Annotated[
         float | None,
         number(Range(0.0, 10_000.0, excludes_low=True), "Requests a second of an open loop", metavar="R", panel=WHEN),
     ] = None
-    arrivals: Annotated[Arrivals, Option(help="Of an open loop: at random, or evenly.", rich_help_panel=WHEN)] = (
-        "poisson"
-    )
+    arrivals: Annotated[
+        Arrivals, Option(help="Arrivals of an open loop: random (Poisson) or evenly spaced.", rich_help_panel=WHEN)
+    ] = "poisson"
     concurrency: Annotated[
         int | None,
         number(
@@ -71,13 +73,13 @@ class BenchOptions:
         float,
         number(
             Range(0.0, 86_400.0),
-            "Seconds over which the rate rises from 0, or the callers begin one by one",
+            "Seconds over which the rate rises from 0, or the callers start one by one",
             metavar="S",
             panel=WHEN,
         ),
     ] = 0.0
     warmup: Annotated[
-        int, number(Range(0, 1000, is_whole=True), "Requests before all others, which do not count", panel=WHEN)
+        int, number(Range(0, 1000, is_whole=True), "Requests of a warm-up, which are not counted", panel=WHEN)
     ] = 0
 
     prompts: Annotated[
@@ -94,20 +96,18 @@ class BenchOptions:
         bool,
         Option(
             "--ignore-eos/--no-ignore-eos",
-            help="Let outputs have their full length, whatever the model would end.",
+            help="Continue past end-of-sequence tokens, so that outputs have their full length.",
             rich_help_panel=WHAT,
         ),
     ] = True
     temperature: Annotated[
         float | None, number(SAMPLING["temperature"], "Sampling temperature", metavar="T", panel=WHAT)
     ] = None
-    no_draft: Annotated[bool, Option("--no-draft", help="Decode plainly, without a draft.", rich_help_panel=WHAT)] = (
-        False
-    )
+    no_draft: Annotated[bool, Option("--no-draft", help="Decode without a draft.", rich_help_panel=WHAT)] = False
     cancel_share: Annotated[
         float,
         number(
-            Range(0.0, 1.0), "Share of requests given up after a random part of their output", metavar="P", panel=WHAT
+            Range(0.0, 1.0), "Share of requests cancelled after a random part of their output", metavar="P", panel=WHAT
         ),
     ] = 0.0
     seed: Annotated[
@@ -115,13 +115,15 @@ class BenchOptions:
     ] = 0
 
     slo_ttft_ms: Annotated[
-        float | None, number(MILLISECONDS, "First token, for goodput", metavar="MS", panel=GOALS)
+        float | None,
+        number(MILLISECONDS, "Objective for the time to the first token, for goodput", metavar="MS", panel=GOALS),
     ] = None
     slo_tpot_ms: Annotated[
-        float | None, number(MILLISECONDS, "Each token after it, for goodput", metavar="MS", panel=GOALS)
+        float | None,
+        number(MILLISECONDS, "Objective for the time per token after it, for goodput", metavar="MS", panel=GOALS),
     ] = None
     slo_e2e_ms: Annotated[
-        float | None, number(MILLISECONDS, "The whole request, for goodput", metavar="MS", panel=GOALS)
+        float | None, number(MILLISECONDS, "Objective for the whole request, for goodput", metavar="MS", panel=GOALS)
     ] = None
     json: Annotated[Path | None, Option(metavar="FILE", help="Write all figures, and every request, to FILE.")] = None
 

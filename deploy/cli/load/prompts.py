@@ -1,4 +1,4 @@
-"""What requests ask: prompts of a file in turn, or random token ids of given lengths; each with a seed of its own."""
+"""The requests of a run: prompts from a file in turn, or random token ids of given lengths; each with its own seed."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """From what requests are made; the same seed gives the same requests."""
+    """What requests are made of; the same seed gives the same requests."""
 
     texts: Sequence[str]
-    """In turn; empty for random token ids."""
+    """Prompts, used in turn; empty for random token ids."""
     prompt_tokens: Lengths
     vocab_size: int
     output_tokens: Lengths
     cancel_share: float
-    """Of the requests, that are given up after a random part of their output."""
+    """Share of the requests that are cancelled after a random part of their output."""
     seed: int
 
     def asks(self, num: int) -> Iterator[Ask]:
-        """`num` requests, one by one."""
+        """Yields `num` requests."""
         random = np.random.default_rng(self.seed)
         for index in range(num):
             yield self._ask(index, random)

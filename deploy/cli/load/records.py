@@ -1,4 +1,4 @@
-"""One request as its caller saw it; times are in seconds since the run began."""
+"""One request as seen by its caller; times are in seconds since the run began."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Ending(StrEnum):
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"
-    """By this program, as it was asked to."""
+    """By this program, as --cancel-share asks."""
     REFUSED = "refused"
-    """There was no place for it."""
+    """By the service, for lack of capacity or quota."""
     FAILED = "failed"
 
 
@@ -28,12 +28,12 @@ class Ask:
     max_tokens: int
     seed: int
     cancel_after_tokens: int | None = None
-    """Tokens of output after which the caller goes away; None stays to the end."""
+    """Tokens of output after which the caller cancels; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a stream's end says of it, in either language of the API."""
+    """Counts that the end of a stream reports."""
 
     drafted_tokens: int
     accepted_tokens: int
@@ -51,7 +51,7 @@ class Arrival:
     num_tokens: int
     prompt_tokens: int
     counts: Counts | None = None
-    """In the last one, where the server reports them."""
+    """Only in the last piece, if the server reports them."""
 
 
 @dataclass(slots=True)
@@ -60,10 +60,10 @@ class RequestRecord:
 
     index: int
     intended_s: float
-    """When the schedule had it sent; all latencies count from here, so that a late client or a queue hides nothing."""
+    """Scheduled time; all latencies count from here, so that they include delays of the client and queueing."""
     sent_s: float
     pieces: list[tuple[float, int]] = field(default_factory=list)
-    """Of each piece with tokens: when it came, and how many."""
+    """Arrival time and number of tokens of each piece that has tokens."""
     ended_s: float = 0.0
     outcome: Ending = Ending.FAILED
     error: str = ""
@@ -83,7 +83,7 @@ class RequestRecord:
 
     @property
     def lateness_s(self) -> float:
-        """By which this program was late itself."""
+        """Delay of this program in sending the request."""
         return self.sent_s - self.intended_s
 
     @property
@@ -92,18 +92,18 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """To the first token."""
+        """Time to the first token (TTFT); None without one."""
         return self.pieces[0][0] - self.intended_s if self.pieces else None
 
     @property
     def itl_s(self) -> list[float]:
-        """Between pieces: the pauses that a reader sees. A piece may have several tokens."""
+        """Inter-token latency (ITL): the pauses between pieces, which may have several tokens each."""
         times = [at_s for at_s, _ in self.pieces]
         return [after - before for before, after in pairwise(times)]
 
     @property
     def tpot_s(self) -> float | None:
-        """A token's share of the time from the first piece to the last; None where nothing follows the first."""
+        """Time per output token (TPOT) after the first piece; None if there is only one piece."""
         if len(self.pieces) < 2:
             return None
         (first_s, num_first), (last_s, _) = self.pieces[0], self.pieces[-1]

@@ -1,4 +1,4 @@
-"""The figures for people, and for scripts."""
+"""The figures as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAMES = {
 }
 MS = 1e3
 LATE_S = 0.01
-"""From which on it is said that the client itself was late: what a busy event loop comes to."""
+"""Delay of the client, in seconds, from which on the report warns about it."""
 
 
 def table(summary: Summary, objectives: Objectives) -> str:
-    """Several lines."""
+    """The figures as a table."""
     return "\n".join([*_lines(summary, objectives), ""])
 
 
@@ -58,7 +58,7 @@ def _speculation(summary: Summary) -> Iterator[str]:
 
 
 def as_document(options: BenchOptions, summary: Summary, records: Sequence[RequestRecord]) -> str:
-    """One JSON object: what was asked for, the figures, and every request; all times in seconds."""
+    """One JSON object with the options, the figures and every request; all times in seconds."""
     figures = {
         **asdict(summary),
         "requests_per_s": summary.requests_per_s,

@@ -1,4 +1,4 @@
-"""When requests are sent: decided before the run, so that no answer can move a later question."""
+"""When requests are sent: decided before the run, so that no response can delay a later request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arrivals = Literal["poisson", "constant"]
 def arrivals_s(num: int, rate_per_s: float, kind: Arrivals, ramp_s: float, seed: int) -> NDArray[np.float64]:
     """The times of `num` requests; the rate rises from 0 to `rate_per_s` within `ramp_s`, and stays there.
 
-    A Poisson process of unit rate, or whole numbers, mapped by the inverse of the expected number of arrivals.
+    Takes a Poisson process of unit rate, or whole numbers, through the inverse of the expected number of arrivals.
     """
     if kind == "poisson":
         work: NDArray[np.float64] = np.random.default_rng(seed).exponential(size=num).cumsum()

@@ -1,4 +1,4 @@
-"""What many requests come to: percentiles of latencies, goodput under objectives, rates, acceptance."""
+"""Figures of a run: percentiles of latencies, goodput under objectives, rates, acceptance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a caller is promised, in seconds; None promises nothing."""
+    """Service-level objectives in seconds; None for none."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -30,7 +30,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of one kind, in seconds."""
+    """One kind of latency, in seconds."""
 
     mean_s: float
     percentiles_s: Mapping[int, float]
@@ -38,7 +38,7 @@ class Latency:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Latency | None:
-        """None without values. Percentiles are interpolated between neighbours."""
+        """From values in seconds, with interpolated percentiles; None without values."""
         given = np.fromiter(values, np.float64)
         if not given.size:
             return None
@@ -49,23 +49,23 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Latencies are of completed requests, counted from the time at which the schedule had them sent."""
+    """All figures. Latencies are those of completed requests, and count from their scheduled times."""
 
     duration_s: float
     """From the first intended time to the last end."""
     outcomes: Mapping[str, int]
     errors: Mapping[str, int]
     latencies: Mapping[str, Latency]
-    """ttft, itl, tpot, e2e: those of which there are values."""
+    """By name: ttft, itl, tpot, e2e; only those with values."""
     lateness_s: float
-    """p99 of how late this program sent: a large one says that the client, not the service, was the bottleneck."""
+    """p99 of this program's delay in sending; if it is large, the client was the bottleneck."""
     prompt_tokens: int
     output_tokens: int
     """Of all requests, cancelled ones included."""
     goodput_per_s: float
     """Requests a second that met all objectives."""
     good_share: float
-    """Of all requests but those that this program gave up."""
+    """Share of all requests, without cancelled ones, that met all objectives."""
     acceptance: float | None
     """Accepted of drafted tokens; None where nothing was drafted or reported."""
     tokens_per_pass: float | None
@@ -81,7 +81,7 @@ class Summary:
 
 
 def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> Summary:
-    """Of requests that have ended; at least one."""
+    """The figures of requests that have ended, of which there must be at least one."""
     completed = [record for record in records if record.outcome is Ending.COMPLETED]
     kept = [record for record in records if record.outcome is not Ending.CANCELLED]
     duration_s = max(record.ended_s for record in records) - min(record.intended_s for record in records)

@@ -95,7 +95,7 @@ def test_what_is_no_receipt_is_said_to_be_none(tmp_path, capsys, content, proble
 
 def test_a_server_that_is_not_there_can_compute_nothing_again(kept, capsys):
     assert run("replay", kept, "--address", "localhost:1") == 2
-    assert "it cannot be computed again" in capsys.readouterr().err
+    assert "it cannot be recomputed" in capsys.readouterr().err
 
 
 def test_one_receipt_is_of_one_prompt(tmp_path, capsys):

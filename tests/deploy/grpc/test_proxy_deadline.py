@@ -99,7 +99,7 @@ async def test_a_call_that_does_not_end_by_itself_is_cancelled(call, kind, monke
     await call.ended.wait()
     assert call.end == "cancelled"
     await asyncio.sleep(0)
-    assert "after its deadline, and is cancelled" in caplog.text
+    assert "after its deadline and is cancelled" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream"])

@@ -39,7 +39,7 @@ def test_a_message_that_can_be_decoded_is():
 def test_text_that_is_not_utf_8_is_named_by_its_field(message, field):
     error = fault(message.SerializeToString().replace(b"CAFE", LATIN))
     assert error.field == field
-    assert error.problem == "must be UTF-8, which it is not from byte 3 on"
+    assert error.problem == "must be UTF-8; byte 3 is not"
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ async def test_who_is_not_trusted_is_shut_out_with_one_line_and_harms_nobody(who
     call, reason = OTHERS[who]
     with pytest.raises(LinkError):
         await call(address, tmp_path)
-    await until_logged(caplog, "is closed: there is no TLS with it")
+    await until_logged(caplog, "is closed: TLS failed")
     (line,) = logged(caplog)
     assert line.startswith("the link from 127.0.0.1:")
     assert any(each in line.lower().replace("_", " ") for each in reason.split("|")), line
@@ -223,7 +223,7 @@ async def test_an_engine_whose_certificate_is_not_trusted_is_not_spoken_to(certi
     async with listening(Authority("another").issue(tmp_path / "engine")) as address:
         with pytest.raises(LinkError, match="certificate verify failed"):
             await Link.open(address, certificates)
-        await until_logged(caplog, "is closed: there is no TLS with it")
+        await until_logged(caplog, "is closed: TLS failed")
         assert len(logged(caplog)) == 1
 
 
@@ -240,7 +240,7 @@ async def test_who_says_nothing_is_shut_out_after_a_while(files, caplog, monkeyp
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         (line,) = logged(caplog)
-        assert "there is no TLS with it: SSL handshake is taking longer than 0.1 seconds" in line
+        assert "TLS failed: SSL handshake is taking longer than 0.1 seconds" in line
 
 
 async def test_who_waits_within_tls_takes_one_of_the_strangers_places(address, link, monkeypatch):
@@ -282,7 +282,7 @@ def early(connection, context):
 
 
 async def test_an_orchestrator_without_tls_says_so_at_once(address):
-    with pytest.raises(LinkError, match=r"asks for TLS, and here neither engine\.link_tls nor OUTRIDER_LINK_TLS_DIR"):
+    with pytest.raises(LinkError, match=r"requires TLS, but here neither engine\.link_tls nor OUTRIDER_LINK_TLS_DIR"):
         await Link.open(address)
 
 
@@ -340,7 +340,7 @@ async def test_what_is_half_replaced_is_not_used_and_told_once(
     put(files.key_file, b"half a k")
     for _ in range(3):
         await still_opens(address, certificates)
-    (complaint,) = [message for message in caplog.messages if "certificates from before" in message]
+    (complaint,) = [message for message in caplog.messages if "certificates that were read before" in message]
     assert "engine.link_tls.key_file" in complaint
     shutil.copy(new.key_file, files.key_file)
     shutil.copy(new.certificate_file, files.certificate_file)
@@ -448,4 +448,4 @@ def test_links_with_tls_work_on_uvloop(authority, tmp_path, caplog):
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(all_of_it())
-    assert all("there is no TLS with it" in line for line in logged(caplog))
+    assert all("TLS failed" in line for line in logged(caplog))

@@ -262,7 +262,7 @@ async def test_a_frame_that_ends_half_way_is_told(address, certificates, link, c
     _, writer = await admitted(address, certificates)
     writer.write(framed(encode_requests(0, [request()]))[:-1])
     writer.close()
-    await until_logged(caplog, "it ended within a frame")
+    await until_logged(caplog, "the peer closed it within a frame")
     assert await next_tokens(link, request("a", 5)) == [6]
 
 
@@ -279,7 +279,7 @@ async def test_who_says_nothing_is_shut_out_after_a_while(address, certificates,
     reader, writer, _ = await stranger(address, certificates)
     assert await is_closed(reader)
     writer.close()
-    assert "said nothing" in caplog.text
+    assert "has not ended its handshake" in caplog.text
     assert await next_tokens(link, request("a", 5)) == [6]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from core.records.statistics import EngineStats
 from deploy.serve.autoscaling import BUSY, KV_USE, ROUND_S, WAITED_S
-from deploy.serve.deployments import DraftWorker, TargetWorker, _Report
+from deploy.serve.deployments import DraftWorker, TargetWorker
 
 
 def stats(**values: float) -> EngineStats:
@@ -23,7 +23,7 @@ def draft(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     worker = DraftWorker.__new__(DraftWorker)
     worker._waited_s = worker._round_s = 0.0
-    worker._reported = _Report(time.monotonic(), 0.0)
+    worker._reported_s, worker._reported_step_time_s = time.monotonic(), 0.0
     worker.now_s = now_s
     return worker
 

@@ -198,7 +198,7 @@ async def test_without_a_draft_there_is_none_to_take():
 
 async def test_who_finds_no_place_waits_for_one_and_no_longer_than_allowed(leases, new_leases):
     held = [await leases.take_draft(name) for name in ("a", "b")]
-    with pytest.raises(Unavailable, match=r"no draft granted a place within 0\.2 s"):
+    with pytest.raises(Unavailable, match=r"no draft granted a lease within 0\.2 s"):
         await new_leases(lease_timeout_s=0.2).take_draft("c")
     gone, waiting = (asyncio.create_task(leases.take_draft(name)) for name in ("d", "e"))
     await asyncio.sleep(0.2)

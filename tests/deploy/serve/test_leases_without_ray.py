@@ -177,7 +177,7 @@ async def test_a_grant_that_comes_in_the_moment_of_the_cancellation_is_given_bac
 
 async def test_who_has_waited_for_too_long_gives_back_what_comes_later():
     served = Served(grants_at_once=False, lease_timeout_s=0.01)
-    with pytest.raises(Unavailable, match=r"no target granted a place within 0\.01 s$"):
+    with pytest.raises(Unavailable, match=r"no target granted a lease within 0\.01 s$"):
         await served.leases.take_target("a")
     assert served.target.streams[0].cancelled()
 
@@ -206,7 +206,7 @@ async def test_who_is_refused_asks_again_and_says_by_whom(served):
 async def test_who_was_refused_to_the_end_is_told_why():
     served = Served(lease_timeout_s=0.05)
     served.target.refusals = ["replica 1"] * 100_000
-    with pytest.raises(Unavailable, match=r"no target granted a place within 0\.05 s: an engine is loading"):
+    with pytest.raises(Unavailable, match=r"no target granted a lease within 0\.05 s: an engine is loading"):
         await served.leases.take_target("a")
 
 
@@ -224,10 +224,10 @@ async def test_without_any_grant_the_last_problem_is_told(monkeypatch):
     monkeypatch.setattr(leases, "GRANT_RETRY_S", 0.001)
     served = Served(lease_timeout_s=0.05)
     served.target.failures = [RayError("out of memory") for _ in range(1000)]
-    with pytest.raises(Unavailable, match=r"no target granted a place within .* out of memory"):
+    with pytest.raises(Unavailable, match=r"no target granted a lease within .* out of memory"):
         await served.leases.take_target("a")
     served.draft.failures = [RayServeException("no such deployment")]
-    with pytest.raises(Unavailable, match="no draft granted a place"):
+    with pytest.raises(Unavailable, match="no draft granted a lease"):
         await served.leases.take_draft("a")
 
 
@@ -338,7 +338,7 @@ async def test_models_are_described_and_waits_reported(served):
     await served.leases.report_wait(DraftWait(1.0, 3.0))
     assert (served.draft.reports, served.target.reports) == ([(1.0, 3.0)], [])
     served.target.report_failure = served.draft.report_failure = RayError("gone")
-    with pytest.raises(Unavailable, match="no draft takes a report: gone"):
+    with pytest.raises(Unavailable, match="no draft accepted the report: gone"):
         await served.leases.report_wait(DraftWait())
     with pytest.raises(Unavailable, match="no target answers: gone"):
         await served.leases.describe_target()

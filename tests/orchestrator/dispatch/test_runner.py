@@ -369,7 +369,7 @@ def slowed(clock, answer, takes_s):
 
 
 async def test_without_a_target_the_client_is_told_so(world):
-    world.leases.refusal = Unavailable("no target granted a place")
+    world.leases.refusal = Unavailable("no target granted a lease")
     with pytest.raises(Unavailable, match="no target"):
         await world.tokens(request((1,), 5))
     await world.check_nothing_is_held()

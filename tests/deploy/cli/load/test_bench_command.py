@@ -78,7 +78,7 @@ def test_requests_that_are_given_up_are_cancelled_at_the_server(capsys):
         (("--prompt-tokens", "9-3"), "must be N or LOW-HIGH"),
         (("--json", "/nowhere/load.json"), "cannot write /nowhere/load.json: /nowhere is not a directory"),
         (("--prompts", "/nowhere"), "--prompts: /nowhere cannot be read"),
-        (("--address", "localhost:1"), "the service cannot be asked: UNAVAILABLE"),
+        (("--address", "localhost:1"), "the service does not answer: UNAVAILABLE"),
         (("--address", "localhost:1", "--api", "http", "--warmup", "1"), "a request of the warm-up failed"),
     ],
 )
