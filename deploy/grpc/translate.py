@@ -35,7 +35,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
 
     Raises: InvalidRequest for a verification that has no name.
     """
-    sampling, stopping, speculation = message.sampling, message.stopping, message.speculation
+    sampling, stopping = message.sampling, message.stopping
     prompt = message.WhichOneof("prompt")
     return Given(
         text=message.text if prompt == "text" else None,
@@ -55,15 +55,7 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         stop_token_ids=stopping.stop_token_ids,
         ignore_eos=stopping.ignore_eos,
         include_stop=stopping.include_stop,
-        verification=_verification(speculation.verification),
-        lenience=_given(speculation, "lenience"),
-        max_draft_tokens=_given(speculation, "max_draft_tokens"),
-        policy=speculation.policy,
-        pipelining=_given(speculation, "pipelining"),
-        guessers=speculation.guessers,
-        draft_temperature=_given(speculation, "draft_temperature"),
-        wants_trace=speculation.trace,
-        wants_explanation=speculation.explain,
+        **_speculation(message.speculation),
         wants_receipt=message.receipt,
         num_logprobs=_given(message, "logprobs"),
         num_prompt_logprobs=_given(message, "prompt_logprobs"),
@@ -73,6 +65,20 @@ def given_by(message: pb.GenerateRequest, call: CallId | None = None) -> Given:
         timeout_s=_given(message, "timeout_s"),
         structure=_structure(message.structured_output) if message.HasField("structured_output") else None,
     )
+
+
+def _speculation(message: pb.SpeculationParams) -> dict[str, Any]:
+    return {
+        "verification": _verification(message.verification),
+        "lenience": _given(message, "lenience"),
+        "max_draft_tokens": _given(message, "max_draft_tokens"),
+        "policy": message.policy,
+        "pipelining": _given(message, "pipelining"),
+        "guessers": message.guessers,
+        "draft_temperature": _given(message, "draft_temperature"),
+        "wants_trace": message.trace,
+        "wants_explanation": message.explain,
+    }
 
 
 def _structure(message: pb.StructuredOutput) -> Structure:
