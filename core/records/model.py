@@ -25,5 +25,7 @@ class ModelInfo:
     files."""
     arithmetic: str = ""
     """Whatever decides on the last bits besides weights and dtype: hardware, libraries, backend, ranks."""
+    layers: tuple[int, ...] = ()
+    """Of the checkpoint's layers, those that this model has; empty for all. `digest` is the whole checkpoint's."""
     is_deterministic: bool = False
     """Whether a row's bits do not depend on the other rows of its step, as a self-test at start has found."""

@@ -25,6 +25,8 @@ DECISIVE = (
     "structured_output_digest",
 )
 """With another value of one of these, another output is right."""
+GUESSING = ("draft.digest", "draft.layers", "draft.dtype")
+"""With another value of one of these, other guesses are made: where they decide, too, another output may come."""
 ARITHMETIC = ("target.device", "target.arithmetic", "target.deterministic", "version")
 """With another value of one of these, the last bits of a sum may differ, and so which of two near-equal tokens wins."""
 MAX_SHOWN_CHARS = 120
@@ -55,10 +57,8 @@ def compare(before: Fields, now: Fields, tokens_before: Sequence[int] | None, to
     if is_same:
         return Verdict(Outcome.SAME, output)
     if before.get("depends_on_guesses"):
-        rule = before["verification"]
-        return Verdict(
-            Outcome.NOT_COMPARABLE, f"the output of {rule} verification depends on the guesses that it saw; {output}"
-        )
+        why = f"the output of {before['verification']} verification depends on the guesses that it saw"
+        return Verdict(Outcome.NOT_COMPARABLE, "; ".join([why, *_differences(GUESSING, before, now), output]))
     causes = list(_differences(ARITHMETIC, before, now))
     if not before["target"]["deterministic"]:
         causes.append("the target is not deterministic, so that other requests in a pass may change last bits")
@@ -80,7 +80,7 @@ def _differences(paths: Sequence[str], before: Fields, now: Fields) -> Iterator[
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
             yield from _differences([f"{path}.{name}" for name in names], before, now)
-        elif one != other:
+        elif one != other and (one or other):  # a receipt of an earlier release lacks what is unset in this one
             yield f"{path} differs ({_shown(one)}, now {_shown(other)})"
 
 

@@ -94,7 +94,8 @@ def receipt_fields(receipt: Receipt) -> dict[str, Any]:
 
 def _model_fields(info: ModelInfo) -> dict[str, Any]:
     names = ("name", "digest", "architecture", "dtype", "device", "arithmetic")
-    return {**{name: getattr(info, name) for name in names}, "deterministic": info.is_deterministic}
+    fields: dict[str, Any] = {name: getattr(info, name) for name in names}
+    return {**fields, "layers": list(info.layers), "deterministic": info.is_deterministic}
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:

@@ -341,6 +341,7 @@ def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: 
         kv_cache_tokens=config.kv_cache_tokens or 0,  # the runtime sets it
         eos_token_ids=_eos_token_ids(model),
         bos_token_id=model_config.bos_token_id,
+        layers=config.layers or (),
     )
 
 

@@ -370,7 +370,7 @@ class Receipt(_message.Message):
     def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., target: _Optional[_Union[ReceiptModel, _Mapping]] = ..., draft: _Optional[_Union[ReceiptModel, _Mapping]] = ..., tokenizer_digest: _Optional[str] = ..., prompt_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_digest: _Optional[str] = ..., output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., verification: _Optional[_Union[Verification, str]] = ..., lenience: _Optional[float] = ..., structured_output_digest: _Optional[str] = ..., depends_on_guesses: _Optional[bool] = ...) -> None: ...
 
 class ReceiptModel(_message.Message):
-    __slots__ = ("name", "digest", "architecture", "dtype", "device", "arithmetic", "deterministic")
+    __slots__ = ("name", "digest", "architecture", "dtype", "device", "arithmetic", "deterministic", "layers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +378,7 @@ class ReceiptModel(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     architecture: str
@@ -385,7 +386,8 @@ class ReceiptModel(_message.Message):
     device: str
     arithmetic: str
     deterministic: bool
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., arithmetic: _Optional[str] = ..., deterministic: _Optional[bool] = ...) -> None: ...
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., arithmetic: _Optional[str] = ..., deterministic: _Optional[bool] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("request_id", "text", "token_ids", "guessed", "logprobs", "usage", "finish", "trace", "explanation", "index", "prompt_logprobs")

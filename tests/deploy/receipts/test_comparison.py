@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
+from core.records import Verification
 from deploy.receipts import Outcome, compare
 from deploy.receipts.comparison import ARITHMETIC, DECISIVE
+from tests.deploy.grpc.rpc import INFO
 from tests.deploy.receipts.test_making import REQUEST, receipt_of
 
 TOKENS = (7, 8, 9)
+DRAFT = replace(INFO, name="draft", digest="sha256:whole", layers=(0, 2))
 BEFORE = receipt_of(REQUEST, TOKENS)
 BEFORE["target"]["deterministic"] = True
 
@@ -70,6 +74,28 @@ def test_guesses_and_company_may_be_to_blame():
     loose = deepcopy(BEFORE)
     loose["target"]["deterministic"] = False
     assert "other requests in a pass" in outcome(changed("version", BEFORE["version"], (7, 0)), (7, 0), loose)[1]
+
+
+def test_where_guesses_decide_too_another_draft_is_named():
+    """One out of some of the target's layers has the digest of its whole checkpoint, whichever they are."""
+
+    def drafted(layers, tokens):
+        receipt = receipt_of(replace(REQUEST, verification=Verification.REJECTION), tokens, draft=DRAFT)
+        return {**receipt, "draft": {**receipt["draft"], "layers": layers}}
+
+    before = drafted([0, 2], TOKENS)
+    kind, reason = outcome(drafted([0, 3], (7, 0)), (7, 0), before)
+    assert kind is Outcome.NOT_COMPARABLE
+    assert "draft.layers differs ([0, 2], now [0, 3])" in reason
+    assert "draft." not in outcome(drafted([0, 2], (7, 0)), (7, 0), before)[1]
+    assert outcome(drafted([0, 3], TOKENS), TOKENS, before)[0] is Outcome.SAME, "which it was then is no matter"
+
+
+def test_a_receipt_from_before_there_were_layers_compares():
+    request, draft = replace(REQUEST, verification=Verification.REJECTION), replace(DRAFT, layers=())
+    old, now = receipt_of(request, TOKENS, draft=draft), receipt_of(request, (7, 0), draft=draft)
+    old["draft"] = {name: value for name, value in old["draft"].items() if name != "layers"}
+    assert "draft." not in outcome(now, (7, 0), old)[1]
 
 
 def test_every_field_of_a_receipt_has_a_place():

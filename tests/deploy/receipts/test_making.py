@@ -6,14 +6,15 @@ import hashlib
 from dataclasses import replace
 
 from core.records import Chunk, FinishReason, GenerationRequest, Grammar, GrammarKind, Sampling, Usage, Verification
+from deploy.grpc.responses import to_chunk
 from deploy.receipts import ReceiptMaker, receipt_fields
 from tests.deploy.grpc.rpc import INFO
 
 REQUEST = GenerationRequest("r", (1, 258), Sampling(temperature=0.5, seed=2**64 - 1), 9)
 
 
-def receipt_of(request, *outputs):
-    maker = ReceiptMaker(request, "pair", INFO, None, "sha256:tokenizer")
+def receipt_of(request, *outputs, draft=None):
+    maker = ReceiptMaker(request, "pair", INFO, draft, "sha256:tokenizer")
     chunks = [Chunk("", tokens, (False,) * len(tokens), Usage(2, 0)) for tokens in outputs]
     *others, last = [maker.saw(chunk) for chunk in [*chunks[:-1], replace(chunks[-1], finish_reason=FinishReason.STOP)]]
     assert all(chunk.receipt is None for chunk in others)
@@ -53,3 +54,19 @@ def test_lenience_stands_where_a_rule_takes_it_and_a_grammar_by_its_digest():
     digests = [receipt_of(replace(REQUEST, grammar=each), (7,))["structured_output_digest"] for each in grammars]
     assert digests[0] == ""
     assert len(set(digests)) == 4
+
+
+def test_a_draft_of_some_layers_says_which():
+    def layers(layers):
+        return receipt_of(REQUEST, (7,), draft=replace(INFO, layers=layers))["draft"]["layers"]
+
+    assert layers((0, 2, 5)) == [0, 2, 5]
+    assert layers(()) == []
+    assert receipt_of(REQUEST, (7,))["target"]["layers"] == []
+
+
+def test_the_message_has_the_layers_too():
+    maker = ReceiptMaker(REQUEST, "pair", INFO, replace(INFO, layers=(1, 3)), "")
+    last = maker.saw(Chunk("", (7,), (False,), Usage(2, 1), finish_reason=FinishReason.STOP))
+    receipt = to_chunk(last, REQUEST, 0, last.usage).finish.receipt
+    assert (list(receipt.draft.layers), list(receipt.target.layers)) == ([1, 3], [])

@@ -67,6 +67,7 @@ def test_it_is_described_without_reading_a_weight(tmp_path):
     found, loaded = survey(config), load(config, lambda _: None).info
     assert found == loaded
     assert found.name.endswith("[0,2,3]")
+    assert (found.layers, survey(EngineConfig(config.model)).layers) == (CHOSEN, ())
     assert found.eos_token_ids
 
 
