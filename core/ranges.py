@@ -60,6 +60,8 @@ DRAFT_TEMPERATURE = Range(0.001, 100.0)
 """Of `GenerationRequest.draft_temperature`: as a temperature, but for 0, which is the target's to say."""
 PRIORITY = Range(-(2**31), 2**31 - 1, is_whole=True)
 """Of `GenerationRequest.priority`."""
+QUOTA = Range(0, 2**31 - 1, is_whole=True)
+"""Of the numbers of a `Quota`."""
 
 
 def check(field: str, value: float, allowed: Range) -> None:

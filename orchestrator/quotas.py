@@ -1,17 +1,18 @@
 """How much each caller may ask for in a minute: requests, and tokens. A token bucket each, full at first.
 
-Knows callers and counts. Every orchestrator counts by itself: of several, each grants the quota.
+How much that is, the caller's key says with each request, else the settings. Knows callers and counts. Every
+orchestrator counts by itself: of several, each grants the quota.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from core.config import Limits
 from core.errors import Overloaded
 from core.ports import Clock
-from core.records import GenerationRequest
+from core.records import GenerationRequest, Quota
 
 MINUTE_S = 60.0
 MAX_CALLERS = 4096
@@ -26,6 +27,11 @@ class _Bucket:
     left: float
     filled_s: float
 
+    def hold(self, most: int) -> None:
+        """The quota has changed, or another key of the caller has another: the same share of it is left."""
+        self.left *= most / self.most
+        self.most = most
+
     def fill(self, now_s: float) -> None:
         self.left = min(self.most, self.left + (now_s - self.filled_s) * self.most / MINUTE_S)
         self.filled_s = now_s
@@ -36,10 +42,10 @@ class _Bucket:
 
 
 class Quotas:
-    """The quotas of all callers. A setting of 0 is no quota."""
+    """The quotas of all callers. 0 is no quota."""
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
-        self._most = {"requests": limits.max_requests_per_minute, "tokens": limits.max_tokens_per_minute}
+        self._limits = limits
         self._clock = clock
         self._buckets: dict[str, dict[str, _Bucket]] = {}
 
@@ -50,7 +56,7 @@ class Quotas:
         is left for all of them.
         """
         caller = requests[0].caller
-        buckets = self._of(caller)
+        buckets = self._of(caller, self._most(requests[0].quota))
         costs = [len(request.prompt) + request.max_tokens for request in requests]
         asked = {"requests": len(requests), "tokens": sum(costs)}
         counted = {name: float(min(asked[name], bucket.most)) for name, bucket in buckets.items()}
@@ -65,19 +71,30 @@ class Quotas:
 
     def give_back(self, caller: str, name: str, amount: float) -> None:
         """What was counted, and is not used."""
-        if (bucket := self._of(caller).get(name)) is not None:
+        if (bucket := self._buckets.get(caller, {}).get(name)) is not None:
+            bucket.fill(self._clock.now())
             bucket.left = min(bucket.most, bucket.left + amount)
 
-    def _of(self, caller: str) -> dict[str, _Bucket]:
-        """The caller's buckets, as full as they are now."""
+    def _most(self, own: Quota) -> dict[str, int]:
+        limits = self._limits
+        requests, tokens = own.max_requests_per_minute, own.max_tokens_per_minute
+        return {
+            "requests": limits.max_requests_per_minute if requests is None else requests,
+            "tokens": limits.max_tokens_per_minute if tokens is None else tokens,
+        }
+
+    def _of(self, caller: str, most: Mapping[str, int]) -> dict[str, _Bucket]:
+        """The caller's buckets, as full as they are now; none where there is no quota."""
         now_s = self._clock.now()
-        if caller not in self._buckets:
-            if len(self._buckets) >= MAX_CALLERS:
-                self._forget(now_s)
-            self._buckets[caller] = {name: _Bucket(most, most, now_s) for name, most in self._most.items() if most}
-        buckets = self._buckets[caller]
-        for bucket in buckets.values():
+        if caller not in self._buckets and len(self._buckets) >= MAX_CALLERS:
+            self._forget(now_s)
+        before = self._buckets.get(caller, {})
+        buckets = self._buckets[caller] = {
+            name: before.get(name) or _Bucket(amount, amount, now_s) for name, amount in most.items() if amount
+        }
+        for name, bucket in buckets.items():
             bucket.fill(now_s)
+            bucket.hold(most[name])
         return buckets
 
     def _forget(self, now_s: float) -> None:

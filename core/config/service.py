@@ -44,8 +44,9 @@ class OrchestratorConfig:
     """Bounds and signals of autoscaling; None keeps `num_replicas`. Set it where the load varies over the day."""
     tokens_file: str | None = None
     """Path of a file of keys; callers must send one of them as metadata `authorization: Bearer KEY`. Each line is
-    NAME:SHA256 or NAME:SHA256:max_priority=N, as printed by `outrider keys new NAME`; several lines with one name are
-    keys of the same caller. A line without a colon is a plain token. Changes of the file apply at once. With None, and
+    NAME:SHA256, perhaps with limits of this caller's own (:max_priority=N:max_requests_per_minute=N
+    :max_tokens_per_minute=N), as printed by `outrider keys new NAME`; several lines with one name are keys of the same
+    caller. A line without a colon is a plain token. Changes of the file apply at once. With None, and
     without the environment variable OUTRIDER_TOKENS_FILE, every caller is served. Set it where others can reach the
     ports."""
     json_logs: bool = False
@@ -132,16 +133,16 @@ class Limits:
     callers that retry elsewhere. Raise it where bursts are long and callers can wait."""
     max_requests_per_minute: int = 0
     """Largest number of completions that one caller may start on one orchestrator in a minute, at least 0; 0 sets no
-    limit. Callers are told apart by their key; without keys all of them share the limit. Set it where one caller must
-    not crowd out others."""
+    limit. Callers are told apart by their key; without keys all of them share the limit. The key of a caller may
+    set its own limit (`tokens_file`). Set it where one caller must not crowd out others."""
     max_priority: int = 0
     """Most urgent priority (smallest number) that a request may have, in [-2147483648, 2147483647]; more urgent
     requests are refused. The key of a caller may set its own limit (`tokens_file`). Lower it where all callers may mark
     their requests as urgent."""
     max_tokens_per_minute: int = 0
     """Largest number of tokens, prompts and outputs together, that one caller may use on one orchestrator in a minute,
-    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends, then with its actual output. Set
-    it where one caller must not crowd out others."""
+    at least 0; 0 sets no limit. A request counts with its `max_tokens` until it ends, then with its actual output. The
+    key of a caller may set its own limit (`tokens_file`). Set it where one caller must not crowd out others."""
     retry_after_s: float = 1.0
     """Seconds, above 0, that a refused caller is told to wait; longer if the queue is expected to take longer. Raise it
     where callers retry too often."""

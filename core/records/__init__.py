@@ -25,7 +25,7 @@ from core.records.engine import (
 from core.records.model import ModelInfo
 from core.records.output import Chunk, FinishReason, Usage
 from core.records.receipt import Receipt
-from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Sampling
+from core.records.request import GenerationRequest, Grammar, GrammarKind, Policy, Quota, Sampling
 from core.records.statistics import EngineStats, SourceStats, SpeculationStats
 from core.records.trace import Call, CallTrace, VerifiedBlock
 from core.rules import Verification
@@ -48,6 +48,7 @@ __all__ = [
     "Missing",
     "ModelInfo",
     "Policy",
+    "Quota",
     "Receipt",
     "Refused",
     "Sampling",

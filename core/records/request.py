@@ -92,6 +92,18 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """What one caller may ask of one orchestrator in a minute, in place of the service's limits: None leaves it to
+    these, 0 sets no limit."""
+
+    max_requests_per_minute: int | None = None
+    max_tokens_per_minute: int | None = None
+
+
+NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One completion to produce, with every check that needs no model."""
 
@@ -135,6 +147,8 @@ class GenerationRequest:
     """Order in the queue for places: a lower number is served first."""
     caller: str = ""
     """Whose share of places, queue and quota it takes; empty for all who are not told apart."""
+    quota: Quota = NO_QUOTA
+    """The caller's own, as its key has it."""
 
     def __post_init__(self) -> None:
         ranges.check("lenience", self.lenience, ranges.LENIENCE)

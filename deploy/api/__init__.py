@@ -1,6 +1,6 @@
 """What the languages of the API share: who may call, which models there are, which values are allowed, how much."""
 
-from deploy.api.authentication import Authenticator, Caller, new_key, tokens_path
+from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key, tokens_path
 from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
 from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given
@@ -22,6 +22,7 @@ __all__ = [
     "Completions",
     "Given",
     "Hosted",
+    "KeyLimits",
     "Models",
     "Offload",
     "Places",

@@ -11,11 +11,13 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from core.errors import ConfigError, Unauthenticated
-from core.ranges import PRIORITY
+from core.ranges import PRIORITY, QUOTA, Range
+from core.records import Quota
 from deploy import files
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ KEY_BYTES = 32
 """Random bytes of a key: 256 bits cannot be guessed from a digest, however fast the digest is to compute."""
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MAX_PRIORITY = re.compile(r"max_priority=(-?\d{1,10})")
+_FIELD = re.compile(r"([a-z_]{1,64})=(.*)")
+_NUMBER = re.compile(r"-?\d{1,10}")
 
 
 def tokens_path(setting: str | None) -> Path | None:
@@ -40,36 +43,59 @@ def tokens_path(setting: str | None) -> Path | None:
     return Path(name) if name else None
 
 
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key allows its caller, in place of the settings in `limits`; None leaves it to these."""
+
+    max_priority: int | None = None
+    max_requests_per_minute: int | None = None
+    max_tokens_per_minute: int | None = None
+
+    @property
+    def quota(self) -> Quota:
+        return Quota(self.max_requests_per_minute, self.max_tokens_per_minute)
+
+
+NO_LIMITS = KeyLimits()
+LIMITS: Mapping[str, Range] = {
+    "max_priority": PRIORITY,
+    "max_requests_per_minute": QUOTA,
+    "max_tokens_per_minute": QUOTA,
+}
+"""The fields of a key's line, and the numbers that each may have."""
+
+
 class Caller(str):
-    """The name of a caller, and the most urgent priority that its key allows; None leaves it to the service."""
+    """The name of a caller, and what its key allows."""
 
-    __slots__ = ("max_priority",)
-    max_priority: int | None
+    __slots__ = ("limits",)
+    limits: KeyLimits
 
-    def __new__(cls, name: str, max_priority: int | None = None) -> Caller:
+    def __new__(cls, name: str, limits: KeyLimits = NO_LIMITS) -> Caller:
         caller = super().__new__(cls, name)
-        caller.max_priority = max_priority
+        caller.limits = limits
         return caller
 
 
-def new_key(name: str, max_priority: int | None = None) -> tuple[str, str]:
+def new_key(name: str, limits: KeyLimits = NO_LIMITS) -> tuple[str, str]:
     """A key for the caller `name`, and the line of the file that lets it in. Raises: ConfigError for no such name."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(f"a caller's name must be 1 to 64 letters, digits or any of '._@-', got {name!r}")
-    if max_priority is not None and max_priority not in PRIORITY:
-        raise ConfigError(f"max_priority must be {PRIORITY}, got {max_priority}")
+    given = {field: value for field, value in asdict(limits).items() if value is not None}
+    for field, value in given.items():
+        if value not in LIMITS[field]:
+            raise ConfigError(f"{field} must be {LIMITS[field]}, got {value}")
     key = secrets.token_urlsafe(KEY_BYTES)
-    limits = "" if max_priority is None else f":max_priority={max_priority}"
-    return key, f"{name}:{_digest(key.encode()).hex()}{limits}"
+    return key, ":".join([name, _digest(key.encode()).hex(), *(f"{field}={value}" for field, value in given.items())])
 
 
 class Authenticator:
     """Lets a call pass whose metadata carry one of the keys. What is in progress has passed, whatever comes of its key.
 
-    A line of the file is NAME:SHA256, or NAME:SHA256:max_priority=N; a caller may have several. A line without a colon
-    is a token as it is sent. The file is checked at each call and read when it has changed, so that keys can be
-    replaced at run time. While it cannot be read or a line is wrong, the keys from before stay valid: neither everybody
-    nor nobody is admitted then.
+    A line of the file is NAME:SHA256, and behind it what the key allows, as in :max_priority=N (`LIMITS`); a caller may
+    have several. A line without a colon is a token as it is sent. The file is checked at each call and read when it has
+    changed, so that keys can be replaced at run time. While it cannot be read or a line is wrong, the keys from before
+    stay valid: neither everybody nor nobody is admitted then.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -128,13 +154,28 @@ def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
     if not fields:
         digest = _digest(line.encode())
         return digest, Caller(digest.hex()[:CALLER_CHARS])
-    limit = _MAX_PRIORITY.fullmatch(fields[1]) if len(fields) == 2 else None
-    is_whole = NAME.fullmatch(name) and _DIGEST.fullmatch(fields[0]) and (len(fields) == 1 or limit is not None)
-    if not is_whole or (limit is not None and int(limit[1]) not in PRIORITY):
-        raise ConfigError(
-            f"{where} must be NAME:SHA256 or NAME:SHA256:max_priority=N, as `outrider keys new NAME` prints it"
-        )
-    return bytes.fromhex(fields[0]), Caller(name, int(limit[1]) if limit is not None else None)
+    digest, *limits = fields
+    if NAME.fullmatch(name) is None or _DIGEST.fullmatch(digest) is None:
+        raise ConfigError(f"{where} must be NAME:SHA256 and perhaps :FIELD=N, as `outrider keys new NAME` prints it")
+    return bytes.fromhex(digest), Caller(name, _limits(where, limits))
+
+
+def _limits(where: str, fields: Sequence[str]) -> KeyLimits:
+    """Raises: ConfigError, which names the field."""
+    found: dict[str, int] = {}
+    for number, text in enumerate(fields, 1):
+        field = _FIELD.fullmatch(text)
+        if field is None or field[1] not in LIMITS:
+            raise ConfigError(
+                f"{where} must have {', '.join(LIMITS)} behind the digest: field {number} is none of these"
+            )
+        name, value = field[1], field[2]
+        if name in found:
+            raise ConfigError(f"{where} must have {name} once")
+        if _NUMBER.fullmatch(value) is None or int(value) not in LIMITS[name]:
+            raise ConfigError(f"{where} must have {name} {LIMITS[name]}")
+        found[name] = int(value)
+    return KeyLimits(**found)
 
 
 def _digest(key: bytes) -> bytes:

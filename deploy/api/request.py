@@ -20,7 +20,7 @@ from core.config import Limits, ServiceConfig, SpeculationConfig
 from core.errors import CheckpointError, InvalidRequest
 from core.ranges import DRAFT_TEMPERATURE, LENIENCE, PRIORITY
 from core.records import GenerationRequest, Grammar, ModelInfo, Policy, Sampling, Verification
-from deploy.api.authentication import Caller
+from deploy.api.authentication import NO_LIMITS, Caller, KeyLimits
 from deploy.api.checks import (
     allowed_token_ids,
     bad_words,
@@ -89,6 +89,7 @@ def to_generation_request(given: Given, served: Served, now: float) -> Generatio
         deadline=_deadline(given.timeout_s, now),
         priority=_priority(given, limits),
         caller=str(given.caller),
+        quota=_key_limits(given).quota,
     )
     return _with_speculation(_with_reports(request, given, limits), given, served.config)
 
@@ -308,9 +309,13 @@ def _num_prompt_logprobs(given: int | None, prompt_len: int, limits: Limits) -> 
     return given
 
 
+def _key_limits(given: Given) -> KeyLimits:
+    return given.caller.limits if isinstance(given.caller, Caller) else NO_LIMITS
+
+
 def _priority(given: Given, limits: Limits) -> int:
     """Within what the caller's key allows, or the service where it says nothing."""
-    own = given.caller.max_priority if isinstance(given.caller, Caller) else None
+    own = _key_limits(given).max_priority
     first, priority = limits.max_priority if own is None else own, given.priority
     require(priority in PRIORITY, "priority", str(PRIORITY), priority)
     if priority < first:

@@ -24,13 +24,22 @@ class NewKeyOptions:
         int | None,
         Option(metavar="N", help="Most urgent priority that the key allows, in place of limits.max_priority."),
     ] = None
+    max_requests_per_minute: Annotated[
+        int | None,
+        Option(metavar="N", help="Completions a minute, in place of limits.max_requests_per_minute; 0 sets no limit."),
+    ] = None
+    max_tokens_per_minute: Annotated[
+        int | None,
+        Option(metavar="N", help="Tokens a minute, in place of limits.max_tokens_per_minute; 0 sets no limit."),
+    ] = None
 
 
 def new(options: NewKeyOptions) -> int:
     """Returns the exit status. Raises: ConfigError."""
-    from deploy.api import new_key  # imports Ray
+    from deploy.api import KeyLimits, new_key  # imports Ray
 
-    key, line = new_key(options.name, options.max_priority)
+    limits = KeyLimits(options.max_priority, options.max_requests_per_minute, options.max_tokens_per_minute)
+    key, line = new_key(options.name, limits)
     sys.stdout.write(f"{key}\n")
     say(f"the line for orchestrator.tokens_file, which has only the key's digest:\n{line}")
     return 0

@@ -6,7 +6,7 @@ import pytest
 
 from core.config import Limits
 from core.errors import Overloaded
-from core.records import GenerationRequest, Sampling
+from core.records import GenerationRequest, Quota, Sampling
 from orchestrator import quotas
 from orchestrator.quotas import Quotas
 
@@ -18,8 +18,9 @@ class Time:
         return self.now_s
 
 
-def request(caller="a", prompt_tokens=10, max_tokens=50):
-    return GenerationRequest("r", (1,) * prompt_tokens, Sampling(), max_tokens, caller=caller)
+def request(caller="a", prompt_tokens=10, max_tokens=50, **quota):
+    prompt = (1,) * prompt_tokens
+    return GenerationRequest("r", prompt, Sampling(), max_tokens, caller=caller, quota=Quota(**quota))
 
 
 def test_requests_of_a_minute_are_counted_for_each_caller():
@@ -99,6 +100,45 @@ def test_each_sample_gives_back_what_it_does_not_use_and_together_no_more_than_w
     counted.take([request(prompt_tokens=10, max_tokens=20)])
     with pytest.raises(Overloaded):
         counted.take([request(prompt_tokens=1, max_tokens=1)])
+
+
+def test_a_caller_s_own_quota_stands_in_place_of_the_service_s_each_by_itself():
+    counted = Quotas(Limits(max_requests_per_minute=1, max_tokens_per_minute=100), Time())
+    for _ in range(2):  # 60 tokens each, of 120
+        counted.take([request("own", max_requests_per_minute=0, max_tokens_per_minute=120)])
+    with pytest.raises(Overloaded, match="120 tokens a minute"):
+        counted.take([request("own", max_requests_per_minute=0, max_tokens_per_minute=120)])
+    counted.take([request("half", max_tokens_per_minute=0)])
+    with pytest.raises(Overloaded, match="1 requests a minute"):
+        counted.take([request("half", max_tokens_per_minute=0)])
+
+
+@pytest.mark.parametrize(("before", "after", "left"), [(100, 200, 80), (200, 100, 70), (100, 60, 24)])
+def test_of_a_quota_that_is_changed_the_same_share_is_left(before, after, left):
+    """60 tokens are taken of the first: 40 of 100 are 80 of 200."""
+    counted = Quotas(Limits(), Time())
+    counted.take([request(max_tokens_per_minute=before)])
+    with pytest.raises(Overloaded):
+        counted.take([request(max_tokens=left - 9, max_tokens_per_minute=after)])
+    counted.take([request(max_tokens=left - 10, max_tokens_per_minute=after)])
+
+
+def test_to_change_between_keys_with_other_quotas_gains_nothing():
+    counted = Quotas(Limits(), Time())
+    counted.take([request(max_tokens=90, max_tokens_per_minute=100)])
+    for own in (10, 1000, 10, 100):
+        with pytest.raises(Overloaded):
+            counted.take([request(prompt_tokens=1, max_tokens=1, max_tokens_per_minute=own)])
+
+
+def test_what_is_given_back_after_a_change_fills_no_more_than_the_quota():
+    counted = Quotas(Limits(), Time())
+    charge = counted.take([request(max_tokens_per_minute=100)])
+    counted.take([request(prompt_tokens=1, max_tokens=1, max_tokens_per_minute=10)])
+    charge.undo()
+    counted.take([request(prompt_tokens=1, max_tokens=9, max_tokens_per_minute=10)])
+    with pytest.raises(Overloaded):
+        counted.take([request(prompt_tokens=1, max_tokens=1, max_tokens_per_minute=10)])
 
 
 def test_without_quotas_nothing_is_refused():

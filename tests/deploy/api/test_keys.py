@@ -9,10 +9,12 @@ import grpc
 import pytest
 
 from core.errors import ConfigError, Unauthenticated
-from deploy.api.authentication import Authenticator, new_key
+from core.records import Quota
+from deploy.api.authentication import Authenticator, KeyLimits, new_key
 from deploy.cli.main import EXIT_NO_START, main
 from protos.outrider.v1 import generation_pb2 as pb
 from protos.outrider.v1 import generation_pb2_grpc
+from tests.deploy.api.test_samples_and_quotas import Admitting
 from tests.deploy.grpc.rpc import Script, greeting, server
 
 ZEROS = "0" * 64
@@ -36,10 +38,34 @@ def test_a_new_key_is_printed_once_and_its_line_lets_it_in(tmp_path, capsys):
     write(tmp_path / "keys", line)
     assert key not in line
     caller = Authenticator(tmp_path / "keys").check(bearer(key))
-    assert (caller, caller.max_priority) == ("billing", -5)
+    assert (caller, caller.limits) == ("billing", KeyLimits(max_priority=-5))
 
 
-@pytest.mark.parametrize("words", [["a b"], ["a:b"], [""], ["x" * 65], ["ok", "--max-priority", "2147483648"]])
+def test_a_key_has_its_caller_s_own_quota(tmp_path, capsys):
+    given = ["--max-tokens-per-minute", "9000", "--max-requests-per-minute", "0"]
+    assert main(["keys", "new", "billing", *given]) == 0
+    said = capsys.readouterr()
+    line = said.err.splitlines()[-1]
+    assert line.endswith(":max_requests_per_minute=0:max_tokens_per_minute=9000")
+    name, digest, *fields = line.split(":")
+    for order in (fields, fields[::-1], [*fields, "max_priority=3"]):
+        write(tmp_path / "keys", ":".join([name, digest, *order]))
+        limits = Authenticator(tmp_path / "keys").check(bearer(said.out.strip())).limits
+        assert limits.quota == Quota(max_requests_per_minute=0, max_tokens_per_minute=9000)
+        assert limits.max_priority == (3 if len(order) == 3 else None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a b"],
+        ["a:b"],
+        [""],
+        ["x" * 65],
+        ["ok", "--max-priority", "2147483648"],
+        ["ok", "--max-tokens-per-minute", "-1"],
+    ],
+)
 def test_what_no_line_can_say_is_refused(words, capsys):
     assert main(["keys", "new", *words]) == EXIT_NO_START
     assert "must be" in capsys.readouterr().err
@@ -100,10 +126,58 @@ def test_a_broken_file_keeps_the_old_keys_and_says_where_in_one_line(tmp_path, c
         with pytest.raises(Unauthenticated):
             authenticator.check(bearer(new))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert f"{path}, line 3 must be" in told
+    assert f"{path}, line 3 must" in told
     assert wrong not in told, "it may be a key"
     with pytest.raises(ConfigError, match="line 3"):
         Authenticator(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("max_tokens_per_minute=-1", r"must have max_tokens_per_minute in \[0, 2147483647\]"),
+        ("max_requests_per_minute=1e3", r"must have max_requests_per_minute in \[0"),
+        ("max_priority=", "must have max_priority in"),
+        ("max_priority=1:max_priority=1", "must have max_priority once"),
+        ("max_priority=1:tokens=5", "field 2 is none of these"),
+        ("max_priority=1:", "field 2 is none of these"),
+    ],
+)
+def test_a_wrong_limit_is_refused_by_file_line_and_field(tmp_path, fields, said):
+    write(tmp_path / "keys", new_key("a")[1], f"b:{ZEROS}:{fields}")
+    with pytest.raises(ConfigError, match=f"keys, line 2 .*{said}"):
+        Authenticator(tmp_path / "keys")
+
+
+def test_a_quota_of_a_key_s_own_holds_for_it_alone_and_is_changed_under_way(tmp_path):
+    """The service allows one request a minute, one key two, then three of which two are used."""
+    path, (usual, usual_line), (own, own_line) = tmp_path / "keys", new_key("a"), new_key("b")
+    write(path, usual_line, f"{own_line}:max_requests_per_minute=2")
+    script = Admitting(max_requests_per_minute=1)
+    asked = pb.GenerateRequest(text="say", stopping=pb.StoppingParams(max_tokens=5))
+    refusals: list[tuple[grpc.StatusCode, str]] = []
+    with server(script, Authenticator(path)) as address, grpc.insecure_channel(address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+
+        def served(key):
+            try:
+                return bool(stub.Generate(asked, metadata=bearer(key)).text)
+            except grpc.RpcError as error:
+                refusals.append((error.code(), error.details()))
+                return False
+
+        assert [served(usual) for _ in range(2)] == [True, False]
+        assert [served(own) for _ in range(3)] == [True, True, False]
+        script.clock.now_s += 60.0
+        assert served(own)
+        write(path, usual_line, f"{own_line}:max_requests_per_minute=4")  # half of it is left
+        assert [served(own) for _ in range(3)] == [True, True, False]
+        write(path, usual_line, f"{own_line}:max_requests_per_minute=0")
+        assert all(served(own) for _ in range(5))
+        write(path, usual_line, f"{own_line}:max_requests_per_minute=x")
+        assert all(served(own) for _ in range(5)), "a wrong line changes nothing"
+    assert {code for code, _ in refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all("requests a minute is used up" in details for _, details in refusals)
 
 
 def test_a_key_that_is_taken_away_cuts_no_stream(tmp_path):
@@ -123,8 +197,8 @@ def test_a_key_that_is_taken_away_cuts_no_stream(tmp_path):
 
 
 def test_a_callers_priority_is_bounded_by_its_key_else_by_the_service(tmp_path):
-    (usual, usual_line), (urgent, urgent_line) = new_key("a"), new_key("b", -5)
-    late, late_line = new_key("c", 3)
+    (usual, usual_line), (urgent, urgent_line) = new_key("a"), new_key("b", KeyLimits(-5))
+    late, late_line = new_key("c", KeyLimits(3))
     write(tmp_path / "keys", usual_line, urgent_line, late_line)
     refused = {
         (usual, -11): "priority: must be at least -10, the most urgent by the setting limits.max_priority, got -11",
