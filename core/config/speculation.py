@@ -86,10 +86,11 @@ class SpeculationConfig:
     """Whether requests may use a relaxed rule ("lenient_coupled", "lenient_rejection" or "typical"), whose output does
     not follow the target's distribution (docs/exactness.md, section 6). Set it where callers may trade exactness for
     speed."""
-    q_top_tokens: int = 64
-    """Number of the likeliest tokens to which q is cut before the draft samples, in [1, 4096]; used by all
-    verifications but "coupled". Raise it where acceptance is low at high temperature; each token adds bytes to every
-    draft message."""
+    q_top_tokens: int = 1024
+    """Largest number of tokens to which q is cut before the draft samples, in [1, 4096]; fewer where fewer hold 0.995
+    of the draft's probability. Used by all verifications but "coupled". Raise it for temperatures above 1; lower it
+    where orchestrators are short of processor time: a block of eight guesses takes 1.6 ms with 1,024 tokens each, and
+    0.2 ms with 64."""
     draft_temperature: float | None = None
     """Temperature of the draft's distribution q where the target samples, in [0.001, 100]; None uses the request's. It
     changes the acceptance rate and never the output's distribution. Set it where `outrider check --measure

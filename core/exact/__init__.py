@@ -1,5 +1,5 @@
 """The reference of what is sampled: from logits to p and from p to a token, one row at a time, in numpy."""
 
-from core.exact.sampling import TOP_P_SLACK
+from core.exact.sampling import Q_MASS, TOP_P_SLACK
 
-__all__ = ["TOP_P_SLACK"]
+__all__ = ["Q_MASS", "TOP_P_SLACK"]

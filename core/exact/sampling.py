@@ -19,6 +19,10 @@ from core.speculation import SparseDistribution
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
+Q_MASS = 0.995
+"""Of the draft's law, what the tokens of q hold, where `q_top_tokens` are enough for it. On the demo pair at T = 0.7 a
+chain of 8 makes as many tokens a round with these, 208 on average, as with 1,024, and the way of 1,024 takes 0.7 ms
+more; with 0.95 it makes 2% less. A draft that were the target itself would lose 2% of a round by 0.995, 8% by 0.98."""
 TOP_P_SLACK = 1e-6
 """A mass that reaches top_p but for this much reaches it: what rounding of float32 logits can hide is a tie."""
 
@@ -151,10 +155,13 @@ def sample_coupled(log_p: Float64, sampling: Sampling, position: int) -> int:
     return draw(log_p, sampling.seed, position, 0, Purpose.SHARED)
 
 
-def truncate(log_q: Float64, top_tokens: int) -> SparseDistribution:
-    """q as rejection and block mode define it: the likeliest `top_tokens`, renormalised in float32."""
+def truncate(log_q: Float64, top_tokens: int, mass: float = Q_MASS) -> SparseDistribution:
+    """q as rejection and block mode define it: the likeliest tokens, as few as hold `mass` and at most `top_tokens`,
+    renormalised in float32."""
     kept = np.argsort(-log_q, kind="stable")[:top_tokens]
     kept = kept[np.isfinite(log_q[kept])]
+    whole = np.exp(log_q[kept])
+    kept = kept[np.cumsum(whole) - whole < mass]
     probs = np.exp(_log_softmax(log_q[kept].astype(np.float32))).astype(np.float32)
     kept, probs = kept[probs > 0], probs[probs > 0]
     return SparseDistribution(tuple(kept.tolist()), tuple(probs.tolist()))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from core.speculation import EMPTY_BLOCK, Measure, SparseDistribution, TokenTree, TreeSpec
 from protos.outrider.link.v1 import link_pb2 as pb
 
+BYTES_A_NUMBER: Final = 4
 _MEASURES = {
     Measure.MARGIN: pb.MEASURE_MARGIN,
     Measure.CONFIDENCE: pb.MEASURE_CONFIDENCE,
@@ -41,8 +43,8 @@ def encode_distributions(distributions: Sequence[SparseDistribution]) -> pb.Dist
     has_draws = any(each.draws for each in each_once)
     return pb.Distributions(
         lengths=[len(each.token_ids) for each in each_once],
-        token_ids=chain.from_iterable(each.token_ids for each in each_once),
-        probs=chain.from_iterable(each.probs for each in each_once),
+        token_ids=_packed("i", [each.token_ids for each in each_once]),
+        probs=_packed("f", [each.probs for each in each_once]),
         draw_lengths=[len(each.draws) for each in each_once] if has_draws else (),
         draws=chain.from_iterable(each.draws for each in each_once),
         of_nodes=[places[id(each)] for each in distributions] if len(each_once) < len(distributions) else (),
@@ -54,14 +56,25 @@ def decode_distributions(message: pb.Distributions) -> tuple[SparseDistribution,
     if not message.lengths:
         return ()
     draw_lengths = message.draw_lengths or [0] * len(message.lengths)
-    has_all = sum(message.lengths) == len(message.token_ids) == len(message.probs)
+    has_all = BYTES_A_NUMBER * sum(message.lengths) == len(message.token_ids) == len(message.probs)
     has_draws = len(draw_lengths) == len(message.lengths) and sum(draw_lengths) == len(message.draws)
     if not has_all or not has_draws or max(message.of_nodes, default=0) >= len(message.lengths):
         raise ValueError("the lengths of distributions do not match their entries")
-    token_ids = _split(tuple(message.token_ids), message.lengths)
-    probs = _split(tuple(message.probs), message.lengths)
+    token_ids: Iterator[tuple[int, ...]] = _unpacked("i", message.token_ids, message.lengths)
+    probs: Iterator[tuple[float, ...]] = _unpacked("f", message.probs, message.lengths)
     each_once = tuple(map(SparseDistribution, token_ids, probs, _split(tuple(message.draws), draw_lengths)))
     return tuple(each_once[place] for place in message.of_nodes) or each_once
+
+
+def _packed(kind: str, columns: Sequence[Sequence[float]]) -> bytes:
+    return struct.pack(f"<{sum(map(len, columns))}{kind}", *chain.from_iterable(columns))
+
+
+def _unpacked(kind: str, packed: bytes, lengths: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    start = 0
+    for length in lengths:
+        yield struct.unpack_from(f"<{length}{kind}", packed, start)
+        start += BYTES_A_NUMBER * length
 
 
 def _split(values: tuple[_Entry, ...], lengths: Sequence[int]) -> Iterator[tuple[_Entry, ...]]:

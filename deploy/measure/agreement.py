@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from core.exact import Q_MASS
 from core.speculation import ROOT, Guesser, Guesses
 
 Float32 = NDArray[np.float32]
@@ -82,12 +83,11 @@ def rejection(log_p: Float32, log_q: Float32, output: Sequence[int], q_top_token
 
 
 def _cut(q: Float64, top_tokens: int) -> Float64:
-    """The likeliest `top_tokens` of each row, renormalised: what q is defined as."""
-    if top_tokens >= q.shape[1]:
-        return q
-    kept = np.argpartition(q, -top_tokens, axis=1)[:, -top_tokens:]
-    cut = np.zeros_like(q)
-    np.put_along_axis(cut, kept, np.take_along_axis(q, kept, axis=1), axis=1)
+    """What q is defined as: the likeliest tokens of each row that hold `Q_MASS`, `top_tokens` at most, renormalised."""
+    kept = np.argsort(-q, axis=1)[:, :top_tokens]
+    held, cut = np.take_along_axis(q, kept, axis=1), np.zeros_like(q)
+    is_within = held.cumsum(axis=1) - held < Q_MASS
+    np.put_along_axis(cut, kept, np.where(is_within, held, 0.0), axis=1)
     whole: Float64 = cut / cut.sum(axis=1, keepdims=True)
     return whole
 

@@ -298,7 +298,7 @@ def test_the_settings_of_one_model_are_a_fleet_of_one():
                     {**FLEET["models"][0], "model_name": "b", "speculation": {"q_top_tokens": 8}},
                 ]
             },
-            "speculation.q_top_tokens must be the same for all models that share a draft, got [8, 64]",
+            "speculation.q_top_tokens must be the same for all models that share a draft, got [8, 1024]",
         ),
         ({"modles": []}, "modles: there is no such setting"),
     ],

@@ -8,6 +8,7 @@ drawn (verified against q).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -218,5 +219,5 @@ def _one_place(picks: Sequence[int], token_ids: list[int], probs: list[float]) -
 
 
 def _sparse(token_ids: list[int], probs: list[float], draws: tuple[int, ...]) -> SparseDistribution:
-    num_positive = sum(prob > 0 for prob in probs)  # they come likeliest first
+    num_positive = bisect_left(probs, True, key=lambda prob: not prob > 0)  # they come likeliest first
     return SparseDistribution(tuple(token_ids[:num_positive]), tuple(probs[:num_positive]), draws)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from core import noise
-from core.exact import TOP_P_SLACK
+from core.exact import Q_MASS, TOP_P_SLACK
 from core.noise import Purpose
 from core.records import Sampling, TokenLogprobs
 from workers.grammar import Mask
@@ -270,12 +270,15 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def cut(log_q: Tensor, top_tokens: int) -> tuple[Tensor, Tensor]:
-    """q of the verifications that need it: the `top_tokens` likeliest tokens, renormalised.
+    """q of the verifications that need it: the likeliest tokens, as few as hold `Q_MASS` and at most `top_tokens`,
+    renormalised.
 
-    Returns probabilities and token ids [R, M], likeliest first.
+    Returns probabilities and token ids [R, M], likeliest first; what is cut off has probability 0.
     """
     log_probs, ids = largest(log_q, top_tokens)
-    return log_probs.softmax(dim=-1), ids
+    whole = log_probs.double().exp()
+    is_beyond = whole.cumsum(dim=-1) - whole >= Q_MASS
+    return log_probs.masked_fill(is_beyond, _NEVER).softmax(dim=-1), ids
 
 
 def logprobs(

@@ -175,6 +175,14 @@ def test_truncated_q_is_what_guesses_are_drawn_from():
     assert np.mean(np.array(draws) == 0) == pytest.approx(4 / 7, abs=0.06)
 
 
+def test_q_has_no_more_tokens_than_hold_its_mass():
+    log_q = np.log([0.004, 0.6, 0.002, 0.394])
+    assert truncate(log_q, 4).token_ids == (1, 3, 0), "the one that reaches the mass is kept"
+    assert truncate(log_q, 4).probs == pytest.approx((0.6 / 0.998, 0.394 / 0.998, 0.004 / 0.998))
+    assert truncate(np.log([0.004, 0.6, 0.396]), 4).token_ids == (1, 2), "0.996 is enough"
+    assert truncate(log_q, 1).token_ids == (1,)
+
+
 def test_truncated_q_lists_no_impossible_token():
     with np.errstate(divide="ignore"):
         q = truncate(np.log([0.0, 1.0, 0.0]), 3)

@@ -7,6 +7,7 @@ once and looked up, which changes no number and makes a hundred thousand decodin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
@@ -87,7 +88,9 @@ class Decoder:
     _chains: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.q_records = [truncate(row, VOCAB_SIZE) for row in log(self.q if self.sent_q is None else self.sent_q)]
+        self.q_records = [
+            truncate(row, VOCAB_SIZE, math.inf) for row in log(self.q if self.sent_q is None else self.sent_q)
+        ]
 
     def guess(self, seed, position, row, purpose, last):
         place = (position, row, purpose)

@@ -44,7 +44,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 shares = st.floats(0, 1)
 stamps = st.builds(Stamp, st.text(), st.integers(0, 2**62 - 1), st.integers(0, 2**63))
 bases = st.builds(Base, counts, st.integers(0, 2**61 - 2))
-probabilities = shares | st.floats(0, 1, width=32).map(lambda value: float(np.float32(value)))
+probabilities = st.floats(0, 1, width=32)
 distributions = st.lists(st.tuples(token_ids, probabilities), max_size=5).map(
     lambda entries: SparseDistribution(tuple(i for i, _ in entries), tuple(p for _, p in entries))
 )
@@ -89,7 +89,7 @@ def trees(draw):
 
 laws = st.lists(st.tuples(token_ids, st.floats(0.01, 1)), min_size=1, max_size=5).map(
     lambda entries: SparseDistribution(
-        tuple(i for i, _ in entries), tuple(p / sum(p for _, p in entries) for _, p in entries)
+        tuple(i for i, _ in entries), tuple(float(np.float32(p / sum(p for _, p in entries))) for _, p in entries)
     )
 )
 """What something can have been drawn from."""

@@ -6,6 +6,7 @@ import math
 import struct
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,14 +58,14 @@ def test_none_and_nothing_are_told_apart():
 
 
 def test_a_probability_keeps_all_of_its_bits():
-    third = 1 / 3  # which float32 has not
-    block = TokenTree.chain([7], [SparseDistribution((7, 8), (third, 1 - third))])
+    third, rest = map(float, np.float32([1 / 3, 2 / 3]))  # q is in float32
+    block = TokenTree.chain([7], [SparseDistribution((7, 128000), (third, rest))])
     request = VerifyRequest(STAMP, Base(0, 0), (1,), block)
     ((_, arrived),) = decode_requests(encode_requests(0, [request]))
-    assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), (1 - third).hex()]
+    assert [prob.hex() for prob in arrived.block.q[0].probs] == [third.hex(), rest.hex()]
     new_nodes = NewNodes(0, (ROOT,), (7,), (0,), (0.5,), (0.5,), q=block.q)
     ((_, grown),), _ = decode_replies(encode_replies([(0, DraftDone(STAMP, new_nodes, 1))]))
-    assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), (1 - third).hex()]
+    assert [prob.hex() for prob in grown.new_nodes.q[0].probs] == [third.hex(), rest.hex()]
 
 
 def test_every_kind_of_record_has_all_its_fields_on_the_wire():
@@ -100,6 +101,10 @@ def test_a_loss_says_why():
 
 def column(kind, *values):
     return struct.pack(f"<{len(values)}{kind}", *values)
+
+
+def distributions(lengths, token_ids, probs):
+    return pb.Distributions(lengths=lengths, token_ids=token_ids, probs=probs)
 
 
 ONES = column("f", 1, 1)
@@ -175,9 +180,10 @@ def test_a_request_that_cannot_be_one_is_refused(message, problem):
                 {"confidences": column("f", 1.0, 1.5)},
                 {"root": 5},
                 {"q": pb.Distributions(lengths=[1])},
-                {"q": pb.Distributions(lengths=[1], token_ids=[1], probs=[1.0])},
-                {"q": pb.Distributions(lengths=[1, 1], token_ids=[1, 2], probs=[1.0, 1.5])},
-                {"q": pb.Distributions(lengths=[1, 1], token_ids=[1, 2], probs=[1.0, math.nan])},
+                {"q": distributions([1], column("i", 1), column("f", 1.0))},
+                {"q": distributions([1, 1], column("i", 1, 2)[:-1], column("f", 1.0, 1.0))},
+                {"q": distributions([1, 1], column("i", 1, 2), column("f", 1.0, 1.5))},
+                {"q": distributions([1, 1], column("i", 1, 2), column("f", 1.0, math.nan))},
             )
         ),
     ],

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from core import noise
 from core.config import EngineConfig
 from core.errors import ConfigError
+from core.exact import Q_MASS
 from core.noise import Purpose
 from core.records import Verification
 from deploy.cli import main
@@ -25,7 +26,7 @@ from tests.deploy.cli.parsing import parsed
 
 TARGET, DRAFT = DEMO_DIRECTORY / "target", DEMO_DIRECTORY / "draft"
 TEXTS = ("def read_lines(path):", "import os, sys\nimport")
-NUM_TOKENS, DEPTH, Q_TOP_TOKENS = 12, 3, 64
+NUM_TOKENS, DEPTH, Q_TOP_TOKENS = 12, 3, 1024
 
 
 def config(directory):
@@ -91,7 +92,8 @@ def test_rejection_is_expected_from_both_distributions(measured, plainly):
     for output, laws in plainly[1.0]:
         chances, weights = [], []
         for token, (p, q, _) in zip(output, laws, strict=True):
-            kept = np.sort(q)[-Q_TOP_TOKENS]
+            ordered = np.sort(q)[::-1]
+            kept = ordered[:Q_TOP_TOKENS][ordered[:Q_TOP_TOKENS].cumsum() - ordered[:Q_TOP_TOKENS] < Q_MASS][-1]
             q = np.where(q >= kept, q, 0) / q[q >= kept].sum()
             chances.append(np.minimum(p, q).sum())
             weights.append(min(q[token] / p[token], 1.0))

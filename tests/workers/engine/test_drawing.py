@@ -16,6 +16,7 @@ from tests.workers.engine.driving import EPOCH, Driver, answer, tree_of, wrong
 from workers.engine.draft import DraftEngine
 from workers.engine.target import TargetEngine
 from workers.proposer import proposer as proposer_module
+from workers.sampling import sampler
 
 PROMPT = [5, 17, 99, 4, 200, 31]
 SAMPLED = Sampling(temperature=0.9, seed=3)
@@ -139,8 +140,9 @@ def test_the_same_place_is_drawn_with_other_noise_at_another_row(engine, way):
 
 
 @pytest.mark.parametrize("verification", DRAWN)
-def test_a_target_with_the_drafts_weights_accepts_all_that_is_drawn(checkpoint, load, verification):
+def test_a_target_with_the_drafts_weights_accepts_all_that_is_drawn(checkpoint, load, verification, monkeypatch):
     """q is p, where q has as many tokens as p: so no guess of any block may be rejected, round after round."""
+    monkeypatch.setattr(sampler, "Q_MASS", math.inf)
     engine = load(q_top_tokens=VOCAB_SIZE)
     target = TargetEngine.load(EngineConfig(checkpoint, block_tokens=4, deterministic=True), EPOCH, lambda _: None)
     drafting, verifying = (Driver(each, PROMPT, SAMPLED, verification) for each in (engine, target))

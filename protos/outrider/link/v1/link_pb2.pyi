@@ -200,12 +200,12 @@ class Distributions(_message.Message):
     DRAWS_FIELD_NUMBER: _ClassVar[int]
     OF_NODES_FIELD_NUMBER: _ClassVar[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    probs: _containers.RepeatedScalarFieldContainer[float]
+    token_ids: bytes
+    probs: bytes
     draw_lengths: _containers.RepeatedScalarFieldContainer[int]
     draws: _containers.RepeatedScalarFieldContainer[int]
     of_nodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., draw_lengths: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., of_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., probs: _Optional[bytes] = ..., draw_lengths: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., of_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TreeSpec(_message.Message):
     __slots__ = ("rows_per_pass", "max_depth", "min_path_prob", "calibration_offset", "calibration_slope", "tail", "is_anew", "num_passes", "fanout", "measure", "min_confidence")
