@@ -152,8 +152,8 @@ def _caller(path: Path, number: int, line: str) -> tuple[bytes, Caller]:
         raise ConfigError(f"{where} must be one token and nothing else")
     name, *fields = line.split(":")
     if not fields:
-        digest = _digest(line.encode())
-        return digest, Caller(digest.hex()[:CALLER_CHARS])
+        token = _digest(line.encode())
+        return token, Caller(token.hex()[:CALLER_CHARS])
     digest, *limits = fields
     if NAME.fullmatch(name) is None or _DIGEST.fullmatch(digest) is None:
         raise ConfigError(f"{where} must be NAME:SHA256 and perhaps :FIELD=N, as `outrider keys new NAME` prints it")
