@@ -6,6 +6,7 @@ It is fast enough to try many combinations; what Ray and gRPC add is tested by t
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from core.config import DraftConfig, EngineConfig, Limits, ServiceConfig, SpeculationConfig, TargetConfig
 from core.errors import Unavailable
@@ -174,6 +176,7 @@ async def system(
     policies: Policies | None = None,
     draft_layers: tuple[int, ...] | None = None,
     extra_drafts: Sequence[Path] = (),
+    cascade_tokens: int = 0,
     **engine: Any,
 ) -> AsyncIterator[System]:
     """A service over the checkpoints; `engine` changes settings of both engines.
@@ -183,8 +186,9 @@ async def system(
     """
     torch.set_num_threads(1)
     target_config = EngineConfig(str(target), deterministic=deterministic, **engine)
-    draft_config = replace(target_config, model=str(draft), layers=draft_layers) if draft else None
-    extra_configs = [replace(target_config, model=str(each)) for each in extra_drafts]
+    own = {"layers": draft_layers, "cascade_tokens": cascade_tokens}
+    draft_config = replace(target_config, model=str(draft), **own) if draft else None
+    extra_configs = [replace(target_config, model=str(each), cascade_tokens=cascade_tokens) for each in extra_drafts]
     config = ServiceConfig(
         TargetConfig(target_config),
         DraftConfig(draft_config) if draft_config else None,
@@ -215,3 +219,15 @@ async def system(
 def request(prompt: Sequence[int], max_tokens: int = 32, **changes: Any) -> GenerationRequest:
     fields = {"request_id": "r", "sampling": Sampling(temperature=0.0), "ignore_eos": True, **changes}
     return GenerationRequest(prompt=tuple(prompt), max_tokens=max_tokens, **fields)
+
+
+def noisy_copy(checkpoint: Path, directory: Path) -> Path:
+    """The checkpoint with noise in its weights: a model that says something else here and there."""
+    for file in checkpoint.iterdir():
+        shutil.copy(file, directory)
+    weights, dice = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name, weight in weights.items():
+        noise = torch.randn(weight.shape, generator=dice) * 0.1 * weight.float().std()
+        weights[name] = (weight.float() + noise).to(weight.dtype)
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory

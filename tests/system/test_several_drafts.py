@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
-import torch
-from local import DEMO, request, system
-from safetensors.torch import load_file, save_file
+from local import DEMO, noisy_copy, request, system
 
 from core.config import SpeculationConfig
 from core.records import Sampling, Verification
@@ -26,16 +23,7 @@ WAYS = pytest.mark.parametrize("speculation", POLICIES, ids=["pipelined", "in tu
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    """The demo draft with noise in its weights: it says something else here and there."""
-    directory = tmp_path_factory.mktemp("other")
-    for file in (DEMO / "draft").iterdir():
-        shutil.copy(file, directory)
-    weights, dice = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(1)
-    for name, weight in weights.items():
-        noise = torch.randn(weight.shape, generator=dice) * 0.1 * weight.float().std()
-        weights[name] = (weight.float() + noise).to(weight.dtype)
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    return directory
+    return noisy_copy(DEMO / "draft", tmp_path_factory.mktemp("other"))
 
 
 PLAIN: dict[Sampling, list[list[int]]] = {}
