@@ -138,9 +138,8 @@ def generate(options: GenerateOptions) -> int:
         terminal.say("outrider: --save writes one output: give one prompt")
         return EXIT_FAILED
     jobs = [Job(_read(prompt), options.fields()) for prompt in options.prompts]
-    retry = Retry(
-        max_retries=0 if options.trace else MAX_RETRIES
-    )  # a retry may reach another server, whose clock differs
+    # A retry may reach another server, whose clock differs.
+    retry = Retry(max_retries=0 if options.trace else MAX_RETRIES)
     is_written = True
     with Client(options.address, token=token, retry=retry) as client:
         try:

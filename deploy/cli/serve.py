@@ -130,12 +130,8 @@ def explained(options: ServeOptions) -> tuple[ServiceConfig, Sources]:
 
 def _implied(options: ServeOptions) -> Iterator[Setting]:
     """Settings implied by --target and by this machine, which any explicit setting overrides. Raises: ConfigError."""
-    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in (
-        "1",
-        "ON",
-        "YES",
-        "TRUE",
-    )  # as huggingface_hub reads it
+    # As huggingface_hub reads it.
+    is_offline = os.environ.get(OFFLINE_VARIABLE, "").upper() in ("1", "ON", "YES", "TRUE")
     draft = Path(options.draft) if options.draft not in (None, "none") else None
     for role, path in (("target", options.target), ("draft", draft)):
         if path is not None:

@@ -17,7 +17,7 @@ from core.noise import Purpose
 from core.records import Sampling, Verification
 from core.speculation.candidates import MAX_RANKS
 from core.speculation.token_tree import NO_Q, NO_TOKEN
-from tests.workers.sampling.test_sampling_twin import PROMPT, VOCAB_SIZE, allowed_by, random_logits, rows
+from tests.workers.sampling.test_sampler import PROMPT, VOCAB_SIZE, allowed_by, random_logits, rows
 from tests.workers.step.readbacks import at_once
 from workers.sampling import sampler as twin
 from workers.sampling.draft_candidates import DraftRow, Kind, propose
