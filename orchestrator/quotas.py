@@ -67,13 +67,12 @@ class Quotas:
                 )
         for name, amount in counted.items():
             buckets[name].left -= amount
-        return Charge(self, caller, costs, counted)
+        return Charge(self, caller, costs, counted, {name: bucket.most for name, bucket in buckets.items()})
 
-    def give_back(self, caller: str, name: str, amount: float) -> None:
-        """What was counted, and is not used."""
+    def give_back(self, caller: str, name: str, amount: float, most: int) -> None:
+        """What was counted of a quota of `most`, and is not used: the same share, where the quota is another by now."""
         if (bucket := self._buckets.get(caller, {}).get(name)) is not None:
-            bucket.fill(self._clock.now())
-            bucket.left = min(bucket.most, bucket.left + amount)
+            bucket.left += amount * bucket.most / most  # whoever reads it fills it first, which bounds it
 
     def _most(self, own: Quota) -> dict[str, int]:
         limits = self._limits
@@ -115,15 +114,21 @@ class Charge:
     """Tokens of each sample."""
     _counted: dict[str, float]
     """At most a whole quota of each."""
+    _most: dict[str, int]
+    """The quotas that these were counted against."""
 
     def settle(self, index: int, num_tokens: int) -> None:
         """Sample `index` has cost `num_tokens`, prompt and output: what was counted beyond these is given back."""
         self._costs[index] = num_tokens
         counted = self._counted.get("tokens", 0.0)
         self._counted["tokens"] = min(counted, sum(self._costs))
-        self._quotas.give_back(self._caller, "tokens", counted - self._counted["tokens"])
+        self._give_back("tokens", counted - self._counted["tokens"])
 
     def undo(self) -> None:
         """The call has not been served: it counts against no quota."""
         for name, amount in self._counted.items():
-            self._quotas.give_back(self._caller, name, amount)
+            self._give_back(name, amount)
+
+    def _give_back(self, name: str, amount: float) -> None:
+        if amount:
+            self._quotas.give_back(self._caller, name, amount, self._most[name])

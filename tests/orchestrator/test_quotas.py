@@ -132,19 +132,34 @@ def test_to_change_between_keys_with_other_quotas_gains_nothing():
 
 
 def test_what_is_given_back_after_a_change_fills_no_more_than_the_quota():
-    counted = Quotas(Limits(), Time())
+    time = Time()
+    counted = Quotas(Limits(), time)
     charge = counted.take([request(max_tokens_per_minute=100)])
     counted.take([request(prompt_tokens=1, max_tokens=1, max_tokens_per_minute=10)])
+    time.now_s += 30.0  # 2 of 10 and 5 more
     charge.undo()
     counted.take([request(prompt_tokens=1, max_tokens=9, max_tokens_per_minute=10)])
     with pytest.raises(Overloaded):
-        counted.take([request(prompt_tokens=1, max_tokens=1, max_tokens_per_minute=10)])
+        counted.take([request(prompt_tokens=1, max_tokens=0, max_tokens_per_minute=10)])
+
+
+def test_of_a_quota_that_was_changed_the_same_share_is_given_back():
+    """90 of 100 are taken and 10 of these not used, which are 1 of 10: else another key's smaller quota would be full
+    again, and the large one with it."""
+    counted = Quotas(Limits(), Time())
+    charge = counted.take([request(max_tokens=80, max_tokens_per_minute=100)])
+    counted.take([request(prompt_tokens=1, max_tokens=0, max_tokens_per_minute=10)])
+    charge.settle(0, 80)
+    with pytest.raises(Overloaded):
+        counted.take([request(prompt_tokens=1, max_tokens=10, max_tokens_per_minute=100)])
+    counted.take([request(prompt_tokens=1, max_tokens=9, max_tokens_per_minute=100)])
 
 
 def test_without_quotas_nothing_is_refused():
     counted = Quotas(Limits(), Time())
     for _ in range(1000):
         counted.take([request()])
+    assert not counted._buckets["a"]
 
 
 def test_callers_that_have_their_whole_quota_are_forgotten(monkeypatch):
