@@ -108,18 +108,8 @@ class Abandoned:
     error: OutriderError
 
 
-Event = (
-    TargetLeased
-    | TargetReplied
-    | TargetLost
-    | DraftLeased
-    | DraftNotLeased
-    | DraftReplied
-    | DraftGrew
-    | DraftLate
-    | DraftLost
-    | Abandoned
-)
+DraftEvent = DraftLeased | DraftNotLeased | DraftReplied | DraftGrew | DraftLate | DraftLost
+Event = TargetLeased | TargetReplied | TargetLost | DraftEvent | Abandoned
 
 # Commands
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from core.records import Stamp, Verdict
 from core.speculation import ROOT
-from orchestrator.session import messages as m
 from orchestrator.session.guess import Guess, Offer
 
 
@@ -14,8 +13,6 @@ class Offers:
     def __init__(self) -> None:
         self._by_round: dict[int, tuple[Stamp, Offer]] = {}
         self.last: Offer | None = None
-        self.early: m.TargetReplied | None = None
-        """The answer to an offer, of which it is not known yet that the target has gone on with it."""
 
     def __repr__(self) -> str:
         return f"<Offers {list(self._by_round)}>"
@@ -36,7 +33,7 @@ class Offers:
     def clear(self) -> None:
         """They are of no use from now on."""
         self._by_round.clear()
-        self.early = self.last = None
+        self.last = None
 
     def taken_by(self, verdict: Verdict) -> tuple[Stamp, Guess] | None:
         """What the target says that it has gone on with; None where it was offered nothing like that."""

@@ -6,8 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from core.records import CallTrace, SourceStats, SpeculationStats
+from core.records import Call, CallTrace, SourceStats, SpeculationStats
 from orchestrator.policy import Explanation, Found
+from orchestrator.session.verdicts import Judged
 
 Interval = tuple[float, float]
 NUM_RECENT = 8
@@ -79,6 +80,22 @@ class Statistics:
         self.accepted_per_position += [0] * missing
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
+
+    def record_verdict(self, judged: Judged, num_of_extra_drafts: int) -> None:
+        """Count one verdict; `num_of_extra_drafts` nodes of its block were guessed by extra drafts alone."""
+        guess, path = judged.guess, judged.verdict.path
+        num_asked = guess.num_only_asked(path)
+        num_guesses = len(guess) - num_asked
+        if self.explanation is not None:
+            self.explanation.judged(num_guesses, len(path))
+        num_looked_up = guess.shape.num_looked_up - num_asked - num_of_extra_drafts
+        self.num_continued += judged.is_continued
+        self.record_round(num_guesses, len(path), num_looked_up, judged.verdict.num_relaxed)
+        self.record_sources(*guess.credits(path))
+        self.record_verify(judged.sent_s, judged.received_s)
+        if self.is_traced:
+            times, timing = (judged.sent_s, judged.received_s), judged.verdict.timing
+            self.trace.append(CallTrace(Call.VERIFY, *times, num_guesses, len(path), timing, judged.verified))
 
     def record_sources(self, drafted: Iterable[str], accepted: Iterable[str]) -> None:
         """Credit whoever has guessed each node of a block, and each that was accepted."""

@@ -16,10 +16,13 @@ class Judged:
 
     guess: Guess
     verdict: Verdict
-    elapsed_s: float
-    """From sending the guess, or from the verdict with which the target went on with it, to having this one."""
+    sent_s: float
+    """When the block was sent, or the verdict came with which the target continued with it."""
+    received_s: float
+    interval_s: float | None
+    """Seconds since the verdict before this one; None where that was no whole round."""
     is_continued: bool
-    """Whether the target went on with it by itself."""
+    """Whether the target has continued with the block by itself."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -38,8 +41,8 @@ class Judged:
     def seen(self, found: Found, unverified: tuple[float, bool] | None = None) -> RoundSeen:
         """As the policy is told of it."""
         shape, verdict = self.guess.shape, self.verdict
-        continued, gained = self.is_continued, self._gained
-        return RoundSeen(shape, verdict.path, found, self.elapsed_s, verdict.timing, continued, unverified, gained)
+        elapsed_s, continued = self.received_s - self.sent_s, self.is_continued
+        return RoundSeen(shape, verdict.path, found, elapsed_s, verdict.timing, continued, unverified, self._gained)
 
     @property
     def _gained(self) -> int | None:

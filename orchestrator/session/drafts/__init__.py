@@ -1,6 +1,5 @@
-"""A session's drafts: the first, in whose tree all guesses meet, and others that guess beside it."""
+"""The drafts of a session, the draft trees that they grow, and the blocks that are chosen from them."""
 
-from orchestrator.session.drafts.draft_side import DraftSide
-from orchestrator.session.drafts.extra_drafts import ExtraDrafts
+from orchestrator.session.drafts.drafts import Drafts
 
-__all__ = ["DraftSide", "ExtraDrafts"]
+__all__ = ["Drafts"]

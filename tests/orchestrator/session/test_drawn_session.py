@@ -155,7 +155,7 @@ def test_a_lost_target_is_followed_by_one_that_verifies_the_same_draws(waiting):
     waiting.grown()
     before = waiting.block
     waiting.event(m.TargetLost(1, "killed"))
-    waiting.target.forget(waiting.session._held.name)
+    waiting.target.forget(waiting.session._target._view.name)
     waiting.event(m.TargetLeased("t2", 1))
     assert waiting.block == before
     waiting.verdict()
@@ -180,12 +180,12 @@ def test_draws_that_were_not_verified_are_gone_though_the_draft_is_not_told(toke
         reply = with_confidences(stage.reply(), 0.9, 0.1, 0.9)
         stage.grown(reply)
         drawn, num_before = reply.new_nodes.tokens.tolist(), len(stage.tokens)
-        stage.session._draft_side._policy.wants_turn = lambda: False
+        stage.session._drafts._first._policy.wants_turn = lambda: False
         stage.verdict()
         num_alike += stage.tokens[num_before:] == drawn[:2]
         assert stage.block == EMPTY_BLOCK
         assert len(stage.session._blocks.tree) == 0
-        stage.session._draft_side._policy.wants_turn = lambda: True
+        stage.session._drafts._first._policy.wants_turn = lambda: True
         stage.verdict()
     assert num_alike
 
@@ -222,7 +222,7 @@ def keeping(tokenizer, rule):
     stage = DrawnStage(tokenizer)
     known = stage.session._policy._known
     policy = Keeps(rule, request(PROMPT, **SAMPLED), CONFIG, known)
-    stage.session._draft_side._policy = stage.session._blocks._policy = policy
+    stage.session._drafts._first._policy = stage.session._blocks._policy = policy
     stage.grown()
     stage.verdict()
     return stage
@@ -237,14 +237,14 @@ def test_no_draw_is_dropped_for_what_follows_it(tokenizer):
     stage = keeping(tokenizer, lambda confidences: min(confidences) > 0.5)
     stage.grown(with_confidences(stage.reply(), 0.9, 0.8, 0.1))
     assert len(stage.block) == 2
-    assert stage.session._draft_side._policy.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
+    assert stage.session._drafts._first._policy.shown == [[0.9], [0.9, 0.8], [0.9, 0.8, 0.1]]
 
 
 def test_nothing_is_verified_behind_a_draw_that_is_dropped(tokenizer):
     stage = keeping(tokenizer, lambda confidences: confidences[-1] > 0.5)
     stage.grown(with_confidences(stage.reply(), 0.9, 0.1, 0.9))
     assert len(stage.block) == 1
-    assert stage.session._draft_side._policy.shown[-1] == [0.9, 0.1]
+    assert stage.session._drafts._first._policy.shown[-1] == [0.9, 0.1]
 
 
 @pytest.mark.parametrize(

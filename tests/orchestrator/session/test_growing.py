@@ -264,7 +264,7 @@ def test_who_waits_is_told_that_it_is_late_whatever_the_draft_was_told_meanwhile
     stage.grows((ROOT, 1))
     stage.verdict()
     waits = stage.last(m.Await).stamp
-    stage.do(stage.session._draft_side.tell())
+    stage.do(stage.session._drafts._first.tell())
     sent = stage.event(m.DraftLate(waits))
     assert [type(command) for command in sent] == [VerifyRequest]
 
@@ -277,7 +277,7 @@ def test_the_clock_of_a_wait_that_is_over_counts_for_nothing(stage):
     stage.policy.is_patient = False
     stage.grows((ROOT, 2))
     assert stage.event(m.DraftLate(waits)) == []
-    assert not stage.session._draft_side._is_late
+    assert not stage.session._drafts._first._is_late
 
 
 def test_whatever_a_draft_tells_it_is_no_longer_late(stage):
@@ -519,7 +519,7 @@ def test_nodes_of_both_are_one_block_and_each_is_credited_with_its_own(repeating
     repeating.verdict()
     head = repeating.policy._learned.accepted
     num_judged = head.num_seen
-    block, seen = repeating.block, repeating.session._guess.shape
+    block, seen = repeating.block, repeating.session._target.guess.shape
     assert sorted(block.tokens) == sorted([30, *FOUND])
     assert [block.tokens[node] for node, rank in enumerate(seen.ranks) if rank == UNRANKED] == list(FOUND[1:])
     assert seen.num_looked_up == 4
@@ -652,7 +652,7 @@ def test_each_rest_in_vain_is_twice_as_long_until_something_was_worth_verifying(
         stage.grows_right(3)
         for _ in range(REST_ROUNDS):
             stage.policy.saw_round(round_seen(Found.HIT))
-        stage.do(stage.session._draft_side.rest())
+        stage.do(stage.session._drafts._first.rest())
         pauses.append(stage.last(m.LeaseDraft).delay_s)
         stage.event(m.DraftLeased("d", epoch))
         stage.num_told = 0
@@ -660,7 +660,7 @@ def test_each_rest_in_vain_is_twice_as_long_until_something_was_worth_verifying(
     stage.grows_right(3)
     stage.verdict()
     assert len(stage.block)
-    stage.do(stage.session._draft_side.rest())
+    stage.do(stage.session._drafts._first.rest())
     assert stage.last(m.LeaseDraft).delay_s <= CONFIG.draft_retry_s
 
 

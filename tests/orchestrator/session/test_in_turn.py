@@ -123,8 +123,8 @@ def test_a_wait_that_was_cut_short_says_nothing_of_a_draft_that_is_lost_meanwhil
     stage.grown()
     stage.verdict()
     waited_for = stage.last(m.Await).stamp
-    stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
-    stage.target.forget(stage.session._held.name)
+    stage.event(m.TargetLost(stage.session._target._view.epoch, "killed"))
+    stage.target.forget(stage.session._target._view.name)
     stage.event(m.TargetLeased("t2", 1))
     stage.event(m.DraftLost(1))
     stage.event(m.DraftLate(waited_for))
@@ -214,8 +214,8 @@ def test_a_turn_is_over_when_its_round_is(tokenizer):
     stage = Stage(tokenizer)
     stage.grown()
     stage.verdict()
-    stage.event(m.TargetLost(stage.session._held.epoch, "killed"))
-    stage.target.forget(stage.session._held.name)
+    stage.event(m.TargetLost(stage.session._target._view.epoch, "killed"))
+    stage.target.forget(stage.session._target._view.name)
     stage.event(m.TargetLeased("t2", 1))
     stage.session._policy.wants_turn = lambda: False
     num_waits = stage.count(m.Await)

@@ -36,8 +36,8 @@ def test_a_question_counts_as_a_guess_where_it_is_accepted():
     assert asking.credits(()) == (["draft", "draft", "a"], [])
     assert (GUESS.num_only_asked((0,)), GUESS.credits((0,))) == (0, (["draft", "draft", "a"], ["draft"]))
     verdict = Verdict(Stamp("s", 1, 1), (0, 4), 3, 1)
-    assert Judged(asking, verdict, 0.1, False).seen(Found.NOT_ASKED).gained == 1
-    assert Judged(GUESS, verdict, 0.1, False).seen(Found.NOT_ASKED).gained is None
+    assert Judged(asking, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained == 1
+    assert Judged(GUESS, verdict, 0.0, 0.1, None, False).seen(Found.NOT_ASKED).gained is None
 
 
 class Curious:

@@ -73,7 +73,7 @@ def test_no_guess_is_asked_for_that_could_not_be_used(tokenizer):
 
 def test_a_draft_with_a_short_context_is_asked_only_while_it_has_room(tokenizer):
     world = World(request(max_tokens=30), tokenizer)
-    drafting = world.session._draft_side
+    drafting = world.session._drafts._first
     drafting._pair = replace(drafting._pair, draft=replace(drafting._pair.draft, max_context_tokens=12))
     world.start().run()
     assert world.tokens == plain((3, 1, 4), 30)
@@ -130,7 +130,7 @@ def test_leaving_targets_that_are_to_stop_is_no_failure_however_often(tokenizer)
     world = World(request(), tokenizer, with_draft=False).start()
     world.deliver()
     for _ in range(world.session._pair.limits.max_target_retries + 3):
-        epoch = world.session._held.epoch
+        epoch = world.session._target._view.epoch
         world.handle(m.TargetLost(epoch, "it is to stop", is_planned=True))
         assert isinstance(world.sent[-1], m.LeaseTarget)
         world.handle(m.TargetLeased(f"another than {epoch}", epoch + 1))
@@ -202,7 +202,7 @@ def test_an_accepted_path_that_is_none_of_the_block_is_not_taken(tokenizer, path
         world = World(request(), tokenizer, with_draft=False).start()
         world.deliver()
         world.waiting.clear()
-        world.session._guess = replace(guess(7, 8, 9, 10), block=TokenTree((7, 8, 9, 10), (-1, 0, -1, 2)))
+        world.session._target.guess = replace(guess(7, 8, 9, 10), block=TokenTree((7, 8, 9, 10), (-1, 0, -1, 2)))
         world.handle(m.TargetReplied(verdict(world, path=accepted, held=3)))
         assert bool(world.tokens) == is_path
 
@@ -212,7 +212,7 @@ def test_a_verdict_may_say_that_all_of_its_path_is_held_and_no_more(tokenizer):
         world = World(request(), tokenizer, with_draft=False).start()
         world.deliver()
         world.waiting.clear()
-        world.session._guess = guess(7, 8)
+        world.session._target.guess = guess(7, 8)
         world.handle(m.TargetReplied(verdict(world, path=(0, 1), held=held)))
         assert bool(world.tokens) == is_possible
 
@@ -446,7 +446,7 @@ def test_a_resumed_stream_continues_as_if_it_had_never_stopped(tokenizer, num_re
 def test_output_that_is_resumed_is_no_part_of_the_prompt(tokenizer):
     """Presence and frequency penalties, and min_tokens, count output alone."""
     world = World(request((1, 2, 3), max_tokens=12, resume_tokens=(7, 8)), tokenizer).start().run()
-    assert world.session._held._spec.prompt_len == 3
+    assert world.session._target._view._spec.prompt_len == 3
 
 
 def test_an_output_that_is_complete_needs_no_model_to_be_resumed(tokenizer):
@@ -561,7 +561,7 @@ def test_everything_is_cut_at_the_same_token(tokenizer):
     ).start()
     world.deliver()
     world.waiting.clear()
-    world.session._guess = guess(*expected[:6])
+    world.session._target.guess = guess(*expected[:6])
     world.handle(
         m.TargetReplied(verdict(world, path=tuple(range(6)), next_token=expected[6], held=9, logprobs=tuple(entry[:7])))
     )

@@ -23,46 +23,46 @@ from orchestrator.session.engine_view import EngineView
 from orchestrator.session.guess import Offer
 from orchestrator.session.output import Output
 from orchestrator.session.session import Session
+from orchestrator.session.target_side import TargetSide
 from simulation.chaos.run import run_seed
 
 MAX_SEEDS = 1000
 
 
 def double_commit(patch):
-    commit = Session._commit
+    commit = TargetSide.commit
 
     def twice(self, *verdict):
-        chunk = commit(self, *verdict)
-        self._log.extend(chunk.token_ids)
-        return chunk
+        judged = commit(self, *verdict)
+        self._log.extend(judged.tokens)
+        return judged
 
-    patch(Session, "_commit", twice)
+    patch(TargetSide, "commit", twice)
 
 
 def dropped_rollback(patch):
     """All of the block is committed, not its accepted part alone."""
-    commit = Session._commit
+    commit = TargetSide.commit
 
-    def all_of_it(self, block, verdict):
-        return commit(self, block, replace(verdict, path=tuple(range(len(block)))))
+    def all_of_it(self, verdict, *times):
+        return commit(self, replace(verdict, path=tuple(range(len(self.guess)))), *times)
 
-    patch(Session, "_commit", all_of_it)
+    patch(TargetSide, "commit", all_of_it)
 
 
 def lost_bonus_token(patch):
     """When the whole block is accepted, the target's own token after it is forgotten."""
-    commit = Session._commit
+    commit = TargetSide.commit
 
-    def without(self, block, verdict):
-        if verdict.path and len(verdict.path) == len(block):
-            tokens = [block.block.tokens[node] for node in verdict.path]
-            verdict = replace(verdict, path=verdict.path[:-1], next_token=tokens[-1])
-            chunk = commit(self, block, verdict)
+    def without(self, verdict, *times):
+        if verdict.path and len(verdict.path) == len(self.guess):
+            last = self.guess.block.tokens[verdict.path[-1]]
+            judged = commit(self, replace(verdict, path=verdict.path[:-1], next_token=last), *times)
             self._log.extend([1])
-            return chunk
-        return commit(self, block, verdict)
+            return judged
+        return commit(self, verdict, *times)
 
-    patch(Session, "_commit", without)
+    patch(TargetSide, "commit", without)
 
 
 def stale_reply_accepted(patch):
@@ -143,7 +143,7 @@ def resend_with_the_wrong_base(patch):
 
 def message_lacks_a_token(patch):
     """Target and draft are sent all but the first of several tokens."""
-    verify, tell = Session._verify, DraftSide.tell
+    verify, tell = TargetSide.verify, DraftSide.tell
 
     def lacking(command):
         is_request = isinstance(command, VerifyRequest | DraftRequest)
@@ -151,7 +151,7 @@ def message_lacks_a_token(patch):
             return replace(command, suffix=command.suffix[1:])
         return command
 
-    patch(Session, "_verify", lambda self: lacking(verify(self)))
+    patch(TargetSide, "verify", lambda self, guess: lacking(verify(self, guess)))
     patch(DraftSide, "tell", lambda self: [lacking(command) for command in tell(self)])
 
 
@@ -163,11 +163,11 @@ def closed_session_revived(patch):
             task.cancel()
 
     patch(Runner, "_forget", keep)
-    patch(Session, "handle", lambda self, event: self._handlers[type(event)](event))
+    patch(Session, "handle", Session._on)
 
 
 def verdict_not_checked(patch):
-    patch(Session, "_problem_of", lambda self, verdict: None)
+    patch(TargetSide, "problem_of", lambda self, verdict: None)
 
 
 def draft_not_checked(patch):
@@ -197,7 +197,7 @@ def replies_not_matched(patch):
 
 
 def loss_of_the_target_not_noticed(patch):
-    patch(Session, "_on_target_lost", lambda self, event: [])
+    patch(TargetSide, "is_leased", lambda self, epoch: False)
 
 
 def output_not_cut(patch):

@@ -1,0 +1,111 @@
+"""All drafts of one session: the first, in whose tree all guesses meet, and the extra drafts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.records import SequenceSpec
+from core.speculation import UNRANKED
+from core.text import TokenLog
+from orchestrator.policy import TreePolicy
+from orchestrator.session import messages as m
+from orchestrator.session.drafts.draft_side import DraftSide
+from orchestrator.session.drafts.extra_draft import ExtraDraft
+from orchestrator.session.guess import Guess
+from orchestrator.session.pair import Pair
+from orchestrator.session.statistics import Statistics
+from orchestrator.session.verdicts import Judged
+
+
+class Drafts:
+    """The drafts of one session. Where drafts sample there is only the first: the draws of a block come from one q."""
+
+    def __init__(
+        self,
+        session_id: str,
+        pair: Pair,
+        log: TokenLog,
+        spec: SequenceSpec,
+        policies: Sequence[TreePolicy],
+        stats: Statistics,
+    ) -> None:
+        """`policies`: the first draft's, then one for each of the pair's extra drafts."""
+        self._policies = policies
+        self._first = DraftSide(session_id, pair, log, spec, policies[0], stats)
+        extra = [] if spec.needs_q else enumerate(policies[1:], 1)
+        self._extra = [ExtraDraft(session_id, pair, log, spec, policy, number) for number, policy in extra]
+        self._all: list[DraftSide] = [self._first, *self._extra]
+        self.blocks = self._first.blocks
+
+    def __repr__(self) -> str:
+        return f"<Drafts {self._all}>"
+
+    def begin(self) -> list[m.Command]:
+        """Ask for a lease on each draft that there is."""
+        return [command for draft in self._all for command in draft.begin()]
+
+    def handle(self, event: m.DraftEvent) -> list[m.Command]:
+        """Pass the event to the draft that it comes from."""
+        match event:
+            case m.DraftLeased():
+                return self._all[event.draft].leased(event.name, event.epoch)
+            case m.DraftNotLeased():
+                return [self._all[event.draft].lease_later()]
+            case m.DraftLost():
+                return self._all[event.draft].lost(event.epoch)
+            case m.DraftGrew():
+                return self._by_lease(event.draft_update.stamp.session).grew(event)
+            case m.DraftReplied():
+                return self._by_lease(event.reply.stamp.session).ended(event)
+            case m.DraftLate():
+                return self._by_lease(event.stamp.session).late(event.stamp)
+
+    def _by_lease(self, name: str) -> DraftSide:
+        return next((draft for draft in self._extra if draft.has_lease(name)), self._first)
+
+    def begin_round(self, judged: Judged, max_depth: int) -> list[m.Command]:
+        """Go on with each draft after a verdict, which the first one's tree and policy have seen."""
+        to_extra = [command for draft in self._extra for command in draft.follow(judged, max_depth)]
+        return [*self._first.begin_round(max_depth), *to_extra]
+
+    def used(self, block: Guess) -> None:
+        """This block is verified next."""
+        self._first.used(block)
+
+    def add_guesses(self, max_depth: int, max_nodes: int) -> None:
+        """Add what the extra drafts guess to the first one's tree."""
+        for draft in self._extra:
+            if max_depth > 0 and draft.blocks.tree.has_drafted:
+                self.blocks.add_guesses(draft.source, draft.guesses(max_depth, max_nodes))
+
+    def growth_timeout(self) -> m.Await | None:
+        """The wait for growth: the first draft's, or an extra one's while the first does not grow."""
+        return next((draft for draft in self._all if draft.is_growing), self._first).growth_timeout()
+
+    def saw_interval(self, num_tokens: int, elapsed_s: float) -> None:
+        """Tell every policy of one round, from verdict to verdict."""
+        for policy in self._policies:
+            policy.saw_interval(num_tokens, elapsed_s)
+
+    @property
+    def num_extra_failures(self) -> int:
+        """The number of failures of extra drafts; those of the first are in the session's statistics."""
+        return sum(draft.stats.num_draft_failures for draft in self._extra)
+
+    def num_guessed(self, guess: Guess) -> int:
+        """The number of nodes of a block that only extra drafts have told of, and the first has not."""
+        extra = {draft.source for draft in self._extra}
+        nodes = zip(guess.sources, guess.shape.ranks, strict=True) if extra else ()
+        return sum(source in extra and rank == UNRANKED for source, rank in nodes)
+
+    def close(self) -> list[m.Command]:
+        """Give all leases back at the end of the session."""
+        self.close_policies()
+        for draft in self._all:
+            draft.close()
+        return [draft.release() for draft in self._all]
+
+    def close_policies(self) -> None:
+        """Let go of what the policies share with other sessions; twice is harmless."""
+        for policy in self._policies:
+            policy.close()

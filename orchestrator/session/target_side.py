@@ -1,0 +1,171 @@
+"""A session's dealings with its target: the lease, the block that is being verified, and the offers below that block.
+
+Knows the target's messages, and whether a verdict can be right. Must not know drafts or policies: it decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.records import Continuation, Missing, Refused, SequenceSpec, Stamp, Verdict, VerifyRequest, Want
+from core.text import TokenLog
+from orchestrator.session import messages as m
+from orchestrator.session.engine_view import EngineView
+from orchestrator.session.guess import NO_GUESS, Guess, Offer
+from orchestrator.session.offers import Offers
+from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
+from orchestrator.session.verdicts import Judged, problem_of
+
+FIRST_PAUSE_S = 0.05
+"""Pause before another target is asked for; it doubles with each target in a row that was lost without a verdict."""
+
+
+class TargetSide:
+    """The target's side of one session. Invariant: at most one block is being verified."""
+
+    def __init__(self, log: TokenLog, spec: SequenceSpec, vocab_size: int) -> None:
+        self.guess: Guess = NO_GUESS
+        """The block that is being verified, or whose verdict was lost with its target."""
+        self.num_losses = 0
+        """Targets lost in a row, without a verdict in between."""
+        self._log = log
+        self._prompt_len = spec.prompt_len
+        self._vocab_size = vocab_size
+        self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
+        self._view = EngineView(log, spec)
+        self._offers = Offers()
+        self._is_continued = False
+        """Whether the target has made the message that is awaited for itself."""
+        self._early: m.TargetReplied | None = None
+        """The answer to an offer, come before the verdict that says whether the target has taken it."""
+        self._verdict_s: float | None = None
+        """Time of the last verdict; None where no whole round lies between it and the next."""
+
+    def __repr__(self) -> str:
+        return f"<TargetSide {self._machine} {self._view}>"
+
+    @property
+    def state(self) -> Target:
+        return self._machine.state
+
+    # The lease
+
+    def leased(self, name: str, epoch: int) -> VerifyRequest:
+        """Begin, or begin again: a block whose verdict was lost with its target is verified once more."""
+        self._verdict_s = None
+        self._machine.fire(Trigger.LEASED)
+        self._view.begin_lease(name, epoch)
+        return self.verify(self.guess)
+
+    def is_leased(self, epoch: int) -> bool:
+        """Whether this is the engine that is leased."""
+        return epoch == self._view.epoch and self._machine.can(Trigger.LOST)
+
+    def lease_another(self) -> list[m.Command]:
+        """Leave the target, and ask for another after a pause."""
+        self._machine.fire(Trigger.LOST)
+        self._drop_messages()
+        return [m.ReleaseTarget(), m.LeaseTarget(delay_s=FIRST_PAUSE_S * 2**self.num_losses)]
+
+    def close(self) -> None:
+        self._machine.fire(Trigger.END)
+        self._drop_messages()
+
+    def _drop_messages(self) -> None:
+        self._view.awaiting = self._early = None
+        self._offers.clear()
+
+    # What it is told
+
+    def wait(self) -> None:
+        """The next block waits for the draft."""
+        if self._machine.state is Target.IDLE:
+            self._machine.fire(Trigger.DRAFT)
+
+    def verify(self, guess: Guess) -> VerifyRequest:
+        """Have this block verified."""
+        if self._machine.state is Target.AWAITING_BLOCK:
+            self._machine.fire(Trigger.BLOCK if len(guess) else Trigger.NO_BLOCK)
+        self._machine.fire(Trigger.VERIFY)
+        self._drop_messages()
+        self.guess, self._is_continued = guess, False
+        stamp, base, spec = self._view.next_header()
+        wants = () if guess.questions is None else (Want.SAMPLES,)
+        return VerifyRequest(stamp, base, self._log.since(base.num_tokens), guess.block, spec, wants)
+
+    def offer(self, offer: Offer) -> list[m.Command]:
+        """Tell the target what it may continue with after the verdict that is awaited; the last offer counts."""
+        awaited = self._view.awaiting
+        if offer.is_empty or offer == self._offers.last or awaited is None:
+            return []
+        stamp = self._view.next_stamp()
+        self._offers.add(stamp, offer)
+        return [Continuation(stamp, awaited.round, offer.tree, offer.is_open)]
+
+    def resend(self, missing: Missing) -> VerifyRequest | None:
+        """The same message from what the target holds; None where it does not keep what it is sent."""
+        if not self._view.must_resend(missing.held):
+            return None
+        self._machine.fire(Trigger.MISSING)
+        return self.verify(self.guess)
+
+    # What it tells
+
+    def awaits(self, stamp: Stamp) -> bool:
+        """Whether this is the stamp of the message that is awaited."""
+        return self._view.answers(stamp)
+
+    def set_aside(self, event: m.TargetReplied) -> bool:
+        """Keep a reply that is not awaited if it answers an offer; whether it is stale instead."""
+        reply = event.reply
+        if not self._offers.has(reply.stamp):
+            return not isinstance(reply, Refused)
+        if isinstance(reply, Refused) and not reply.is_final:
+            self._offers.drop(reply.stamp)  # a target that says it continued with this one all the same is lying
+        else:
+            self._early = event
+        return False
+
+    def take_early(self, now_s: float) -> m.TargetReplied | None:
+        """The reply that was set aside, if the target has continued with what it answers."""
+        early, self._early = self._early, None
+        if early is None or not self._view.answers(early.reply.stamp):
+            return None
+        return replace(early, received_s=max(early.received_s, now_s))
+
+    def problem_of(self, verdict: Verdict) -> str | None:
+        """Why this verdict cannot be right, if it cannot."""
+        problem = problem_of(verdict, self.guess.block, len(self._log), self._vocab_size)
+        if problem is not None:
+            return problem
+        if verdict.continued and self._offers.taken_by(verdict) is None:
+            return "it goes on with what it was not offered"
+        if self._view.wants_prompt_logprobs and len(verdict.prompt_logprobs) != self._prompt_len - 1:
+            return "it has not scored the whole prompt"
+        return None
+
+    def commit(self, verdict: Verdict, sent_s: float, received_s: float) -> Judged:
+        """Extend the text by the tokens of a verdict that was received at `received_s`."""
+        self._machine.fire(Trigger.VERDICT)
+        self.num_losses = 0
+        interval_s = None
+        if self._verdict_s is not None:
+            interval_s = received_s - self._verdict_s
+            sent_s = self._verdict_s if self._is_continued else sent_s
+        judged = Judged(self.guess, verdict, sent_s, received_s, interval_s, self._is_continued)
+        self.guess, self._verdict_s = NO_GUESS, received_s
+        self._log.extend(judged.tokens)
+        self._view.take(verdict.held)
+        self._view.has_prompt_logprobs()
+        return judged
+
+    def continue_after(self, verdict: Verdict) -> Guess:
+        """The block with which the target has continued by itself; it is awaited from now on."""
+        taken = self._offers.taken_by(verdict)
+        assert taken is not None, "`problem_of` refuses a verdict that continues with anything else"
+        stamp, self.guess = taken
+        self._offers.clear()
+        self._is_continued = True
+        self._machine.fire(Trigger.VERIFY)
+        self._view.go_on(stamp)
+        return self.guess
