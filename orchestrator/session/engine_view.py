@@ -1,8 +1,8 @@
-"""What one engine is believed to hold of a session, and the message that it has not answered yet."""
+"""A session's text, what one engine is believed to hold of it, and the message that it has not answered yet."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from core.records import Base, SequenceSpec, Stamp
 from core.text import TokenLog
@@ -14,12 +14,21 @@ Header = tuple[Stamp, Base, SequenceSpec | None]
 """What a message begins with; the committed tokens behind the base go with it, and the spec where that is empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionText:
+    """The text of one session, and how its tokens are drawn: what an engine is told."""
+
+    session_id: str
+    log: TokenLog
+    spec: SequenceSpec
+
+
 class EngineView:
     """How many of the committed tokens one engine holds. Invariant: at most one message is unanswered."""
 
-    def __init__(self, log: TokenLog, spec: SequenceSpec) -> None:
-        self._log = log
-        self._spec = spec
+    def __init__(self, text: SessionText) -> None:
+        self._log = text.log
+        self._spec = text.spec
         self._num_messages = 0
         self._num_resends = 0
         self.name = ""

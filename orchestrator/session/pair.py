@@ -20,3 +20,8 @@ class Pair:
     guessers: Guessers = field(default_factory=Guessers)
     extra_drafts: tuple[ModelInfo | None, ...] = ()
     """Drafts beside the first, each None until it has been described."""
+
+    @property
+    def drafts(self) -> tuple[ModelInfo | None, ...]:
+        """All drafts, by their numbers."""
+        return (self.draft, *self.extra_drafts)

@@ -20,6 +20,7 @@ from orchestrator.guessers import OutputForm, Panel
 from orchestrator.policy import Explanation, Found, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts import Drafts
+from orchestrator.session.engine_view import SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.output import Output
 from orchestrator.session.pair import Pair
@@ -56,10 +57,11 @@ class Session:
         self._output = Output(request, frozenset(pair.target.eos_token_ids), detokenizer)
         spec = SequenceSpec.of(request)
         self._is_drawn = spec.needs_q
-        self._target = TargetSide(self._log, spec, pair.target.vocab_size)
+        text = SessionText(session_id, self._log, spec)
+        self._target = TargetSide(text, pair.target.vocab_size)
         temperature = request.draft_temperature or pair.speculation.draft_temperature
-        draft_spec = spec.at_draft_temperature(temperature)
-        self._drafts = Drafts(session_id, pair, self._log, draft_spec, [policy, *extra_policies], self.stats)
+        draft_text = replace(text, spec=spec.at_draft_temperature(temperature))
+        self._drafts = Drafts(draft_text, pair, [policy, *extra_policies], self.stats)
         self._blocks = self._drafts.blocks
         self._sources = request.guessers or pair.speculation.guessers
         self._panel: Panel = pair.guessers.panel(

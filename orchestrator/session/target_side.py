@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.records import Continuation, Missing, Refused, SequenceSpec, Stamp, Verdict, VerifyRequest, Want
-from core.text import TokenLog
+from core.records import Continuation, Missing, Refused, Stamp, Verdict, VerifyRequest, Want
 from orchestrator.session import messages as m
-from orchestrator.session.engine_view import EngineView
+from orchestrator.session.engine_view import EngineView, SessionText
 from orchestrator.session.guess import NO_GUESS, Guess, Offer
 from orchestrator.session.offers import Offers
 from orchestrator.session.states import TARGET_TABLE, Machine, Target, Trigger
@@ -23,16 +22,16 @@ FIRST_PAUSE_S = 0.05
 class TargetSide:
     """The target's side of one session. Invariant: at most one block is being verified."""
 
-    def __init__(self, log: TokenLog, spec: SequenceSpec, vocab_size: int) -> None:
+    def __init__(self, text: SessionText, vocab_size: int) -> None:
         self.guess: Guess = NO_GUESS
         """The block that is being verified, or whose verdict was lost with its target."""
         self.num_losses = 0
         """Targets lost in a row, without a verdict in between."""
-        self._log = log
-        self._prompt_len = spec.prompt_len
+        self._log = text.log
+        self._prompt_len = text.spec.prompt_len
         self._vocab_size = vocab_size
         self._machine = Machine(TARGET_TABLE, Target.NOT_LEASED)
-        self._view = EngineView(log, spec)
+        self._view = EngineView(text)
         self._offers = Offers()
         self._is_continued = False
         """Whether the target has made the message that is awaited for itself."""

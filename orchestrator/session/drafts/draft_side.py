@@ -18,15 +18,13 @@ from core.records import (
     DraftRequest,
     DraftUpdate,
     Missing,
-    SequenceSpec,
     Stamp,
     Timing,
 )
-from core.text import TokenLog
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.block_chooser import BlockChooser
-from orchestrator.session.engine_view import EngineView
+from orchestrator.session.engine_view import EngineView, SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.states import GROWING_TABLE, Growing, Machine, Trigger
@@ -49,25 +47,23 @@ class DraftSide:
 
     def __init__(
         self,
-        session_id: str,
+        text: SessionText,
         pair: Pair,
-        log: TokenLog,
-        spec: SequenceSpec,
         policy: TreePolicy,
         stats: Statistics,
         number: int = 0,
     ) -> None:
-        """`pair.draft` is the draft that is meant; `number` says which of the service's."""
-        self.number = number
+        """`number` says which of the pair's drafts it is: 0 is the first."""
         self.stats = stats
+        self._number = number
+        self._model = pair.drafts[number]
         self._pair = pair
         self._policy = policy
-        self._stats = stats
-        self._log = log
+        self._log = text.log
         self._machine = Machine(GROWING_TABLE, Growing.ABSENT)
-        self._held = EngineView(log, spec)
-        self._is_drawn = spec.needs_q
-        self.blocks = BlockChooser(policy, stats.explanation, is_drawn=spec.needs_q)
+        self._view = EngineView(text)
+        self._is_drawn = text.spec.needs_q
+        self.blocks = BlockChooser(policy, stats.explanation, is_drawn=self._is_drawn)
         self._turn = 0
         """Where drafting and verification alternate: guesses in a row that the next block may have, while the draft is
         to grow for it."""
@@ -89,22 +85,23 @@ class DraftSide:
         """Of the message that was the last when the wait began, or was renewed: others may follow meanwhile."""
         self._is_late = False
         self._num_late_rounds = 0
-        self._pause_s = self._pair.speculation.draft_retry_s
-        self._jitter = random.Random(session_id)  # noqa: S311  spreads load, keeps no secret
+        self._pause_s = pair.speculation.draft_retry_s
+        seed = f"{text.session_id}/{number}" if number else text.session_id
+        self._jitter = random.Random(seed)  # noqa: S311  spreads load, keeps no secret
 
     def __repr__(self) -> str:
-        return f"<DraftSide {self._machine} {self._held} {self.blocks}>"
+        return f"<DraftSide {self._machine} {self._view} {self.blocks}>"
 
     # The lease
 
     def begin(self) -> list[m.Command]:
         """Ask for a place, where there is a draft at all."""
-        return [m.LeaseDraft(draft=self.number)] if self._pair.draft is not None else []
+        return [m.LeaseDraft(draft=self._number)] if self._model is not None else []
 
     def leased(self, name: str, epoch: int) -> list[m.Command]:
         self._machine.fire(Trigger.LEASED)
         self._policy.begin_drafting()
-        self._held.begin_lease(name, epoch)
+        self._view.begin_lease(name, epoch)
         self._is_late = False
         self._known_to.clear()
         return self.tell()
@@ -113,24 +110,24 @@ class DraftSide:
         """Try for a place after a pause that doubles, jittered so that many sessions do not come back as one."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0), draft=self.number)
+        return m.LeaseDraft(delay_s=pause_s * self._jitter.uniform(0.5, 1.0), draft=self._number)
 
     def lose(self, reason: str = "it told nothing for several rounds") -> list[m.Command]:
         """Do without this draft, and try for another."""
         self._explain(f"the draft was left, as {reason}; another is asked")
-        self._stats.num_draft_failures += 1
+        self.stats.num_draft_failures += 1
         self._leave()
         return [self.release(), self.lease_later()]
 
     def release(self) -> m.ReleaseDraft:
         """Give its place back."""
-        return m.ReleaseDraft(self.number)
+        return m.ReleaseDraft(self._number)
 
     def _leave(self) -> None:
         self._machine.fire(Trigger.LOST)
         self._keep_trace()
         self.blocks.reset()
-        self._held.awaiting = None
+        self._view.awaiting = None
         self._is_late, self._num_late_rounds, self._waits_for, self._turn = False, 0, None, 0
 
     def rest(self) -> list[m.Command]:
@@ -142,11 +139,11 @@ class DraftSide:
 
     def lost(self, epoch: int) -> list[m.Command]:
         """The engine is gone, if it is the one that is leased."""
-        return self.lose("its engine is gone") if epoch == self._held.epoch and self._machine.can(Trigger.LOST) else []
+        return self.lose("its engine is gone") if epoch == self._view.epoch and self._machine.can(Trigger.LOST) else []
 
     def close(self) -> None:
         self._machine.fire(Trigger.END)
-        self._held.awaiting = None
+        self._view.awaiting = None
 
     # What it is told
 
@@ -168,10 +165,10 @@ class DraftSide:
             if max_depth < 1:
                 return []
             if not self._policy.wants_turn():
-                if self._stats.explanation is not None:
-                    self._stats.explanation.note(self._policy.why_no_turn())
+                if self.stats.explanation is not None:
+                    self.stats.explanation.note(self._policy.why_no_turn())
                 return []
-            self._turn = 0 if self._held.num_behind > DECODE_TOKENS else max_depth
+            self._turn = 0 if self._view.num_behind > DECODE_TOKENS else max_depth
         return self.tell()
 
     def tell(self) -> list[m.Command]:
@@ -185,9 +182,9 @@ class DraftSide:
         self._is_behind = len(self._known_to) >= (1 if self._policy.is_in_turn else MAX_OPEN)
         if self._is_behind:
             return []
-        is_anew = self._is_drawn or self._held.num_tokens == 0 or self.blocks.tree.has_lost_some
+        is_anew = self._is_drawn or self._view.num_tokens == 0 or self.blocks.tree.has_lost_some
         self._machine.fire(Trigger.GROW)
-        stamp, base, spec = self._held.next_header()
+        stamp, base, spec = self._view.next_header()
         if is_anew:
             self.blocks.reset()
             self._first_round = stamp.round
@@ -200,9 +197,8 @@ class DraftSide:
     @property
     def _room(self) -> int:
         """Tokens that the draft's context has left."""
-        draft = self._pair.draft
-        assert draft is not None, "a draft is asked only where there is one"
-        return min(draft.max_context_tokens, draft.kv_cache_tokens) - len(self._log)
+        assert self._model is not None, "a draft is asked only where there is one"
+        return min(self._model.max_context_tokens, self._model.kv_cache_tokens) - len(self._log)
 
     @property
     def _has_ended(self) -> bool:
@@ -215,11 +211,11 @@ class DraftSide:
         """Nodes that fit the text are part of the tree, whichever message they answer."""
         draft_update = event.draft_update
         if self._machine.state is not Growing.GROWING or not self._is_leased(draft_update.stamp):
-            self._stats.num_stale_replies += 1
+            self.stats.num_stale_replies += 1
             return []
         if not self._take_in(draft_update):
             return self.lose("what it told cannot be")
-        if self._held.answers(draft_update.stamp):
+        if self._view.answers(draft_update.stamp):
             self._is_over = draft_update.is_over
             self._num_passes += draft_update.timing is not None
         if draft_update.timing is not None:
@@ -231,7 +227,7 @@ class DraftSide:
         self._is_late, self._num_late_rounds = False, 0
         try:
             self._check(grown)
-            self._held.keeps(grown.held)
+            self._view.keeps(grown.held)
             num_unknown = len(self._log) - self._known_to.get(grown.stamp.round, 0)
             if grown.stamp.round >= self._first_round:  # else its nodes have other numbers
                 self.blocks.tree.add(grown.new_nodes, num_unknown)
@@ -247,10 +243,10 @@ class DraftSide:
 
     def has_lease(self, name: str) -> bool:
         """Whether it calls the session so."""
-        return self._machine.state is not Growing.ABSENT and self._held.name == name
+        return self._machine.state is not Growing.ABSENT and self._view.name == name
 
     def _is_leased(self, stamp: Stamp) -> bool:
-        return (stamp.session, stamp.epoch) == (self._held.name, self._held.epoch)
+        return (stamp.session, stamp.epoch) == (self._view.name, self._view.epoch)
 
     def _check(self, grown: DraftUpdate | DraftDone) -> None:
         """Raises: ValueError when it is corrupt."""
@@ -266,8 +262,8 @@ class DraftSide:
     def _observe_pass(self, num_grown: int, timing: Timing, now_s: float) -> None:
         began_s = now_s - timing.computed_s
         self._policy.saw_pass(timing)
-        self._stats.record_draft(began_s, now_s)
-        if not self._stats.is_traced:
+        self.stats.record_draft(began_s, now_s)
+        if not self.stats.is_traced:
             return
         self._keep_trace()
         self._last_pass = CallTrace(Call.GROWTH, began_s, now_s, num_grown, timing=timing)
@@ -283,28 +279,28 @@ class DraftSide:
     def _keep_trace(self, num_used: int = 0) -> None:
         last, self._last_pass = self._last_pass, None
         if last is not None:
-            self._stats.trace_call(replace(last, num_used=num_used))
+            self.stats.trace_call(replace(last, num_used=num_used))
 
     def ended(self, event: m.DraftReplied) -> list[m.Command]:
         """The draft has ended a message: one that was overtaken, or grown for; or it cannot go on."""
         reply = event.reply
         is_open = self._is_leased(reply.stamp) and reply.stamp.round in self._known_to
         if self._machine.state is not Growing.GROWING or not is_open:  # or it comes for the second time
-            self._stats.num_stale_replies += 1
+            self.stats.num_stale_replies += 1
             return []
         if isinstance(reply, DraftDone):
             return self._grown(reply, event)
         del self._known_to[reply.stamp.round]
-        if not self._held.answers(reply.stamp):
+        if not self._view.answers(reply.stamp):
             return self.tell() if self._is_behind else []
-        if isinstance(reply, Missing) and self._held.must_resend(reply.held):
-            self._held.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
+        if isinstance(reply, Missing) and self._view.must_resend(reply.held):
+            self._view.num_tokens = self._turn = 0  # what it had told of is gone, too; it has to catch up
             return self.tell()
         return self.lose("it cannot go on")
 
     def _grown(self, grown: DraftDone, event: m.DraftReplied) -> list[m.Command]:
         """Growth that was asked for has ended; what the target waits for no more is part of the tree all the same."""
-        is_awaited = self._held.answers(grown.stamp)
+        is_awaited = self._view.answers(grown.stamp)
         if is_awaited and not self._take_in(grown):
             return self.lose("what it told cannot be")
         del self._known_to[grown.stamp.round]
@@ -314,9 +310,9 @@ class DraftSide:
         is_turn, timing = self._turn > 0, grown.timing
         call = Call.BLOCK if is_turn else Call.PREFILL
         trace = CallTrace(call, event.sent_s, event.received_s, len(grown.new_nodes), timing=timing)
-        self._stats.trace_call(trace)
+        self.stats.trace_call(trace)
         if is_turn:
-            self._stats.record_draft(event.sent_s, event.received_s)
+            self.stats.record_draft(event.sent_s, event.received_s)
             self._policy.saw_draft(event.received_s - event.sent_s, timing)
         return []
 
@@ -326,11 +322,11 @@ class DraftSide:
             return []
         self._is_late, self._waits_for = True, None
         self._num_late_rounds += 1
-        if self._stats.explanation is not None:
-            self._stats.explanation.note("the draft did not answer in time")
+        if self.stats.explanation is not None:
+            self.stats.explanation.note("the draft did not answer in time")
         if self._num_late_rounds >= self._pair.speculation.breaker_rounds:
             return self.lose()
-        self._stats.num_draft_failures += 1
+        self.stats.num_draft_failures += 1
         return []
 
     # Waiting
@@ -338,15 +334,15 @@ class DraftSide:
     def growth_timeout(self) -> m.Await | None:
         """The wait for the draft's next update, with its timeout; None where it is not worth it."""
         self._waits_for = None
-        stamp = self._held.awaiting
+        stamp = self._view.awaiting
         can_wait = self._machine.state is Growing.GROWING and not (self._is_late or self._is_behind or self._is_over)
-        if stamp is None or not can_wait or self._held.num_behind > DECODE_TOKENS:
+        if stamp is None or not can_wait or self._view.num_behind > DECODE_TOKENS:
             return None
         if not self._is_worth_waiting():
             return None
         self._waits_for = stamp
-        if self._stats.explanation is not None:
-            self._stats.explanation.waits(self._policy.why_wait(), self._policy.timeout_s)
+        if self.stats.explanation is not None:
+            self.stats.explanation.waits(self._policy.why_wait(), self._policy.timeout_s)
         return m.Await(stamp, self._policy.timeout_s)
 
     def _is_worth_waiting(self) -> bool:
@@ -357,5 +353,5 @@ class DraftSide:
     # Explaining, where the client has asked
 
     def _explain(self, line: str) -> None:
-        if self._stats.explanation is not None:
-            self._stats.explanation.say(line)
+        if self.stats.explanation is not None:
+            self.stats.explanation.say(line)

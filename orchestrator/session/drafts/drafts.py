@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.records import SequenceSpec
 from core.speculation import UNRANKED
-from core.text import TokenLog
 from orchestrator.policy import TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
 from orchestrator.session.drafts.extra_draft import ExtraDraft
+from orchestrator.session.engine_view import SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.statistics import Statistics
@@ -20,20 +19,12 @@ from orchestrator.session.verdicts import Judged
 class Drafts:
     """The drafts of one session. Where drafts sample there is only the first: the draws of a block come from one q."""
 
-    def __init__(
-        self,
-        session_id: str,
-        pair: Pair,
-        log: TokenLog,
-        spec: SequenceSpec,
-        policies: Sequence[TreePolicy],
-        stats: Statistics,
-    ) -> None:
+    def __init__(self, text: SessionText, pair: Pair, policies: Sequence[TreePolicy], stats: Statistics) -> None:
         """`policies`: the first draft's, then one for each of the pair's extra drafts."""
         self._policies = policies
-        self._first = DraftSide(session_id, pair, log, spec, policies[0], stats)
-        extra = [] if spec.needs_q else enumerate(policies[1:], 1)
-        self._extra = [ExtraDraft(session_id, pair, log, spec, policy, number) for number, policy in extra]
+        self._first = DraftSide(text, pair, policies[0], stats)
+        extra = [] if text.spec.needs_q else enumerate(policies[1:], 1)
+        self._extra = [ExtraDraft(text, pair, policy, number) for number, policy in extra]
         self._all: list[DraftSide] = [self._first, *self._extra]
         self.blocks = self._first.blocks
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from core.records import SequenceSpec
 from core.speculation import EMPTY_PART, EXTRA_DRAFT, ROOT, UNRANKED, Guesses, Part
-from core.text import TokenLog
 from orchestrator.policy import Shape, TreePolicy
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
+from orchestrator.session.engine_view import SessionText
 from orchestrator.session.guess import Guess
 from orchestrator.session.pair import Pair
 from orchestrator.session.statistics import Statistics
@@ -29,11 +28,8 @@ MENTIONED = 1
 class ExtraDraft(DraftSide):
     """An extra draft of one session."""
 
-    def __init__(
-        self, session_id: str, pair: Pair, log: TokenLog, spec: SequenceSpec, policy: TreePolicy, number: int
-    ) -> None:
-        own = replace(pair, draft=pair.extra_drafts[number - 1])
-        super().__init__(f"{session_id}/{number}", own, log, spec, policy, Statistics(is_traced=False), number)
+    def __init__(self, text: SessionText, pair: Pair, policy: TreePolicy, number: int) -> None:
+        super().__init__(text, pair, policy, Statistics(is_traced=False), number)
         self.source = f"{EXTRA_DRAFT}{number + 1}"
 
     def follow(self, judged: Judged, max_depth: int) -> list[m.Command]:

@@ -6,7 +6,7 @@ import pytest
 
 from core.records import Sampling, SequenceSpec, Stamp
 from core.text.token_log import TokenLog
-from orchestrator.session.engine_view import MAX_RESENDS, EngineView
+from orchestrator.session.engine_view import MAX_RESENDS, EngineView, SessionText
 
 SPEC = SequenceSpec(3, Sampling())
 
@@ -18,7 +18,7 @@ def log():
 
 @pytest.fixture
 def held(log):
-    held = EngineView(log, SPEC)
+    held = EngineView(SessionText("s", log, SPEC))
     held.begin_lease("lease", 7)
     return held
 

@@ -17,6 +17,7 @@ from orchestrator.policy.policy import Found
 from orchestrator.policy.tree_policy import CATCH_UP
 from orchestrator.session import messages as m
 from orchestrator.session.drafts.draft_side import DraftSide
+from orchestrator.session.engine_view import SessionText
 from orchestrator.session.pair import Pair
 from orchestrator.session.session import Session
 from orchestrator.session.statistics import Statistics
@@ -270,7 +271,8 @@ def test_sessions_that_lose_their_draft_together_do_not_come_back_together():
     for number in range(20):
         pair = Pair(model_info(), model_info("draft"), CONFIG, Limits())
         policy = Controller(CONFIG).policy(request())
-        drafting = DraftSide(f"r#{number}", pair, TokenLog(), SequenceSpec(0, Sampling()), policy, Statistics())
+        text = SessionText(f"r#{number}", TokenLog(), SequenceSpec(0, Sampling()))
+        drafting = DraftSide(text, pair, policy, Statistics())
         pauses.add(drafting.lease_later().delay_s)
     assert len(pauses) == 20
     assert max(pauses) - min(pauses) > 0.3

@@ -74,7 +74,7 @@ def test_no_guess_is_asked_for_that_could_not_be_used(tokenizer):
 def test_a_draft_with_a_short_context_is_asked_only_while_it_has_room(tokenizer):
     world = World(request(max_tokens=30), tokenizer)
     drafting = world.session._drafts._first
-    drafting._pair = replace(drafting._pair, draft=replace(drafting._pair.draft, max_context_tokens=12))
+    drafting._model = replace(drafting._model, max_context_tokens=12)
     world.start().run()
     assert world.tokens == plain((3, 1, 4), 30)
     assert max(c.num_committed + c.growth.max_depth for c in commands(world, DraftRequest)) == 12
