@@ -1,14 +1,12 @@
 """From a checkpoint directory to a model that the runtime can serve, or one clear line that says why not.
 
-Knows files, architectures and what the runtime cannot run. Must not know the KV cache, sessions or sampling.
+Knows files; `workers.model.servable` knows which models can be run. Must not know the KV cache, sessions or sampling.
 Weights are safetensors only, code is what transformers ships, nothing is fetched: `trust_remote_code` cannot be set.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,24 +22,14 @@ from transformers.utils import logging as transformers_logging
 from core.config import EngineConfig
 from core.errors import CheckpointError, ConfigError, UnsupportedModel, first_line
 from core.records import ModelInfo
-from workers.attention import ATTENTION, LayerProbe
+from workers.attention import ATTENTION
 from workers.model.checkpoint import INDEX, check_stored, meta_model
 from workers.model.digest import digest
 from workers.model.layers import LayerSubset, layer_list
+from workers.model.servable import check_architecture, context_limit, probe_layers
 from workers.model.sharded_loader import ModelShard
 from workers.step import LayerShape
 from workers.vocabulary import read_vocabulary
-
-SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
-ROPE_OF_THE_BATCH = {"dynamic", "longrope"}
-"""Rotary embeddings whose frequencies change, for the whole batch, once any sequence passes the original context."""
-
-PROBE_TOKENS = 4
-WINDOW_MASK = "create_sliding_window_causal_mask"
-"""Modelling code that masks by windows imports this function."""
-
-DEFAULT_CONTEXT = 32_768
-"""Positions of a model that does not state its number, where nothing else limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ def load(config: EngineConfig, progress: Callable[[str], None], shard: ModelShar
         else:
             model, num_parameters = shard.read(_weight_files(path), model_config, config)
     model_config = model_config if subset is None else subset.config_of(model_config)
-    layers = _probe_layers(model, model_config)
+    layers = probe_layers(model, model_config)
     info = _describe(model, model_config, config, max_context, num_parameters)
     progress(f"loaded {info.num_parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}")
     return LoadedModel(model, info, layers)
@@ -129,12 +117,12 @@ def _check(config: EngineConfig) -> tuple[Any, int]:
     _check_files(path)
     with _quiet_transformers():
         model_config = _read_config(path)
-        _check_architecture(model_config)
+        check_architecture(model_config)
         if (subset := _subset(config)) is not None:
             subset.check(model_config, config.model)
         if config.tensor_parallel > 1:
             ModelShard(0, config.tensor_parallel).check(model_config)
-        return model_config, _context_limit(model_config, config)
+        return model_config, context_limit(model_config, config)
 
 
 def _check_files(path: Path) -> None:
@@ -178,59 +166,6 @@ def _read_config(path: Path) -> Any:
         raise UnsupportedModel(
             f"{path} is of model type {kind!r}, which transformers cannot build from its own code"
         ) from error
-
-
-def _check_architecture(config: Any) -> None:
-    """Refuse what the attention interface cannot carry, by the architecture's own settings."""
-    kind = config.model_type
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoder-only language models are served")
-    if config.get_text_config() is not config:
-        raise UnsupportedModel(f"{kind} is multimodal; serve its text model as a checkpoint of its own")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if model_class is None:
-        raise UnsupportedModel(f"{kind} is not a causal language model")
-    if config.architectures and model_class.__name__ not in config.architectures:
-        raise UnsupportedModel(f"{kind} here is a {config.architectures[0]}, not a {model_class.__name__}")
-    if getattr(model_class, "_is_stateful", False):
-        raise UnsupportedModel(f"{kind} has recurrent layers, whose state cannot be rolled back after a rejected guess")
-    if not model_class._supports_attention_backend:
-        raise UnsupportedModel(f"{kind} does not hand its attention to a backend, so the block KV cache cannot be used")
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
-        raise UnsupportedModel(f"{kind} is configured to attend in both directions")
-    foreign = set(getattr(config, "layer_types", None) or ()) - SERVABLE_LAYERS
-    if foreign:
-        raise UnsupportedModel(
-            f"{kind} has layers of type {', '.join(sorted(foreign))}, which cannot be rolled back by length"
-        )
-
-
-def _context_limit(model_config: Any, config: EngineConfig) -> int:
-    """The number of positions that may be used.
-
-    The frequencies of dynamic and longrope embeddings are fixed below the original context; above it they would depend
-    on the longest sequence of the batch, so such a model is served up to there.
-    Raises: UnsupportedModel when the settings ask for more.
-    """
-    limit = getattr(model_config, "max_position_embeddings", None) or config.kv_cache_tokens or DEFAULT_CONTEXT
-    for rope in _rope_parameters(model_config):
-        if rope.get("rope_type") in ROPE_OF_THE_BATCH:
-            limit = min(limit, rope.get("original_max_position_embeddings") or limit)
-    wanted = config.max_context_tokens
-    if wanted is not None and wanted > limit:
-        raise UnsupportedModel(
-            f"max_context_tokens is {wanted}, but {config.model} can be served exactly up to {limit}"
-        )
-    return wanted or limit
-
-
-def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """The parameters of each kind of layer; most models have one kind."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        yield parameters
-    else:
-        yield from (kind for kind in parameters.values() if isinstance(kind, dict))
 
 
 def _read_weights(path: Path, config: EngineConfig, model_config: PretrainedConfig, attention: str = ATTENTION) -> Any:
@@ -289,43 +224,6 @@ def _read_generation_config(path: Path, model: Any) -> None:
 
 def _subset(config: EngineConfig) -> LayerSubset | None:
     return None if config.layers is None else LayerSubset(config.layers)
-
-
-@torch.inference_mode()
-def _probe_layers(model: Any, config: Any) -> tuple[LayerShape, ...]:
-    """What each layer stores, by a small forward pass. Raises: UnsupportedModel if a layer misuses the interface."""
-    probe, device = LayerProbe(), model.device
-    rows = torch.arange(PROBE_TOKENS, device=device)[None]
-    model(input_ids=torch.zeros_like(rows), position_ids=rows, use_cache=False, logits_to_keep=rows[0], plan=probe)
-    if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
-        raise UnsupportedModel(
-            f"{config.model_type} uses attention in {len(probe.shapes)} of its {config.num_hidden_layers} layers; "
-            "the state of the others cannot be rolled back"
-        )
-    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
-        if kind == "sliding_attention" and probe.windows[layer] is None:
-            raise UnsupportedModel(
-                f"layer {layer} of {config.model_type} does not tell its sliding window to its attention"
-            )
-    _check_windows(model, config, tells_window=any(window is not None for window in probe.windows.values()))
-    return tuple(probe.shapes[layer] for layer in range(config.num_hidden_layers))
-
-
-def _check_windows(model: Any, config: Any, *, tells_window: bool) -> None:
-    """Our attention uses the window that a layer passes, eager code the mask that the model makes: they must agree.
-
-    Models whose config names each layer's type have been checked already.
-    Raises: UnsupportedModel where one of them has a window that the other has not.
-    """
-    window = getattr(config, "sliding_window", None)
-    makes_mask = hasattr(sys.modules[type(model).__module__], WINDOW_MASK)
-    is_reached = window is not None and window < (getattr(config, "max_position_embeddings", None) or math.inf)
-    if is_reached and not getattr(config, "layer_types", None) and tells_window != makes_mask:
-        has, has_not = ("attention", "mask") if tells_window else ("mask", "attention")
-        raise UnsupportedModel(
-            f"{config.model_type} has a sliding window of {window} in its {has}, but not in its {has_not}: "
-            "it cannot be computed exactly"
-        )
 
 
 def _describe(model: Any, model_config: Any, config: EngineConfig, max_context: int, num_parameters: int) -> ModelInfo:
