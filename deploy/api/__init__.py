@@ -4,7 +4,7 @@ from deploy.api.authentication import Authenticator, Caller, KeyLimits, new_key,
 from deploy.api.checks import check_length, require, token_ids
 from deploy.api.failures import shortened, told
 from deploy.api.given import GIVEN_SAMPLING, MODEL_SAMPLING, Given
-from deploy.api.hosted import Completions, Hosted, Models, Served
+from deploy.api.hosted import Hosted, Models, Served
 from deploy.api.offload import LONG_BYTES, Offload
 from deploy.api.proxy_admission import RETRY_S, Places, ProxyAdmission
 from deploy.api.proxy_places import admission_behind
@@ -19,7 +19,6 @@ __all__ = [
     "RETRY_S",
     "Authenticator",
     "Caller",
-    "Completions",
     "Given",
     "Hosted",
     "KeyLimits",

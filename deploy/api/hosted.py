@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from core.config import ServiceConfig
 from core.errors import UnknownModel
-from core.records import Chunk, GenerationRequest, ModelInfo, Sampling
+from core.records import ModelInfo, Sampling
 from deploy import calls
 from deploy.api.proxy_admission import Places
 from deploy.metrics import Meters, RequestMeter
-from orchestrator.policy import ControlReport
+from orchestrator.service import Service
 from orchestrator.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,26 +26,6 @@ DECIDED_BY_QUEUE = 32
 callers, and decides who is refused. `deploy.app` has spare requests for them."""
 OTHER_FIELDS_BYTES = 256 * 1024
 """More bytes than stop strings, biases, roles of a chat and the rest take under any sensible limits."""
-
-
-class Completions(Protocol):
-    """Produces completions: orchestrator.service.Service, or a fake."""
-
-    def admit(
-        self, requests: Sequence[GenerationRequest]
-    ) -> AbstractAsyncContextManager[Sequence[AsyncGenerator[Chunk, None]]]: ...
-
-    def report(self) -> ControlReport: ...
-
-    @property
-    def expected_wait_s(self) -> float: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    def wind_down(self) -> int: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +65,7 @@ class Watch:
 class Hosted:
     """One model that requests can ask for."""
 
-    completions: Completions
+    completions: Service
     served: Served
     meters: Meters
     tracing: Tracing | None = None
