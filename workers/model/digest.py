@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 WHOLE, SAMPLED = "sha256", "sha256-sampled"
 SAMPLE_BYTES = 4096
@@ -21,14 +21,6 @@ SAMPLE_BYTES = 4096
 READ_BYTES = 2**20
 HEADER_LENGTH_BYTES = 8
 METADATA = "__metadata__"
-
-
-class Hash(Protocol):
-    """One of hashlib's."""
-
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,8 @@ def digest(config: Path, files: Sequence[Path], whole_bytes: int) -> str:
         found.update(f"\n{name} {tensor.description} {tensor.end - tensor.begin}\n".encode())
         with tensor.file.open("rb") as opened:
             for begin, end in [(tensor.begin, tensor.end)] if is_whole else _blocks(tensor):
-                _take(found, opened, begin, end)
+                for data in _read(opened, begin, end):
+                    found.update(data)
     return f"{WHOLE if is_whole else SAMPLED}:{found.hexdigest()}"
 
 
@@ -73,11 +66,11 @@ def _blocks(tensor: TensorBytes) -> list[tuple[int, int]]:
     return [(begin, begin + SAMPLE_BYTES) for begin in (tensor.begin, middle, tensor.end - SAMPLE_BYTES)]
 
 
-def _take(found: Hash, opened: BinaryIO, begin: int, end: int) -> None:
+def _read(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
     opened.seek(begin)
     while begin < end:
         data = opened.read(min(READ_BYTES, end - begin))
         if not data:
             raise ValueError(f"{opened.name} is shorter than its header says")
-        found.update(data)
+        yield data
         begin += len(data)
