@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,7 +73,8 @@ class Step:
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, positions and wanted rows, as the model takes them.  # [T], [T], [W]"""
-        ids, positions, wanted = (upload(rows, device, torch.long) for rows in (self.ids, self.positions, self.wanted))
+        on_host = (torch.from_numpy(np.array(rows, np.int64)) for rows in (self.ids, self.positions, self.wanted))
+        ids, positions, wanted = (upload(rows, device) for rows in on_host)
         return ids, positions, wanted
 
 
