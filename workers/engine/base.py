@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -22,14 +22,14 @@ from core.speculation import TokenTree
 from workers.engine import scheduler
 from workers.engine.jobs import Job, Request
 from workers.engine.pacer import Pacer
-from workers.engine.prefill_pace import PrefillPace
 from workers.engine.prefix_cache import Prefixes
-from workers.engine.scheduler import Share
+from workers.engine.room import Room
+from workers.engine.scheduler import PrefillPace, Share
 from workers.engine.sequences import HeldSequence, SequenceStore
 from workers.grammar import GrammarCompiler, Grammars
 from workers.model import digest_of
 from workers.runtime import Findings, ModelRuntime
-from workers.step import OutOfBlocks, StepRows
+from workers.step import StepRows
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Engine(ABC, Generic[Request, Reply]):
         self._runtime = runtime
         self._config = config
         self._store = SequenceStore(runtime.cache)
+        self._room = Room(self._store, runtime.cache, self._lose_idle)
         self._prefixes = Prefixes(self._store, config.block_tokens) if config.share_prefixes else None
         self._pace = PrefillPace(config.prefill_stretch, config.prefill_chunk_tokens)
         self._pacer = Pacer.named(config.paced_as) if config.paced_as is not None else None
@@ -66,7 +67,6 @@ class Engine(ABC, Generic[Request, Reply]):
         self._answers: list[Answer[Reply]] = []
         self._num_steps = 0
         self._num_rows = 0
-        self._num_preemptions = 0
         self._step_time_s = 0.0
         self._forward_time_s = 0.0
 
@@ -110,7 +110,7 @@ class Engine(ABC, Generic[Request, Reply]):
             num_rows=self._num_rows,
             num_eager_steps=self._runtime.num_eager_steps,
             num_overruns=self._pacer.num_overruns if self._pacer else 0,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._room.num_preemptions,
             num_adopted_tokens=self._prefixes.num_adopted_tokens if self._prefixes else 0,
             step_time_s=self._step_time_s,
             forward_time_s=self._forward_time_s,
@@ -189,7 +189,8 @@ class Engine(ABC, Generic[Request, Reply]):
             started_s = monotonic()
             jobs = self._ready_jobs()
             shares = scheduler.plan(jobs, self._config.max_step_tokens, self._pace.chunk_rows)
-            self._run(self._make_room([(jobs[share.index], share) for share in shares]), started_s)
+            work = self._room.make([(jobs[share.index], share) for share in shares], self._jobs)
+            self._run(work, started_s)
             self._step_time_s += monotonic() - started_s
         answers, self._answers = self._answers, []
         return answers
@@ -220,74 +221,15 @@ class Engine(ABC, Generic[Request, Reply]):
         if self._finish([job for job, share in work if share.is_last], logits):
             self._pace.see(num_rows, monotonic() - forward_s)
 
-    # Room
-
-    def _make_room(self, shares: Sequence[tuple[Job[Request], Share]]) -> list[tuple[Job[Request], Share]]:
-        """The shares that have room for their KV, in order; newer sessions are preempted to make room."""
-        if self._reserve_all(shares):
-            return list(shares)
-        work: list[tuple[Job[Request], Share]] = []
-        admitted: set[str] = set()
-        for job, share in shares:
-            is_as_planned = share.num_tokens <= len(job.pending) and share.is_last == (
-                share.num_tokens == len(job.pending)
-            )
-            if not is_as_planned:  # it was just preempted for an earlier share
-                continue
-            admitted.add(job.held.session)
-            if self._reserve(job, share, admitted):
-                work.append((job, share))
-        return work
-
-    def _reserve_all(self, shares: Sequence[tuple[Job[Request], Share]]) -> bool:
-        """Reserve blocks for all shares at once, if there are enough."""
-        try:
-            self._runtime.cache.reserve_all((job.held.kv, _num_kv_rows(job, share)) for job, share in shares)
-        except OutOfBlocks:
-            return False
-        return True
-
-    def _reserve(self, job: Job[Request], share: Share, admitted: set[str]) -> bool:
-        while True:
-            try:
-                self._runtime.cache.reserve(job.held.kv, _num_kv_rows(job, share))
-            except OutOfBlocks:
-                if not self._preempt(admitted):
-                    return False
-            else:
-                return True
-
-    def _preempt(self, protected: set[str]) -> bool:
-        """Drop KV of the newest session outside `protected`, idle ones first; returns whether there was one.
-
-        Idle sessions first give up the KV of their guesses. A dropped idle session gets `Missing` as the answer to its
-        next message; a session in progress begins again.
-        """
-        waiting = {job.held.session: job for job in self._jobs}
-        candidates = [held for held in self._store if held.session not in protected and held.kv.num_tokens]
-        idle = [held for held in candidates if held.session not in waiting]
-        guessed = [held for held in idle if len(held.tree)]
-        if guessed:
-            self._store.forget_guesses(guessed[-1])
-        elif candidates:
-            self._preempt_whole(idle[-1] if idle else candidates[-1], waiting)
-        return bool(candidates)
-
-    def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[Request]]) -> None:
-        if victim.session in waiting:
-            waiting[victim.session].begin_again()
-            self._store.truncate(victim, 0)
-        else:
-            self._store.drop(victim.session)
-        self._num_preemptions += 1
-        logger.info("KV is full: session %s was preempted", victim.session)
-
     def _publish(self, held: HeldSequence) -> None:
         """Publish the computed prefix of this sequence, now that the logits after it are sound."""
         if self._prefixes is not None:
             self._store.publish(held)
 
     # Where target and draft differ
+
+    def _lose_idle(self, session: str) -> None:
+        """Note that the KV of a session without a job was dropped to make room."""
 
     def _take_scores(
         self, work: Sequence[tuple[Job[Request], Share]], batch: Sequence[StepRows], logits: torch.Tensor
@@ -311,8 +253,3 @@ class Engine(ABC, Generic[Request, Reply]):
         The jobs are of the kind that `_begin` makes. The rows of `logits` are those of the jobs that want them, in
         order: of the last token if one was pending, then of the guesses.
         """
-
-
-def _num_kv_rows(job: Job[Any], share: Share) -> int:
-    """Number of rows of KV that its sequence has after this share."""
-    return job.held.kv.num_tokens + share.num_tokens + (job.num_tree_rows if share.is_last else 0)

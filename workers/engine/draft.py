@@ -7,7 +7,7 @@ target's noise, because these give the best guesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -19,7 +19,6 @@ from core.records import DraftReply, DraftRequest, EngineStats, Missing, Refused
 from core.speculation import EMPTY_BLOCK, TokenTree, TreeSpec, feed_likeliest, take_all
 from workers.engine.base import Answer, Engine
 from workers.engine.draft_growth import TreeJob
-from workers.engine.jobs import Job
 from workers.engine.sequences import HeldSequence
 from workers.parallel import Rank, load_runtime, log_loss
 from workers.proposer import Cascade, ModelProposer, Proposer
@@ -92,9 +91,8 @@ class DraftEngine(Engine[DraftRequest, DraftReply]):
         if (job := self._growing_jobs.pop(session, None)) is not None:
             self._answers.append((job.ticket, Refused(job.request.stamp, reason)))
 
-    def _preempt_whole(self, victim: HeldSequence, waiting: Mapping[str, Job[DraftRequest]]) -> None:
-        super()._preempt_whole(victim, waiting)
-        if victim.session not in waiting and (job := self._growing_jobs.pop(victim.session, None)) is not None:
+    def _lose_idle(self, session: str) -> None:
+        if (job := self._growing_jobs.pop(session, None)) is not None:
             self._answers.append((job.ticket, Missing(job.request.stamp, 0)))
 
     def _growing(self) -> list[TreeJob]:

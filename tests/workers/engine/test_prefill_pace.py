@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.config import MIN_CHUNK_TOKENS
-from workers.engine.prefill_pace import PrefillPace
+from workers.engine.scheduler import PrefillPace
 
 
 def seen(law, stretch=2.0, max_rows=256):

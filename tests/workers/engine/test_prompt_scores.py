@@ -130,7 +130,7 @@ def test_a_prefill_that_is_preempted_is_scored_from_its_first_token(checkpoint, 
     for _ in range(2):
         assert engine.step() == []
     (job,) = engine._jobs
-    engine._preempt_whole(job.held, {"scored": job})
+    engine._room.preempt(job.held, {"scored": job})
     ((_, verdict),) = steps(engine)
     check(verdict, expected)
     engine.check_integrity()
