@@ -1,6 +1,6 @@
 """The metrics: name, meaning and labels of each, and its way to Prometheus.
 
-Names and meanings are vLLM's where it has the same. Ray exports each as `ray_outrider_NAME` on every node (port:
+A metric that vLLM has, too, has vLLM's name and meaning. Ray exports each as `ray_outrider_NAME` on every node (port:
 `--metrics-export-port`), and adds its origin: application, deployment, replica. `deploy.metrics.meters` records the
 values; docs/metrics.md describes them.
 """
@@ -21,14 +21,14 @@ MODEL_LABEL = "model_name"
 
 
 class MetricKind(StrEnum):
-    """The effect of recording a value."""
+    """The kinds of metrics, by the effect of recording a value."""
 
     COUNTER = "counter"
-    """Adds it."""
+    """Adds the value."""
     GAUGE = "gauge"
-    """Puts it in place of the last one."""
+    """Replaces the last value."""
     HISTOGRAM = "histogram"
-    """Counts it in its bucket."""
+    """Counts the value in its bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Metric:
     kind: MetricKind = MetricKind.COUNTER
     label: str | None = None
     label_values: tuple[str, ...] = ()
-    """Values of the label that are known before anything has been counted."""
+    """Values of the label that are exported as 0 from the start."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, in the unit of its name."""
 
 
 class Recorder(Protocol):
-    """Takes values; `label` is the value of the metric's own label, if it has one."""
+    """Records values; `label` is the value of the metric's own label, if it has one."""
 
     def __call__(self, metric: Metric, value: float, label: str | None = None) -> None: ...
 
@@ -65,130 +65,138 @@ TOKEN_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.
 
 # Requests
 REQUESTS_RUNNING = Metric(
-    "num_requests_running", "Requests in progress, those in the queue included.", MetricKind.GAUGE
+    "num_requests_running", "Requests in progress, including those in the queue.", MetricKind.GAUGE
 )
-REQUESTS_WAITING = Metric("num_requests_waiting", "Requests that wait in the queue for a place.", MetricKind.GAUGE)
+REQUESTS_WAITING = Metric("num_requests_waiting", "Requests that wait in the queue for admission.", MetricKind.GAUGE)
 QUEUE_TIME = Metric(
-    "request_queue_time_seconds", "From a request's arrival to its place, 0 where one was free.", MetricKind.HISTOGRAM,
-    buckets=FIRST_TOKEN_BUCKETS_S,
+    "request_queue_time_seconds", "Time from a request's arrival to its admission; 0 if it did not have to wait.",
+    MetricKind.HISTOGRAM, buckets=FIRST_TOKEN_BUCKETS_S,
 )  # fmt: skip
 REQUEST_SUCCESS = Metric(
-    "request_success_total", "Requests that came to their end.", label="finished_reason",
+    "request_success_total", "Requests that were completed.", label="finished_reason",
     label_values=tuple(FinishReason),
 )  # fmt: skip
 REQUEST_FAILURE = Metric(
-    "request_failure_total", "Requests that did not, by their gRPC code.", label="code", label_values=CODES
+    "request_failure_total", "Requests that failed or were cancelled, by gRPC code.", label="code", label_values=CODES
 )
-PROMPT_TOKENS = Metric("prompt_tokens_total", "Tokens of prompts.")
-PROMPT_TOKENS_CACHED = Metric("prompt_tokens_cached_total", "Of these, those that the target had in its cache.")
+PROMPT_TOKENS = Metric("prompt_tokens_total", "Prompt tokens of requests.")
+PROMPT_TOKENS_CACHED = Metric("prompt_tokens_cached_total", "Prompt tokens whose KV was in the target's cache.")
 GENERATION_TOKENS = Metric("generation_tokens_total", "Tokens sent to clients.")
 TIME_TO_FIRST_TOKEN = Metric(
-    "time_to_first_token_seconds", "From a request's arrival to its first token.", MetricKind.HISTOGRAM,
+    "time_to_first_token_seconds", "Time from a request's arrival to its first token.", MetricKind.HISTOGRAM,
     buckets=FIRST_TOKEN_BUCKETS_S,
 )  # fmt: skip
 INTER_TOKEN_LATENCY = Metric(
-    "inter_token_latency_seconds", "Between two chunks of a stream, which may bring several tokens at once.",
+    "inter_token_latency_seconds", "Time between two chunks of a stream; a chunk may hold several tokens.",
     MetricKind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN = Metric(
-    "request_time_per_output_token_seconds", "The same per token: the mean of a request that came to its end.",
+    "request_time_per_output_token_seconds", "Mean time between two tokens of a completed request.",
     MetricKind.HISTOGRAM, buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 REQUEST_LATENCY = Metric(
-    "e2e_request_latency_seconds", "From arrival to the last chunk, of requests that came to their end.",
+    "e2e_request_latency_seconds", "Time from arrival to the last chunk of a completed request.",
     MetricKind.HISTOGRAM, buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 
 # Speculation, added when a request comes to its end
-NUM_DRAFTS = Metric("spec_decode_num_drafts_total", "Rounds that had guesses to verify.")
+NUM_DRAFTS = Metric("spec_decode_num_drafts_total", "Rounds in which guesses were verified.")
 NUM_DRAFT_TOKENS = Metric("spec_decode_num_draft_tokens_total", "Guesses that were verified.")
 NUM_ACCEPTED_TOKENS = Metric("spec_decode_num_accepted_tokens_total", "Guesses that were accepted.")
 RELAXED_TOKENS = Metric(
-    "relaxed_tokens_total", "Of the accepted guesses, those that only a relaxed rule lets stand.",
+    "relaxed_tokens_total", "Accepted guesses that only a relaxed rule accepts.",
 )  # fmt: skip
 ACCEPTED_PER_POSITION = Metric(
-    "spec_decode_num_accepted_tokens_per_pos_total", "Rounds that accepted a guess at this position, counted from 0.",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    "Rounds in which the guess at this position was accepted; positions count from 0.",
     label="position",
 )  # fmt: skip
-TARGET_PASSES = Metric("target_passes_total", "Target passes that committed tokens, each for one stream.")
-CONTINUED_PASSES = Metric("continued_passes_total", "Of the target passes, those that it went on with by itself.")
-LOOKUP_TOKENS = Metric("lookup_tokens_total", "Of the guesses, those that needed no draft model.")
+TARGET_PASSES = Metric("target_passes_total", "Target passes that committed tokens, counted once for each stream.")
+CONTINUED_PASSES = Metric(
+    "continued_passes_total", "Target passes of blocks with which the target continued by itself."
+)
+LOOKUP_TOKENS = Metric("lookup_tokens_total", "Verified guesses that needed no draft model.")
 SOURCE_TOKENS = Metric(
-    "source_tokens_total", "Guesses that were verified, by who had guessed them.", label="source", label_values=SOURCES
+    "source_tokens_total", "Verified guesses, by their source.", label="source", label_values=SOURCES
 )
 SOURCE_ACCEPTED_TOKENS = Metric(
-    "source_accepted_tokens_total", "Of these, those that were accepted.", label="source", label_values=SOURCES
+    "source_accepted_tokens_total", "Accepted guesses, by their source.", label="source", label_values=SOURCES
 )
 SOURCE_FAILURES = Metric(
-    "source_failures_total", "Times that a guesser raised or answered nonsense, and its request went on without it.",
+    "source_failures_total",
+    "Failures of a guesser: it raised an error or gave an invalid guess, and its request continued without it.",
     label="source", label_values=SOURCES,
 )  # fmt: skip
-DRAFT_HITS = Metric("draft_hits_total", "Verdicts whose next block was there when they came.")
+DRAFT_HITS = Metric("draft_hits_total", "Verdicts for which the next block was ready.")
 DRAFT_MISSES = Metric(
-    "draft_misses_total", "Verdicts below which nothing had grown, though the draft had told of something."
+    "draft_misses_total", "Verdicts for which no next block was ready, although the draft had sent guesses."
 )
-DRAFT_SECONDS = Metric("draft_seconds_total", "Time from asking the draft to having its answer.")
+DRAFT_SECONDS = Metric("draft_seconds_total", "Time in which drafts worked for streams.")
 DRAFT_HIDDEN_SECONDS = Metric(
-    "draft_hidden_seconds_total", "The part of it during which the target was verifying for the same stream."
+    "draft_hidden_seconds_total", "Part of `draft_seconds_total` in which the target verified for the same stream."
 )
-DRAFT_FAILURES = Metric("draft_failures_total", "Rounds that went on without an expected answer of the draft.")
+DRAFT_FAILURES = Metric(
+    "draft_failures_total", "Rounds that continued without the draft's answer, because it was late, lost or invalid."
+)
 TARGET_FAILURES = Metric("target_failures_total", "Times a stream was moved to another target engine.")
 
 # Control: the present decision, and its estimates
-GAMMA = Metric("gamma", "Draft length: depth of the blocks that are being drafted.", MetricKind.GAUGE)
-BLOCK_TOKENS = Metric("block_tokens", "Nodes of a block, over all branches of its tree.", MetricKind.GAUGE)
+GAMMA = Metric("gamma", "Draft length: depth of the blocks that are drafted now.", MetricKind.GAUGE)
+BLOCK_TOKENS = Metric("block_tokens", "Number of nodes of a block, in all branches of its tree.", MetricKind.GAUGE)
 DRAFT_RESTING = Metric("draft_resting", "1 while nothing is drafted.", MetricKind.GAUGE)
 DRAFT_READY = Metric(
     "draft_ready",
-    "1 once the model's draft has come and fits, 0 before; none for a model without one.",
+    "1 if the model's draft is ready and fits the target, 0 before that; not exported for a model without a draft.",
     MetricKind.GAUGE,
 )
-REQUESTS_DRAFTED = Metric(
-    "num_requests_drafted", "Requests in progress that have a place at a draft.", MetricKind.GAUGE
-)
+REQUESTS_DRAFTED = Metric("num_requests_drafted", "Requests in progress with a lease on a draft.", MetricKind.GAUGE)
 CONTROL_CHANGES = Metric(
-    "control_changes_total", "Changes of these, by the reason without its figures.", label="reason"
+    "control_changes_total", "Changes of draft length or block size, by reason (figures left out).", label="reason"
 )
 ESTIMATED_ACCEPTANCE = Metric(
-    "estimated_acceptance", "Chance of a guess at this position, given that those before it were accepted.",
+    "estimated_acceptance", "Probability that the guess at this position is accepted, if all guesses before it were.",
     MetricKind.GAUGE, label="position",
 )  # fmt: skip
 ESTIMATED_HIT_RATE = Metric(
-    "estimated_hit_rate", "Chance that the next block is there when a verdict comes.", MetricKind.GAUGE
+    "estimated_hit_rate", "Probability that the next block is ready when a verdict comes.", MetricKind.GAUGE
 )
 ESTIMATED_VERIFY = Metric(
-    "estimated_verify_seconds", "Time of a target pass, by its rows.", MetricKind.GAUGE, label="rows"
+    "estimated_verify_seconds", "Duration of a target pass, by its number of rows.", MetricKind.GAUGE, label="rows"
 )
 ESTIMATED_DRAFT = Metric(
-    "estimated_draft_seconds", "Time of a draft pass, by its rows.", MetricKind.GAUGE, label="rows"
+    "estimated_draft_seconds", "Duration of a draft pass, by its number of rows.", MetricKind.GAUGE, label="rows"
 )
 ESTIMATED_BRANCH = Metric(
-    "estimated_branch_seconds", "What each branch of a block adds to a target pass, beside its rows.", MetricKind.GAUGE
+    "estimated_branch_seconds",
+    "Time that each branch of a block adds to a target pass, besides its rows.",
+    MetricKind.GAUGE,
 )
-ESTIMATED_WIRE = Metric("estimated_wire_seconds", "A round trip to an engine beyond its work.", MetricKind.GAUGE)
+ESTIMATED_WIRE = Metric(
+    "estimated_wire_seconds", "Duration of a round trip to an engine, without the engine's work.", MetricKind.GAUGE
+)
 
 # Links from this orchestrator to engines
 LINKS_UNOPENED = Metric(
-    "links_unopened_total", "Attempts to open a link to an engine that failed; it is called through Ray instead."
+    "links_unopened_total", "Failed attempts to open a link to an engine, which is then called through Ray."
 )
-LINKS_LOST = Metric("links_lost_total", "Links that closed, and their sessions with them had to move.")
+LINKS_LOST = Metric("links_lost_total", "Links that closed, so that their sessions had to move to another engine.")
 
 # Engines, by the replicas that own them
 KV_USAGE = Metric(
     "kv_cache_usage_perc", "Share of an engine's KV blocks that sessions hold; 1 is all.", MetricKind.GAUGE
 )
-ENGINE_SESSIONS = Metric("engine_sessions", "Sessions that an engine holds something for.", MetricKind.GAUGE)
+ENGINE_SESSIONS = Metric("engine_sessions", "Sessions for which an engine holds KV or tokens.", MetricKind.GAUGE)
 PREEMPTIONS = Metric("num_preemptions_total", "Sessions whose KV was dropped to make room.")
-PREFIX_HITS = Metric("prefix_cache_hits_total", "Tokens of prompts whose KV was there from others.")
+PREFIX_HITS = Metric("prefix_cache_hits_total", "Prompt tokens whose KV another sequence had left in the cache.")
 ENGINE_STEPS = Metric("engine_steps_total", "Forward passes.")
-EAGER_STEPS = Metric("engine_eager_steps_total", "Of these, those that were to be compiled and are not.")
-ENGINE_ROWS = Metric("engine_rows_total", "Rows of them, over all sessions.")
+EAGER_STEPS = Metric("engine_eager_steps_total", "Forward passes that ran eagerly although `compile` is set.")
+ENGINE_ROWS = Metric("engine_rows_total", "Rows of forward passes, of all sessions together.")
 ENGINE_BUSY = Metric("engine_busy_seconds_total", "Time spent in steps: forward passes and what follows them.")
 ENGINE_DEATHS = Metric("engine_deaths_total", "Engines that died or failed, and were replaced.")
 SESSIONS_MOVED = Metric("sessions_moved_total", "Sessions that had to leave an engine because it died or failed.")
 
 CATALOGUE = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All of them."""
+"""All metrics."""
 ORCHESTRATOR_CATALOGUE = CATALOGUE[: CATALOGUE.index(KV_USAGE)]
 """Metrics of orchestrators: requests and control."""
 ENGINE_CATALOGUE = CATALOGUE[CATALOGUE.index(KV_USAGE) :]
@@ -198,7 +206,7 @@ ENGINE_CATALOGUE = CATALOGUE[CATALOGUE.index(KV_USAGE) :]
 def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple[Metric, str | None]]:
     """The counters that are exported at 0 from the start, with each known value of their label.
 
-    `num_positions`: most guesses in a row of a round.
+    `num_positions`: the largest number of guesses in a row that a round may have.
     """
     for metric in catalogue:
         if metric.kind is not MetricKind.COUNTER:
@@ -213,8 +221,8 @@ def zeros(catalogue: Sequence[Metric], num_positions: int = 0) -> Iterator[tuple
 class ServeRecorder:
     """Records through Ray Serve, in the process of a replica; about 8 µs a value.
 
-    Counters are exported at 0 from the start: Prometheus does not count the first value of a new one as an increase,
-    and a sum over a missing one is empty. Gauges are dropped when they have not been set for 20 s.
+    Counters are exported as 0 from the start: Prometheus does not count the first value of a new counter as an
+    increase, and a sum over a missing counter is empty. Ray drops gauges that have not been set for 20 s.
     """
 
     def __init__(self, model_name: str, catalogue: Sequence[Metric], num_positions: int = 0) -> None:

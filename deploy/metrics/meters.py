@@ -37,7 +37,7 @@ class Meters:
 
     @contextmanager
     def request(self) -> Iterator[RequestMeter]:
-        """Around one request, from its arrival to its end, however it ends."""
+        """Measures one request: enter on its arrival, leave at its end, whatever ends it."""
         self._count_running(+1)
         meter = RequestMeter(self._record, self._now)
         try:
@@ -50,7 +50,7 @@ class Meters:
             self._count_running(-1)
 
     def saw_control(self, report: ControlReport) -> None:
-        """Set the gauges of the present decision and its estimates, also unchanged ones: Ray forgets them."""
+        """Set the gauges of the present decision and its estimates. Unchanged ones, too: Ray drops old gauges."""
         record = self._record
         record(m.REQUESTS_RUNNING, self._num_running)
         record(m.GAMMA, report.draft_tokens)
@@ -90,7 +90,7 @@ class Meters:
 
 
 class RequestMeter:
-    """The measurements of one request, which has just arrived."""
+    """The measurements of one request; make it when the request arrives."""
 
     def __init__(self, record: m.Recorder, now: Callable[[], float]) -> None:
         self._record = record
@@ -104,7 +104,7 @@ class RequestMeter:
         self.has_finished = False
 
     def saw(self, chunk: Chunk) -> Chunk:
-        """Measure a piece on its way to the client."""
+        """Measure a chunk on its way to the client, and return it."""
         if chunk.token_ids:
             self._saw_tokens(chunk, self._now())
         if chunk.finish_reason is not None:
@@ -166,7 +166,7 @@ def code_of(error: BaseException) -> str:
 
 
 def without_figures(reason: str) -> str:
-    """The reason as a label: there are few kinds of them, and many figures."""
+    """The reason without its figures, so that the label has few values."""
     return re.sub(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", reason)
 
 
@@ -178,7 +178,7 @@ class EngineMeter:
         self._totals: dict[m.Metric, float] = {}
 
     def saw_death(self) -> None:
-        """The engine has died; another one counts from the beginning."""
+        """Count the death of the engine; the next engine counts from 0."""
         self._record(m.ENGINE_DEATHS, 1)
         self._totals.clear()
 
@@ -187,7 +187,7 @@ class EngineMeter:
         self._record(m.SESSIONS_MOVED, num_sessions)
 
     def saw(self, stats: EngineStats) -> None:
-        """Counters add the difference to the engine's last report."""
+        """Record a report: counters get the increase since the engine's last report."""
         self._record(m.KV_USAGE, 1.0 - stats.num_free_blocks / max(1, stats.num_blocks))
         self._record(m.ENGINE_SESSIONS, stats.num_sessions)
         totals = {
